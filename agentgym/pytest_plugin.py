@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agentgym.env_checks.check import forgotten
-from agentgym.env_checks.leaks import LeakWatch
-from agentgym.env_checks.plays import is_of_check
 from agentgym.rollouts.rollout import observers
-from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.transcript import printable
-from agentgym.types import Rollout
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.testing.env_checks.check import forgotten
+from agentgym.testing.env_checks.leaks import LeakWatch
+from agentgym.testing.env_checks.plays import is_of_check
+from agentgym.types.rollout import Rollout
+from agentgym.types.transcript import printable
 
 SHOWN_ROLLOUTS = 3
 """The most rollouts of its own that a failed test shows: the last ones."""

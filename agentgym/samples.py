@@ -1,7 +1,7 @@
 """The seam between rollouts and training: rollouts cut into samples, with the advantage of each token. Numpy only.
 
-A rollout counts once in its group's baseline (`agentgym.advantages`), however many segments or samples it became. A
-role with a reward of its own has a baseline of its own, in which each rollout counts once, too.
+A rollout counts once in its group's baseline (`agentgym.advantages.group`), however many segments or samples it became.
+A role with a reward of its own has a baseline of its own, in which each rollout counts once, too.
 Its samples are found by its id: their order means nothing.
 """
 
@@ -13,12 +13,14 @@ from typing import get_args, overload
 
 import numpy as np
 
-from agentgym.advantages import Estimator
-from agentgym.credit.gae import GAE, at_starts, gae_of, turn_order
-from agentgym.credit.levels import LEVELS, AdvantageLevel, placed_tokens
+from agentgym.advantages.gae import GAE, at_starts, gae_of, turn_order
+from agentgym.advantages.group import Estimator
+from agentgym.advantages.levels import LEVELS, AdvantageLevel, placed_tokens
+from agentgym.config_fields import require_instance
 from agentgym.engines.messages import NO_POLICY
-from agentgym.field_checks import require_instance
-from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment, Turn
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.sample import Sample, SampleKey
 
 __all__ = ["AdvantageLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples", "value_samples"]
 
@@ -98,13 +100,13 @@ def build_samples(
     With `advantage_level` "outcome" every sampled token has the advantage of its rollout. With "turn" each turn has
     an advantage of its own, from the rewards that the environment's steps gave from that turn on (`turn_advantages`).
     With "branches" the turns between two states with branches have one, estimated from what the branches came to, and
-    the branches are samples, too (`agentgym.credit.estimates`); on the other levels they are none.
+    the branches are samples, too (`agentgym.advantages.estimates`); on the other levels they are none.
     A segment of a role has the advantage of that role's reward among those of the same role in the group instead.
     Segments that are not trained (`Segment.trained`) make no samples, and their tokens are counted.
 
-    Failed rollouts and groups without a signal (see `agentgym.advantages`) are left out and counted. Two groups with
-    one id share a baseline. Raises ValueError for a rollout id that appears twice, and with "branches" where none of
-    the rollouts was played with `branching`.
+    Failed rollouts and groups without a signal (see `agentgym.advantages.group`) are left out and counted. Two groups
+    with one id share a baseline. Raises ValueError for a rollout id that appears twice, and with "branches" where none
+    of the rollouts was played with `branching`.
     """
     if advantage_level not in get_args(AdvantageLevel):
         raise ValueError(f"advantage_level: {advantage_level!r} is none of {', '.join(get_args(AdvantageLevel))}")

@@ -20,10 +20,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.branching.settings import Branching, PlannedBranching
-from agentgym.credit.estimates import State, estimate, share
-from agentgym.credit.learned_turns import NOTHING
-from agentgym.credit.turn_noise import DECAY, Part, added, measured, planned
+from agentgym.advantages.estimates import State, estimate, share
+from agentgym.advantages.learned_turns import NOTHING
+from agentgym.advantages.turn_noise import DECAY, Part, added, measured, planned
+from agentgym.types.branching import Branching, PlannedBranching
 from benchmarks.harness import report, report_parser
 
 TURNS, ACTIONS, KEY = 20, 4, 10
@@ -48,7 +48,7 @@ class Credit:
     branches: int = 0
     train: bool = True
     budget: int = 0
-    """With a budget of turns, the state is the one that earlier batches taught (`agentgym.credit.turn_noise`)."""
+    """With a budget of turns, the state is the one that earlier batches taught (`agentgym.advantages.turn_noise`)."""
 
     @property
     def branching(self) -> Branching:

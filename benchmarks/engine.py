@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
 from benchmarks.harness import ROOT, arguments, at_least, fresh, load_workloads, report
 
 MODEL = ROOT / "recipes" / "checkpoints" / "chase"

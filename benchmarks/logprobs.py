@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from agentgym.train.objective.logprobs import token_logprobs
+from agentgym.train.loss.logprobs import token_logprobs
 from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, report, report_parser
 
 TOKENS, VOCAB = 2048, 151_936

@@ -20,12 +20,13 @@ import numpy as np
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted
-from agentgym.messages import Message
 from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Completion, StepResult, Task, Version
+from agentgym.types.completion import Completion, Version
+from agentgym.types.messages import Message
+from agentgym.types.task import StepResult, Task
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
 from benchmarks.virtual import run_in_virtual_time
 

@@ -12,7 +12,7 @@ import sys
 from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.local.local import why_no_bubblewrap
 from benchmarks.harness import Goal, at_most, report, report_parser
 
 ROUNDS = 10

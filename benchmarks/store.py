@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.messages import Message
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import segment_row
 from agentgym.store.training_step import Trained
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from benchmarks.harness import arguments, at_most, load_workloads, report
 
 BATCH = 16

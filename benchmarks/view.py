@@ -24,11 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from agentgym.errors import Failure
-from agentgym.messages import Message
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from benchmarks.harness import at_most, report, report_parser
 from benchmarks.store import kept_rollouts, step_of
 

@@ -15,11 +15,11 @@ import tyro
 import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import Scripted
-from agentgym.run.sync.weights import load_policy
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.choose import Kind
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.seeds import seed_for
+from agentgym.weight_sync.sync import load_policy
 from envs.chase.demo import Sloppiness, demonstrate
 from envs.chase.env import Chase
 

@@ -22,10 +22,10 @@ import tyro
 from numpy.typing import NDArray
 
 import agentgym as ag
+from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
-from agentgym.extras import needs_extra
-from agentgym.field_checks import nearest
-from agentgym.run.folder_lock import hold_folder
+from agentgym.errors.extras import needs_extra
+from agentgym.files.folder_lock import hold_folder
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.resume import CHECKPOINTS
 from agentgym.samples import AdvantageLevel
@@ -176,8 +176,8 @@ def show(credit: Credit, env: str) -> dict[str, Any]:
     print(f"\n{env}, {budget:,.0f} tokens\n")
     print("\n".join(table(curves)))
     with needs_extra():
-        from agentgym.report.plots import Curve as Line
-        from agentgym.report.plots import draw_curves
+        from agentgym.view.report.plots import Curve as Line
+        from agentgym.view.report.plots import draw_curves
     ends = [round(end) for end in np.linspace(0, budget, BINS + 1)[1:]]
     lines = [
         Line(method, [dict(zip(ends, found.tolist(), strict=True)) for found in of_seed.values()])

@@ -7,8 +7,8 @@ from typing import Annotated
 import tyro
 
 from agentgym.errors import AgentGymError
-from agentgym.extras import needs_extra
-from agentgym.report.folders import kept_runs
+from agentgym.errors.extras import needs_extra
+from agentgym.view.report.folders import kept_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Curves:
 def main(curves: Curves) -> None:
     try:
         with needs_extra():
-            from agentgym.report.plots import Curve, draw_curves
+            from agentgym.view.report.plots import Curve, draw_curves
         seeds = [run.curve("reward") for run in kept_runs(curves.runs)]
     except AgentGymError as error:
         raise SystemExit(f"recipes.curves: {error}") from None

@@ -27,10 +27,10 @@ import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.engines.scripted import ReplyPolicy, Scripted
 from agentgym.samples import demonstrations
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.train.batching.batch import collate
 from agentgym.train.config import TrainConfig
-from agentgym.train.objective.objective import Objective
+from agentgym.train.loss.objective import Objective
 from agentgym.train.policy.model import PolicyModel
 from envs.bisect import demo as bisect_demo
 from envs.bisect.env import Bisect

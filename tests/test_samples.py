@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from agentgym.errors import Failure
 from agentgym.samples import SampleBatch, build_samples, teacher_samples
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 
 
 def segment(index: int, *parts: tuple[str, Sequence[int]], version: int = 0) -> Segment:

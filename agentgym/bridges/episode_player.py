@@ -5,16 +5,17 @@ import copy
 from contextlib import AsyncExitStack
 from typing import Any
 
-from agentgym.asking.named import NamedModels
-from agentgym.boxes import Boxes, Sandbox
 from agentgym.environments.env import Env, close
 from agentgym.environments.mixture import member_of
 from agentgym.environments.resources import open_resources, share_resources
 from agentgym.environments.rewards import total
 from agentgym.environments.task_boxes import lease_for, open_boxes, sandbox_of
-from agentgym.messages import Message
+from agentgym.judges.named_models import NamedModels
 from agentgym.rollouts.step_result import read_messages
-from agentgym.types import StepResult, StopReason, Task
+from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.types.messages import Message
+from agentgym.types.rollout import StopReason
+from agentgym.types.task import StepResult, Task
 
 
 class EpisodePlayer:

@@ -13,12 +13,12 @@ from agentgym.environments.parameters import Parameter
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, ToolError
-from agentgym.extras import needs_extra
-from agentgym.failures import describe
-from agentgym.messages import Message, joined
+from agentgym.errors.extras import needs_extra
+from agentgym.errors.tracebacks import describe
 from agentgym.tools.dynamic import DynamicTool
 from agentgym.tools.tool import Stop
-from agentgym.types import Task
+from agentgym.types.messages import Message, joined
+from agentgym.types.task import Task
 
 ACT = "act"
 """The tool that takes a step, where the env brings no tools of its own."""

@@ -22,7 +22,7 @@ from agentgym.chat.fitting import check_messages, first_rendered, fits, history_
 from agentgym.chat.template import Opening, Template
 from agentgym.chat.template_deltas import after_nth, ids_behind
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 
 class Chat:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from agentgym.messages import SEE_ELSEWHERE, Message, first_image
+from agentgym.types.messages import SEE_ELSEWHERE, Message, first_image
 
 T = TypeVar("T")
 Render = Callable[[Sequence[Message]], str]

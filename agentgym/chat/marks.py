@@ -16,8 +16,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from agentgym.messages import Message
-from agentgym.sound_json import whole_characters
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message
 
 BREAK = "\ufdd0"
 """The character that breaks a mark, one of Unicode's noncharacters; where a content holds it, it is doubled."""

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from agentgym.chat.fitting import check_messages
-from agentgym.messages import Message, is_image
+from agentgym.types.messages import Message, is_image
 
 CHARACTERS = 4.0
 """Characters of a token, where the engine has not counted them yet."""

@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.messages import Message, ToolCall
-from agentgym.sound_json import MAX_DEPTH, is_sound, whole_characters
+from agentgym.types.json_values import MAX_DEPTH, is_sound, whole_characters
+from agentgym.types.messages import Message, ToolCall
 
 
 def _scan(**hooks: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym.chat.parsing import raw_call
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 _CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _JSON = {"content": "json", "content_args": {"allow_non_json": True}}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from agentgym.chat.fitting import wants_calls
 from agentgym.chat.marks import Marks
 from agentgym.chat.template_deltas import TemplateDeltaCache, after_nth
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 _LOG = logging.getLogger(__name__)
 _ASK = Message(role="user", content="?")

@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 Slot = tuple[int, str]
 """A field of one of the new messages: its index and its key."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from agentgym.chat.chat import Chat
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.messages import Message, ToolCall
+from agentgym.types.messages import Message, ToolCall
 
 ARGUMENTS = {"text": 'a "b"\n é <c>', "count": 2}
 TOOLS: list[dict[str, Any]] = [

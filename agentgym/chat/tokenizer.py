@@ -11,10 +11,10 @@ from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
 from agentgym.chat.template import literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
-from agentgym.extras import needs_extra
-from agentgym.messages import Message
-from agentgym.models import find_model, loading
-from agentgym.sound_json import whole_characters
+from agentgym.errors.extras import needs_extra
+from agentgym.hub import find_model, loading
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message
 
 
 class ChatTokenizer(Protocol):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from agentgym.boxes import Sandbox
 from agentgym.cli.output import flush, say
 from agentgym.errors import EngineError, SandboxError, boundary
-from agentgym.extras import install_line
-from agentgym.foreign_files.opening import regular_file
-from agentgym.models import find_model, refuse_missing, why_no_hub
+from agentgym.errors.extras import install_line
+from agentgym.files.foreign.opening import regular_file
+from agentgym.hub import find_model, refuse_missing, why_no_hub
+from agentgym.sandboxes.protocol import Sandbox
 
 PACKAGES = {
     "torch": install_line("train"),
@@ -165,9 +165,9 @@ def _built_for() -> str:
 
 
 def _docker() -> Iterator[Finding]:
-    from agentgym.sandboxes.containers.client import NoDockerPackage, address, connect
-    from agentgym.sandboxes.containers.image import default_image, image_digest
-    from agentgym.sandboxes.docker import Docker
+    from agentgym.sandboxes.docker.client import NoDockerPackage, address, connect
+    from agentgym.sandboxes.docker.docker import Docker
+    from agentgym.sandboxes.docker.images.names import default_image, image_digest
 
     engine = Finding(name="docker engine", ok=False, detail="", get=START_DOCKER)
     try:
@@ -194,7 +194,7 @@ def _docker() -> Iterator[Finding]:
 
 
 def _bubblewrap() -> Finding:
-    from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
+    from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
 
     why_not = why_no_bubblewrap()
     get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
@@ -225,7 +225,7 @@ def _runsc() -> Finding:
     path = shutil.which("runsc")
     get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md of a checkout"
     if "runsc" in _runtimes():
-        from agentgym.sandboxes.containers.settings import GVISOR_LACKS
+        from agentgym.sandboxes.docker.settings import GVISOR_LACKS
 
         detail = f"a runtime of the Docker engine; episodes are reset in place; {GVISOR_LACKS}"
         return Finding(name="runsc", ok=True, detail=detail)
@@ -235,7 +235,7 @@ def _runsc() -> Finding:
 
 def _runtimes() -> set[str]:
     """Give the names that a box's `runtime` may have; none where no engine answers."""
-    from agentgym.sandboxes.containers.client import connect
+    from agentgym.sandboxes.docker.client import connect
 
     try:
         client = connect(timeout_s=5)

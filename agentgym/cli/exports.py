@@ -14,7 +14,7 @@ import tyro
 from agentgym.cli.output import flush, say
 from agentgym.cli.show import ALL, TRAIN, opened
 from agentgym.errors import AgentGymError
-from agentgym.folders.names import remove
+from agentgym.files.names import remove
 
 if TYPE_CHECKING:
     from agentgym.exports.atif_reader import Imported
@@ -51,7 +51,7 @@ def export_run(
         unscored: Also rollouts that have no reward.
     """
     from agentgym.exports.export import Chosen, export
-    from agentgym.run.settings import begun_model
+    from agentgym.store.run_settings import begun_model
 
     with opened(run) as store:
         phases = store.phases()
@@ -89,7 +89,7 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     """
     from agentgym.exports.atif_files import continuations, is_atif
     from agentgym.exports.atif_reader import read_atif
-    from agentgym.foreign_files.opening import real_path
+    from agentgym.files.foreign.opening import real_path
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
@@ -126,9 +126,9 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
     Return how many there are, and how many have no reward. The folder is there once all is written; ValueError for no
     rollout, and for two of one name.
     """
-    from agentgym.run.settings import SETTINGS, versions
+    from agentgym.store.run_settings import SETTINGS, versions
     from agentgym.store.writer import RolloutWriter
-    from agentgym.types import Group
+    from agentgym.types.rollout import Group
 
     part = out.with_name(f"{out.name}.part")
     remove(part)  # of an import that was killed, or a link that a stranger has put there
@@ -161,7 +161,7 @@ def _sign(folder: Path) -> None:
     """Write the signs of what was imported: they come from comparing the rollouts of a group, which files mix."""
     from agentgym.store.reader import RolloutStore
     from agentgym.store.writer import RolloutWriter
-    from agentgym.types import Group
+    from agentgym.types.rollout import Group
 
     with RolloutStore(folder) as store:
         names = {(row.phase, row.step, row.group_id): None for row in store.summaries()}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from agentgym.cli.output import say
 from agentgym.errors import SandboxError
-from agentgym.process_identity import dead_folders, remove_folder
+from agentgym.machine.process_identity import dead_folders, remove_folder
 
 if TYPE_CHECKING:
     import docker
 
-    from agentgym.sandboxes.containers.heartbeat import Traces
+    from agentgym.sandboxes.docker.heartbeat import Traces
 
 
 def gc(dry_run: bool = False, images: bool = False) -> int:
@@ -46,7 +46,7 @@ def gc(dry_run: bool = False, images: bool = False) -> int:
 
 def _former_images() -> Iterator[tuple[str, Callable[[], object]]]:
     """Name the images of other versions, and how to remove each; nothing where no engine runs."""
-    from agentgym.sandboxes.images.former import former_images, remove_former
+    from agentgym.sandboxes.docker.images.former import former_images, remove_former
 
     with _engine() as client:
         if client is not None:
@@ -55,7 +55,7 @@ def _former_images() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _count_former_images() -> None:
-    from agentgym.sandboxes.images.former import former_images
+    from agentgym.sandboxes.docker.images.former import former_images
 
     with _engine(told=True) as client:
         found = former_images(client) if client is not None else []
@@ -67,7 +67,7 @@ def _count_former_images() -> None:
 @contextmanager
 def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
     """Yield a client of the engine; None where none runs, which is said unless it was `told`."""
-    from agentgym.sandboxes.containers.client import connect
+    from agentgym.sandboxes.docker.client import connect
 
     try:
         client = connect(timeout_s=30)
@@ -84,7 +84,7 @@ def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
 
 def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
     """Name what ended clients left in the engine, and how to remove it; nothing where no engine runs."""
-    from agentgym.sandboxes.containers.heartbeat import remove_container, remove_volume
+    from agentgym.sandboxes.docker.heartbeat import remove_container, remove_volume
 
     with _engine() as client:
         if client is None:
@@ -99,7 +99,7 @@ def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _ended_clients(client: Any) -> "list[Traces]":
     """Look once; where a client is silent, whose process cannot be seen from here, look again after a while."""
-    from agentgym.sandboxes.containers.heartbeat import LOOKS_S, Lookout, engine_time, traces
+    from agentgym.sandboxes.docker.heartbeat import LOOKS_S, Lookout, engine_time, traces
 
     lookout = Lookout()
     ended = lookout.ended(found := traces(client), engine_time(client))
@@ -111,7 +111,7 @@ def _ended_clients(client: Any) -> "list[Traces]":
 
 
 def _dead_folders() -> Iterator[tuple[str, Callable[[], object]]]:
-    from agentgym.sandboxes.images.package_folder import cache_folder
+    from agentgym.sandboxes.docker.images.package_folder import cache_folder
 
     for folder in (*dead_folders(), *dead_folders(cache_folder())):
         yield f"folder {folder}", partial(remove_folder, folder)

@@ -20,11 +20,11 @@ from agentgym.cli.envs.new import new
 from agentgym.cli.envs.play import play
 from agentgym.cli.envs.serve import serve
 from agentgym.cli.envs.train import train, train_by_flags
-from agentgym.cli.evals.compare import compare_runs
-from agentgym.cli.evals.eval import evaluate_env
+from agentgym.cli.evals.eval import compare_runs, evaluate_env
 from agentgym.cli.evals.models import models_in
 from agentgym.cli.evals.regrade import regrade_run
 from agentgym.cli.exports import export_run, import_atif
+from agentgym.cli.flags.parsing import refusal
 from agentgym.cli.gc import gc
 from agentgym.cli.ls import ls
 from agentgym.cli.merge import merge
@@ -33,11 +33,10 @@ from agentgym.cli.report import report
 from agentgym.cli.sandbox import build
 from agentgym.cli.show import show
 from agentgym.cli.view import view
+from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
-from agentgym.extras import needs_extra
-from agentgym.field_checks import nearest
-from agentgym.run.flags.refusals import refusal
-from agentgym.transcript import printable
+from agentgym.errors.extras import needs_extra
+from agentgym.types.transcript import printable
 
 HEADER = """From an idea to a trained model: look after environments, runs, and what is installed on this machine.
 

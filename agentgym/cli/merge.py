@@ -7,8 +7,8 @@ import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import EngineError, boundary
-from agentgym.foreign_files.adapter import adapter_config, check_ranks
-from agentgym.models import find_model, refuse_unreachable
+from agentgym.files.foreign.adapter import adapter_config, check_ranks
+from agentgym.hub import find_model, refuse_unreachable
 
 
 def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], base: str | None = None) -> int:

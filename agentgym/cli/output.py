@@ -4,7 +4,7 @@ import os
 import sys
 
 from agentgym.errors import AgentGymError
-from agentgym.transcript import printable
+from agentgym.types.transcript import printable
 
 
 class RefusedWords(AgentGymError):

@@ -6,7 +6,7 @@ import tyro
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
-from agentgym.transcript import counted
+from agentgym.types.transcript import counted
 
 
 def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, transcripts: int = 2) -> int:
@@ -27,8 +27,8 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None
         transcripts: The most best and worst rollouts of each line; 0 for none.
     """
     from agentgym.cli.doctor import installed
-    from agentgym.report.write import write_report
     from agentgym.store.schema import StoreError
+    from agentgym.view.report.page import write_report
 
     if not runs:
         raise AgentGymError("runs: name the folder of a run, such as runs/RECIPE/TIME")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from agentgym.cli.output import say
-from agentgym.transcript import printable
+from agentgym.types.transcript import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -48,7 +48,7 @@ def build(
         apt: A package of the image's Debian or Ubuntu; may be given several times.
         tag: The image's name; by default the one that Docker boxes use.
     """
-    from agentgym.sandboxes import image
+    from agentgym.sandboxes.docker.images import build as image
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # It takes away what it has begun, as at Ctrl-C.
     try:

@@ -9,11 +9,11 @@ import tyro
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
-from agentgym.run.settings import begun_envs, regraded_from
 from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
+from agentgym.store.run_settings import begun_envs, regraded_from
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.suspicious import SIGNS
-from agentgym.transcript import one_line, printable
+from agentgym.types.transcript import one_line, printable
 
 ROWS = 20
 """Lines of the table, if no --limit is given."""

@@ -11,7 +11,7 @@ import tyro
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
-from agentgym.transcript import printable
+from agentgym.types.transcript import printable
 
 
 def view(

@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 import ray
 
-from agentgym.adapter import Adapter, ModelWeights
-from agentgym.branching.settings import Branching
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
 from agentgym.cluster.workers import Workers, answer, together
 from agentgym.engines.base import SharedEngine
 from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
-from agentgym.run.distributed_rollouts import Collector, joined
+from agentgym.run.collector import Collector, joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import BatchStats, Groups, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.store.vocabulary import TokenBytes
-from agentgym.types import Completion, Floats, Rollout, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.rollout import Rollout
+from agentgym.types.weights import Adapter, ModelWeights
 
 SAME = 1e-3
 """Largest difference in nats of the scores that engines of the same policy give, where each worker has its own."""

@@ -9,10 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import ray
 
-from agentgym.boxes import Boxes
-from agentgym.cluster.config import ClusterConfig
 from agentgym.cluster.joining import joined, portable_env, worker_count, worker_options
-from agentgym.cluster.lost import Losses
 from agentgym.cluster.worker import EngineFacts, facts_of, sendable_tokenizers
 from agentgym.cluster.workers import Workers
 from agentgym.engines.base import Engine
@@ -23,8 +20,13 @@ from agentgym.environments.env import Env
 from agentgym.environments.mixture import parameter_values
 from agentgym.evals.opening import Model, is_url
 from agentgym.evals.playing import OwnPlaying, open_playing
+from agentgym.run.cluster_config import ClusterConfig
+from agentgym.run.lost import Losses
 from agentgym.run.tasks.envs import open_envs
-from agentgym.types import Rollout, Sampling, Task
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Rollout
+from agentgym.types.task import Task
 
 T = TypeVar("T")
 BESIDE = 16

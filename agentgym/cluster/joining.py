@@ -16,11 +16,11 @@ from typing import Any
 
 import ray
 
-from agentgym.cluster.config import SANDBOX, ClusterConfig
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import gallery
 from agentgym.errors import AgentGymError
+from agentgym.run.cluster_config import SANDBOX, ClusterConfig
 from agentgym.run.tasks.envs import member_name
 
 AUTO = "auto"

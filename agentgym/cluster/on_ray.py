@@ -15,22 +15,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.cluster.collector import ClusterCollector, WorkerEngines
 from agentgym.cluster.joining import joined, portable_env, worker_count, worker_options
-from agentgym.cluster.lost import Losses
 from agentgym.cluster.servers import Servers
 from agentgym.cluster.trainer import ClusterTrainer, TrainerProcess
 from agentgym.cluster.worker import RolloutWorker
 from agentgym.cluster.workers import PLACE_S, Workers, no_room
 from agentgym.engines.base import Engine
-from agentgym.engines.other import OtherEngine
+from agentgym.engines.custom import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env, gallery
-from agentgym.models import find_model
+from agentgym.hub import find_model
+from agentgym.run.collector import Collector
 from agentgym.run.config import RunConfig
-from agentgym.run.distributed_rollouts import Collector
+from agentgym.run.lost import Losses
+from agentgym.run.open_collector import server_settings
 from agentgym.run.peers import Share
-from agentgym.run.sync.opening import server_settings
 from agentgym.run.tasks.envs import member_name
 
 if TYPE_CHECKING:

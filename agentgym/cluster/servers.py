@@ -11,11 +11,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from agentgym.cluster.lost import Losses
 from agentgym.cluster.workers import answer, answers
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
 from agentgym.errors import AgentGymError
+from agentgym.run.lost import Losses
 
 _LOG = logging.getLogger(__name__)
 

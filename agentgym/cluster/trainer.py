@@ -12,10 +12,9 @@ from typing import Any, Self, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from agentgym.adapter import Adapter, ModelWeights
-from agentgym.cluster.lost import TrainerLost
 from agentgym.engines.sglang.launching.process import free_port
-from agentgym.models import find_model
+from agentgym.hub import find_model
+from agentgym.run.lost import TrainerLost
 from agentgym.run.peers import Share
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig
@@ -23,7 +22,10 @@ from agentgym.train.kept_logprobs import ScoredSample
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.snapshot import Snapshot
 from agentgym.train.trainer import Trainer
-from agentgym.types import Floats, Sample, SampleKey, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample, SampleKey
+from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0

@@ -7,21 +7,23 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from agentgym.adapter import Adapter, ModelWeights
-from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine, SharedEngine, own_model_name, weights_engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.token_bytes import tokenizers_of
+from agentgym.machine.time_limits import all_clocks_stopped
+from agentgym.run.collector import Collector, DistributedScheduler, PlayedShare
 from agentgym.run.config import RunConfig
-from agentgym.run.distributed_rollouts import Collector, DistributedScheduler, PlayedShare
+from agentgym.run.open_collector import open_collector, own_template
 from agentgym.run.peers import Share
-from agentgym.run.sync.opening import open_collector, own_template
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
 from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.oversampling import Oversample
-from agentgym.time_limits import all_clocks_stopped
-from agentgym.types import Floats, Group, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.weights import Adapter, ModelWeights
 
 _LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None

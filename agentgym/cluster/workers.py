@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from agentgym.cluster.config import SANDBOX
-from agentgym.cluster.lost import Losses, WorkersLost
 from agentgym.cluster.worker import EngineFacts
 from agentgym.errors import AgentGymError
+from agentgym.run.cluster_config import SANDBOX
+from agentgym.run.lost import Losses, WorkersLost
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -8,9 +8,8 @@ from hashlib import blake2b
 from typing import overload
 
 from agentgym.data.content import content, key_text
-from agentgym.data.endless import Endless
-from agentgym.data.procedural import TaskT
-from agentgym.types import Task
+from agentgym.data.endless import Endless, TaskT
+from agentgym.types.task import Task
 
 _LOG = logging.getLogger(__name__)
 

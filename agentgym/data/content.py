@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from agentgym.data.plain import NotPlainError, model_fields_of, plain
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
 EXCLUDE = "write `Field(exclude=True)`, which leaves it out of the task's content and of what is stored"

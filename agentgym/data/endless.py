@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
-from agentgym.data.procedural import TaskT
+from agentgym.types.task import Task
 
 LEFT_OUT_AT_MOST = 10_000
 """Tasks in a row that a filter may leave out before it raises an error."""
+TaskT = TypeVar("TaskT", bound=Task)
 
 
 class Endless(Sequence[TaskT]):
@@ -87,3 +88,25 @@ def _kept(tasks: Iterator[TaskT], keep: Callable[[TaskT], bool]) -> Iterator[Tas
             yield task
         elif left_out == LEFT_OUT_AT_MOST:
             raise ValueError(f"where: none of {left_out} tasks in a row is kept; check the predicate")
+
+
+class Procedural(Sequence[TaskT]):
+    """A sequence of tasks that calls `make(index)` when a task is asked for, with each index of `indices`.
+
+    `make` must return the same task for the same index. A slice is a Procedural, too, and makes no task.
+    """
+
+    def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:
+        self.make, self.indices = make, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, index: int) -> TaskT: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Procedural[TaskT]": ...
+    def __getitem__(self, index: int | slice) -> "TaskT | Procedural[TaskT]":
+        if isinstance(index, slice):
+            return Procedural(self.make, self.indices[index])
+        return self.make(self.indices[index])

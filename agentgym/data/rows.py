@@ -7,9 +7,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from pydantic import ValidationError
 
+from agentgym.config_fields import nearest
 from agentgym.data.row_source import RowSource, row_source, without_nones
-from agentgym.field_checks import nearest
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
 Column: TypeAlias = str | Callable[[Mapping[str, Any]], Any]

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from agentgym.adapter import Adapter
-from agentgym.extras import needs_extra
-from agentgym.foreign_files.adapter import CONFIG, TENSORS, adapter_config, adapter_tensors
-from agentgym.foreign_files.opening import is_file
+from agentgym.errors.extras import needs_extra
+from agentgym.files.foreign.adapter import CONFIG, TENSORS, adapter_config, adapter_tensors
+from agentgym.files.foreign.opening import is_file
+from agentgym.types.weights import Adapter
 
 
 async def opened_adapter(adapter: Any) -> Adapter | None:

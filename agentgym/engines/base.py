@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.types import Completion, Floats, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.weights import Adapter, ModelWeights
 
 
 class Engine(Protocol):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.adapter import Adapter, ModelWeights
-from agentgym.models import find_model
+from agentgym.hub import find_model
+from agentgym.types.weights import Adapter, ModelWeights
 
 KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
 """The endings of a model's files."""

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
-from agentgym.messages import Message
-from agentgym.types import FinishReason, Sampling
+import numpy as np
+
+from agentgym.chat.chat import Chat
+from agentgym.chat.message_chat import FILL, MessageChat
+from agentgym.engines.base import Engine
+from agentgym.types.completion import Completion, FinishReason, Sampling, Version
+from agentgym.types.messages import Message
 
 NO_POLICY = -1
 """The policy version of turns whose ids and log-probabilities are not known: they are no policy's that is trained."""
+AnyChat: TypeAlias = Chat | MessageChat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +89,21 @@ def refuse_in_training(engine: object) -> None:
             f"engine: {type(engine).__name__} gives neither token ids nor log-probabilities, so it is for evaluation; "
             "train with ag.LocalEngine or SGLang"
         )
+
+
+def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> AnyChat:
+    """Return the chat that a conversation with this engine is kept in."""
+    if speaks_messages(engine):
+        return MessageChat(tools, messages)
+    return Chat(engine.tokenizer, tools, messages)
+
+
+def counted(reply: MessageCompletion) -> Completion:
+    """Return an answer as ids that only count: those tokens of it that later prompts hold, and at least one."""
+    tokens = max(1, reply.usage.completion_tokens - reply.usage.reasoning_tokens)
+    return Completion(
+        token_ids=np.full(tokens, FILL),
+        logprobs=np.zeros(tokens, np.float32),
+        finish_reason=reply.finish_reason,
+        versions=(Version(0, NO_POLICY),),
+    )

@@ -8,15 +8,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from agentgym.adapter import Adapter
 from agentgym.chat.marks import Marks, unbroken
 from agentgym.chat.parsing import parse_hermes
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
 from agentgym.errors import EngineError
-from agentgym.messages import Message, text_of
-from agentgym.sound_json import whole_characters
-from agentgym.types import Completion, Floats, Sampling, Version
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message, text_of
+from agentgym.types.weights import Adapter
 
 
 def call(name: str, /, **arguments: Any) -> Message:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.types import FinishReason, Ints, Sampling
+from agentgym.types.arrays import Ints
+from agentgym.types.completion import FinishReason, Sampling
 
 _PENDING = 8
 """Ids that may make up one character: no tokenizer needs more than four, one for each byte of it."""

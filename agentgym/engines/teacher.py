@@ -12,7 +12,9 @@ from typing import TypeAlias
 import numpy as np
 
 from agentgym.engines.base import Engine
-from agentgym.types import Floats, Rollout, Sampling, Segment
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Rollout, Segment
 
 SegmentKey: TypeAlias = tuple[str, int]
 """A rollout's id and the index of one of its segments."""

@@ -12,14 +12,12 @@ from copy import deepcopy
 from types import MethodType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from agentgym.boxes import Box, Sandbox
-from agentgym.branching.env_copy import copied
-from agentgym.environments.context_policies import Compact, Window
+from agentgym.environments.env_copy import copied
 from agentgym.environments.forks import ForkedAgent, ForkKind, ForkManager, Model
-from agentgym.environments.limits import Limits
+from agentgym.environments.limits import Compact, Limits, Window
 from agentgym.environments.parameters import configured
 from agentgym.errors import EnvError
-from agentgym.messages import Message
+from agentgym.sandboxes.protocol import Box, Sandbox
 from agentgym.tools.calls import offered
 from agentgym.tools.declarations import (
     check_awaited,
@@ -31,7 +29,9 @@ from agentgym.tools.declarations import (
 )
 from agentgym.tools.tool_threads import Threads
 from agentgym.tools.tool_threads import threads_ended as threads_ended
-from agentgym.types import Rollout, StepResult, Task
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout
+from agentgym.types.task import StepResult, Task
 
 TaskT = TypeVar("TaskT", bound=Task)
 

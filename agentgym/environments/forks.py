@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel
 
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 ForkKind: TypeAlias = Literal["fork", "subagent"]
 AnswerT = TypeVar("AnswerT", bound=BaseModel)

@@ -9,13 +9,13 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, ClassVar
 
-from agentgym.boxes import Sandbox
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import parameters
 from agentgym.environments.task_rows import split_tasks
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.tools.declarations import check_number
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 
 @dataclass(frozen=True, slots=True)

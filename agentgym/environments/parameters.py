@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from agentgym.field_checks import nearest
+from agentgym.config_fields import nearest
 
 T = TypeVar("T")
 EnvT = TypeVar("EnvT", bound=type)

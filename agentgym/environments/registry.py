@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from agentgym.config_fields import nearest
 from agentgym.environments.env import Env, _is_env
 from agentgym.errors import EnvError, boundary
-from agentgym.field_checks import nearest
-from agentgym.foreign_files.opening import is_file
+from agentgym.files.foreign.opening import is_file
 
 EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 

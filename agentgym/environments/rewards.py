@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, overload
 
-from agentgym.boxes.arguments import shown
-from agentgym.boxes.verdicts import note_failed
+from agentgym.config_fields import names_its_arguments
 from agentgym.errors import AgentGymError, EnvError, alone, content_error, must_pass, of_machine
-from agentgym.failures import describe, log_once, place_of, place_of_function
-from agentgym.field_checks import names_its_arguments
-from agentgym.tools.declarations import (
-    check_number,
-    check_target,
-    marked,
-)
+from agentgym.errors.tracebacks import describe, log_once, place_of, place_of_function
+from agentgym.sandboxes.protocol.arguments import shown
+from agentgym.sandboxes.protocol.verdicts import note_failed
+from agentgym.tools.declarations import check_number, check_target, marked
 from agentgym.tools.tool_threads import Threads, call_method
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast, runtime_checkable
 
-from agentgym.boxes import Box, Boxes, Lifetime, Sandbox
-from agentgym.boxes.arguments import check_size
 from agentgym.environments.env import Env
 from agentgym.errors import EnvError, boundary
+from agentgym.sandboxes.protocol import Box, Boxes, Lifetime, Sandbox
+from agentgym.sandboxes.protocol.arguments import check_size
 
 
 @runtime_checkable

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args, overload
 
 from agentgym.data.chosen import Chosen
-from agentgym.data.endless import Endless
-from agentgym.data.procedural import Procedural
+from agentgym.data.endless import Endless, Procedural
 from agentgym.data.row_source import is_table, rows_of_columns
 from agentgym.data.rows import Rows, naming_row
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 
 def task_type(env: type) -> type[Task]:

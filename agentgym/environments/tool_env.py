@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
 from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
-from agentgym.messages import Message, ToolCall
 from agentgym.tools.at_once import started
 from agentgym.tools.calls import ToolResult, dispatch, offered
 from agentgym.tools.declarations import check_awaited, check_free, check_reward
 from agentgym.tools.dynamic import DynamicTool, by_name
 from agentgym.tools.tool import check_tool_types, class_tools, declared
-from agentgym.types import StepResult, StopReason
+from agentgym.types.messages import Message, ToolCall
+from agentgym.types.rollout import StopReason
+from agentgym.types.task import StepResult
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import PHASE
 from agentgym.evals.statistics import Interval, interval_over_tasks, least_p, sign_flip_p
-from agentgym.run.settings import begun_eval_seed
 from agentgym.store.reader import RolloutStore
-from agentgym.types import Task
+from agentgym.store.run_settings import begun_eval_seed
+from agentgym.types.task import Task
 
 BEFORE, AFTER = "before", "after"
 """The evaluations before and after the training of a run."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agentgym.evals.statistics import Interval, interval_over_tasks, pass_at_k, pass_hat_k
-from agentgym.run.tasks.content import EnvVersion
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts
-from agentgym.types import Group, Rollout
+from agentgym.types.env_version import EnvVersion
+from agentgym.types.rollout import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)

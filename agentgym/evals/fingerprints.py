@@ -9,9 +9,9 @@ from typing import TypeAlias
 from agentgym.engines.fingerprint import fingerprint, model_files
 from agentgym.evals.opening import Model, adapter_folder, base_of, is_url
 from agentgym.evals.playing import OwnPlaying, Playing
-from agentgym.folders.disk import write_whole
-from agentgym.foreign_files.content import read_object
-from agentgym.run.settings import SETTINGS
+from agentgym.files.disk import write_whole
+from agentgym.files.foreign.content import read_object
+from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]

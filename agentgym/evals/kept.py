@@ -13,22 +13,25 @@ from typing import Any
 
 from agentgym.data.content import refuse_unkept, same_fields, task_fields
 from agentgym.environments.env import Env
+from agentgym.environments.env_version import warn_of_other_envs
 from agentgym.environments.mixture import parameter_values
 from agentgym.evals.evaluation import Evaluation, mean_reward
 from agentgym.evals.fingerprints import Fingerprints, hold_models
-from agentgym.folders.disk import Refusals, write_whole
-from agentgym.folders.held import Change
-from agentgym.foreign_files.content import read_object
-from agentgym.foreign_files.opening import read_bytes
-from agentgym.run.folder_lock import FolderInUse, LockedFolder, files_in, hold_folder, make_folder
-from agentgym.run.settings import SETTINGS, begun_envs, refuse_other_derivation, versions
-from agentgym.run.tasks.content import EnvVersion, as_json, warn_of_other_envs
+from agentgym.files.disk import Refusals, write_whole
+from agentgym.files.folder_lock import FolderInUse, LockedFolder, files_in, hold_folder, make_folder
+from agentgym.files.foreign.content import read_object
+from agentgym.files.foreign.opening import read_bytes
+from agentgym.files.held import Change
 from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import SETTINGS, begun_envs, refuse_other_derivation, versions
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Sampling, Task
+from agentgym.types.completion import Sampling
+from agentgym.types.env_version import EnvVersion, as_json
+from agentgym.types.rollout import Group, Rollout
+from agentgym.types.task import Task
 
 _LOG = logging.getLogger(__name__)
 PHASE = "eval"

@@ -12,12 +12,12 @@ from agentgym.engines.messages import MessageEngine
 from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
-from agentgym.foreign_files.adapter import CONFIG, adapter_config
-from agentgym.foreign_files.opening import is_file
-from agentgym.messages import SEE_ELSEWHERE
-from agentgym.models import find_model
+from agentgym.files.foreign.adapter import CONFIG, adapter_config
+from agentgym.files.foreign.opening import is_file
+from agentgym.hub import find_model
 from agentgym.tools.images import image_in
-from agentgym.types import Task
+from agentgym.types.messages import SEE_ELSEWHERE
+from agentgym.types.task import Task
 
 Model: TypeAlias = Engine | Path | str
 """An engine that is open; the folder or hub name of a model, or the folder of an adapter; or the URL of an endpoint."""

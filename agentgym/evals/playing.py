@@ -6,18 +6,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_boxes import open_boxes
 from agentgym.evals.opening import Model, open_engine
-from agentgym.models import of_field
+from agentgym.hub import of_field
 from agentgym.rollouts.rollout import rollout
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.scheduling.group_state import CANCELLED, attempt_seed, failed_rollout
-from agentgym.types import Rollout, Sampling, Task
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Rollout
+from agentgym.types.task import Task
 
 T = TypeVar("T")
 

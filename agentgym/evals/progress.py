@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 
 LINES = 10
 """The maximum number of lines of one evaluation if stderr is not a terminal."""

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.asking.named import NamedModels, check_models
 from agentgym.data.content import task_fields, task_of
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
+from agentgym.environments.env_version import env_versions
 from agentgym.environments.mixture import Mixture, member_of
 from agentgym.environments.resources import open_resources
 from agentgym.environments.rewards import rewards_of, total
@@ -24,18 +24,19 @@ from agentgym.environments.task_rows import task_type
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
 from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
-from agentgym.folders.disk import Refusals, write_whole
-from agentgym.folders.names import remove, whole_path
-from agentgym.foreign_files.content import read_object
+from agentgym.files.disk import Refusals, write_whole
+from agentgym.files.foreign.content import read_object
+from agentgym.files.names import remove, whole_path
+from agentgym.judges.named_models import NamedModels, check_models
+from agentgym.machine.time_limits import TimeLimit
 from agentgym.rollouts.step_result import read_rewards
-from agentgym.run.settings import SETTINGS, begun_seed, versions
-from agentgym.run.tasks.content import as_json, env_versions
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
 from agentgym.seeds import seed_for
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import SETTINGS, begun_seed, versions
 from agentgym.store.writer import RolloutWriter
-from agentgym.time_limits import TimeLimit
-from agentgym.types import Group, Rollout, StopReason
+from agentgym.types.env_version import as_json
+from agentgym.types.rollout import Group, Rollout, StopReason
 
 _LOG = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from agentgym.evals.comparison import Comparison
 from agentgym.evals.evaluation import Evaluation, mean_reward
-from agentgym.transcript import printable
-from agentgym.types import Group
+from agentgym.types.rollout import Group
+from agentgym.types.transcript import printable
 
 SIGNIFICANT = 0.05
 """The p below which a difference is commonly taken for real."""

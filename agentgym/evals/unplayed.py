@@ -12,7 +12,7 @@ from agentgym.environments.env import Env
 from agentgym.environments.rewards import rewards_of
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
-from agentgym.types import Rollout, StopReason
+from agentgym.types.rollout import Rollout, StopReason
 
 GIVEN = frozenset({"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_box"})
 """The attributes that are set without a play, or that agentgym's own methods provide."""

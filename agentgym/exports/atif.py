@@ -20,10 +20,10 @@ import numpy as np
 
 from agentgym.engines.messages import NO_POLICY
 from agentgym.exports.atif_messages import OURS, result_of, step_of
-from agentgym.messages import Message
-from agentgym.run.settings import versions
 from agentgym.store.reader import StoredRollout
-from agentgym.types import Rollout, Segment, Turn
+from agentgym.store.run_settings import versions
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout, Segment, Turn
 
 VERSION = "ATIF-v1.8"
 CONTINUED = ("compaction", "rerender")

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from agentgym.exports.atif_images import put_back
-from agentgym.foreign_files.allowance import Allowance
-from agentgym.foreign_files.content import read_json, read_object
-from agentgym.foreign_files.opening import is_file, real_path, size_of
+from agentgym.files.foreign.allowance import Allowance
+from agentgym.files.foreign.content import read_json, read_object
+from agentgym.files.foreign.opening import is_file, real_path, size_of
 
 FAMILY = "ATIF-v1."
 """The beginning of the versions that are read."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentgym.foreign_files.allowance import Allowance
-from agentgym.foreign_files.opening import read_bytes, real_path, size_of
-from agentgym.messages import Image, image_of, is_image
-from agentgym.messages.image import MAX_IMAGE_BYTES
+from agentgym.files.foreign.allowance import Allowance
+from agentgym.files.foreign.opening import read_bytes, real_path, size_of
+from agentgym.types.messages import Image, image_of, is_image
+from agentgym.types.messages.image import MAX_IMAGE_BYTES
 
 FOLDER = "images"
 """The folder of the images, beside the trajectories."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentgym.exports.atif_images import without_details
-from agentgym.messages import Function, Message, ToolCall, content_of, is_image
+from agentgym.types.messages import Function, Message, ToolCall, content_of, is_image
 
 OURS = "agentgym"
 """The key in a field `extra` of what ATIF has no field for."""

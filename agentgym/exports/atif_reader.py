@@ -13,13 +13,14 @@ from agentgym.engines.messages import NO_POLICY
 from agentgym.errors import Failure
 from agentgym.exports.atif_files import MOST_FILES, MOST_TOKENS, below, loaded, refs_of
 from agentgym.exports.atif_messages import message_of, ours, tool_message_of
-from agentgym.foreign_files.allowance import Allowance
-from agentgym.foreign_files.content import DAMAGE
-from agentgym.foreign_files.opening import real_path
-from agentgym.foreign_files.values import number, text_of, whole
-from agentgym.messages import Message
+from agentgym.files.foreign.allowance import Allowance
+from agentgym.files.foreign.content import DAMAGE
+from agentgym.files.foreign.opening import real_path
+from agentgym.files.foreign.values import number, text_of, whole
 from agentgym.store.rows import detail_of
-from agentgym.types import Rollout, Segment, SegmentKind, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout, Segment, SegmentKind, Turn
 
 PHASE = "eval"
 """The phase of a rollout that another agent played."""

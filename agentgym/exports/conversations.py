@@ -5,9 +5,9 @@ from typing import Any
 
 from agentgym.chat.fitting import is_malformed
 from agentgym.engines.endpoint.requests import api_messages
-from agentgym.messages import Message, ToolCall, first_image
-from agentgym.sound_json import whole_characters
-from agentgym.types import Segment
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message, ToolCall, first_image
+from agentgym.types.rollout import Segment
 
 BRANCH = "branches, whose rewards are not those of their rollouts"
 NOT_TRAINED = "conversations without a turn that may be trained"

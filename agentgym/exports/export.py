@@ -12,9 +12,9 @@ from agentgym.errors import AgentGymError
 from agentgym.exports.atif import documents
 from agentgym.exports.atif_images import take_out
 from agentgym.exports.conversations import openai_line, sft_line, why_not
-from agentgym.folders.names import remove
+from agentgym.files.names import remove
 from agentgym.store.reader import RolloutStore, StoredRollout
-from agentgym.types import Segment
+from agentgym.types.rollout import Segment
 
 Format: TypeAlias = Literal["atif", "sft", "openai"]
 LINES: Mapping[str, Callable[[Segment], dict[str, Any]]] = {"sft": sft_line, "openai": openai_line}

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakSet, ref
 
-from agentgym.failures import holder_of, place_of_frame
+from agentgym.errors.tracebacks import holder_of, place_of_frame
 
 log = logging.getLogger(__name__)
 

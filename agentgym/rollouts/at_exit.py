@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
-from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.environments.task_boxes import lease_for
 from agentgym.errors import AgentGymError, SandboxError, boundary
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 
 
 class at_exit:

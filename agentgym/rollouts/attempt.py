@@ -5,9 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from agentgym.agents.env import AgentEnv
-from agentgym.boxes import Boxes
-from agentgym.boxes.verdicts import kept_cases, noting_failed_cases
+from agentgym.agent_api.env import AgentEnv
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.resources import share_resources
@@ -25,18 +23,28 @@ from agentgym.errors import (
     boundary,
 )
 from agentgym.machine.clock import keep_time
-from agentgym.messages import Message
+from agentgym.machine.time_limits import TimeLimit, counting_time_at_gate
 from agentgym.rollouts.at_exit import at_exit, leased
 from agentgym.rollouts.conversation import Conversation, open_root
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.prompted import PromptedPolicy
-from agentgym.rollouts.role_rewards import count_untrained, read_role_rewards
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.rollout_warnings import warn_of_cases_without_an_outcome, warn_of_short_context
-from agentgym.rollouts.step_result import Step, read_metrics, read_reset, read_rewards, read_step
+from agentgym.rollouts.step_result import (
+    Step,
+    count_untrained,
+    read_metrics,
+    read_reset,
+    read_rewards,
+    read_role_rewards,
+    read_step,
+)
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol.verdicts import kept_cases, noting_failed_cases
 from agentgym.seeds import seed_for
-from agentgym.time_limits import TimeLimit, counting_time_at_gate
-from agentgym.types import Rollout, Sampling, StopReason
+from agentgym.types.completion import Sampling
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout, StopReason
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ from typing import Any, NamedTuple, TypeAlias
 
 from agentgym.chat.chat import Chat
 from agentgym.chat.message_chat import MessageChat
-from agentgym.engines.message_turns import AnyChat, counted, open_chat
-from agentgym.engines.messages import MessageEngine
-from agentgym.environments.context_policies import Compact, Window, last_turns
+from agentgym.engines.messages import AnyChat, MessageEngine, counted, open_chat
 from agentgym.environments.env import Env
+from agentgym.environments.limits import Compact, Window, last_turns
 from agentgym.errors import ContextOverflow, EngineError, EnvError, boundary
-from agentgym.messages import Message
+from agentgym.machine.time_limits import count_held_time
 from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import POLICY, OpenSegment, Speaker, id_array, is_due
 from agentgym.rollouts.step_result import read_messages
 from agentgym.seeds import seed_for
-from agentgym.time_limits import count_held_time
-from agentgym.types import Completion, Sampling, SegmentKind, StopReason
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message
+from agentgym.types.rollout import SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
 """The share of the context that is kept free for the next summary; a turn's own limit where that is less."""

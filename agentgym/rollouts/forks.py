@@ -5,17 +5,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from typing import Any
 
-from agentgym.engines.message_turns import AnyChat, open_chat
+from agentgym.engines.messages import AnyChat, open_chat
 from agentgym.environments.env import Env
 from agentgym.environments.forks import ForkKind
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError, boundary
-from agentgym.messages import Message, text_of
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.segment import Speaker
 from agentgym.rollouts.step_result import read_messages
 from agentgym.tools.calls import offered
-from agentgym.types import StopReason
+from agentgym.types.messages import Message, text_of
+from agentgym.types.rollout import StopReason
 
 
 class ConversationForks:

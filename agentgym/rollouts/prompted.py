@@ -16,20 +16,21 @@ Messages are compared as the agent sees them. What it leaves out of a turn, such
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agentgym.agents.conversation_keys import beginnings, head_of, next_key
-from agentgym.agents.large_requests import LargeRequests
-from agentgym.agents.requests import AgentAnswer, AgentRequest, LimitError, RefusedError
+from agentgym.agent_api.conversation_keys import beginnings, head_of, next_key
+from agentgym.agent_api.large_requests import LargeRequests
+from agentgym.agent_api.requests import AgentAnswer, AgentRequest, LimitError, RefusedError
 from agentgym.chat.chat import Chat
 from agentgym.chat.fitting import is_malformed
+from agentgym.config_fields import MAX_STOPS
 from agentgym.engines.messages import MessageEngine
 from agentgym.errors import EngineError
-from agentgym.failures import describe
-from agentgym.field_checks import MAX_STOPS
-from agentgym.messages import Message
+from agentgym.errors.tracebacks import describe
 from agentgym.rollouts.conversation import Conversation, Reply
 from agentgym.rollouts.rollout_state import RolloutState
 from agentgym.rollouts.segment import OpenSegment, OpenTurn, id_array
-from agentgym.types import Sampling, SegmentKind, StopReason
+from agentgym.types.completion import Sampling
+from agentgym.types.messages import Message
+from agentgym.types.rollout import SegmentKind, StopReason
 
 MAX_CHARACTERS = 64
 """Characters of text for each token of the context: no longer conversation is rendered, for it cannot fit."""

@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from itertools import count
 
-from agentgym.asking.named import check_models
-from agentgym.boxes import Boxes
-from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import member_of
@@ -14,9 +11,13 @@ from agentgym.environments.registry import find_env
 from agentgym.environments.resources import open_resources, opens_resources
 from agentgym.environments.task_boxes import check_boxes, declares_boxes, open_boxes
 from agentgym.environments.task_rows import as_task
+from agentgym.judges.named_models import check_models
 from agentgym.rollouts.attempt import Attempt
 from agentgym.rollouts.branches.play import Branches, check_branching
-from agentgym.types import Rollout, Sampling
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Rollout
 
 _BY_DEFAULT = Sampling()
 observers: list[Callable[[Rollout], object]] = []

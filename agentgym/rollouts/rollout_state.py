@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agentgym.asking.named import NamedModels, release_each
 from agentgym.engines.base import Engine
-from agentgym.environments.context_policies import Compact, Window
-from agentgym.environments.limits import Limits
+from agentgym.environments.limits import Compact, Limits, Window
+from agentgym.judges.named_models import NamedModels, release_each
 from agentgym.rollouts.segment import OpenSegment
-from agentgym.types import Sampling, StopReason
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import StopReason
 
 
 @dataclass(slots=True, kw_only=True)

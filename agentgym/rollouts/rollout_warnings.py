@@ -11,7 +11,7 @@ from agentgym.engines.base import Engine
 from agentgym.engines.messages import MessageEngine
 from agentgym.environments.env import Env
 from agentgym.environments.rewards import ZERO
-from agentgym.transcript import printable, shorten
+from agentgym.types.transcript import printable, shorten
 
 _LOG = logging.getLogger(__name__)
 _WRONG = re.compile(rf"AssertionError\b|{re.escape(ZERO)}|.* is not right$|exit code 1$|it returned a ", re.DOTALL)

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentgym.chat.message_chat import FILL
-from agentgym.environments.context_policies import Compact, Window
-from agentgym.messages import Message
-from agentgym.types import Completion, FinishReason, Floats, Segment, SegmentKind, Turn, Version
+from agentgym.environments.limits import Compact, Window
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, FinishReason, Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Segment, SegmentKind, Turn
 
 
 class Speaker(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agentgym.errors import EnvError
-from agentgym.messages import ROLES, Message, kept_message, role_of
-from agentgym.types import StopReason
+from agentgym.rollouts.segment import OpenSegment
+from agentgym.types.messages import ROLES, Message, kept_message, role_of
+from agentgym.types.rollout import StopReason
 
 _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
 """Types for isinstance, the usual one first: the abstract ones cost several times as much."""
@@ -162,3 +163,26 @@ def _word(value: Any, where: str, field: str) -> str:
     if not isinstance(value, str) or not value:
         raise EnvError(f"{where}: {field} must be a word, got {value!r:.200}")
     return value
+
+
+def read_role_rewards(given: Any, segments: Sequence[OpenSegment], name: str) -> dict[str, float]:
+    """Read the rewards that an env gave its roles; EnvError names a role with turns to train and no reward."""
+    rewards = read_rewards(given, f"{name}.role_rewards")
+    if "" in rewards:
+        raise EnvError(f"{name}.role_rewards: a role needs a name; the reward of the root comes from `score`")
+    speakers = {segment.speaker for segment in segments if segment.turns}
+    without = sorted({speaker.role for speaker in speakers if speaker.trained and speaker.role} - rewards.keys())
+    if without:
+        raise EnvError(
+            f"{name}: no reward for role {', '.join(map(repr, without))}, whose turns are to be trained; set "
+            "self.role_rewards[role], or put @ag.reward(role=...) on a method"
+        )
+    return rewards
+
+
+def count_untrained(segments: Sequence[OpenSegment], metrics: dict[str, float]) -> None:
+    """Count the sampled tokens that become no samples, in a rollout with a conversation that is not trained."""
+    untrained = [segment for segment in segments if not segment.speaker.trained]
+    if untrained:
+        turns = [turn for segment in untrained for turn in segment.turns]
+        metrics["untrained_tokens"] = float(sum(turn.stop - turn.start for turn in turns))

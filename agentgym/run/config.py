@@ -5,15 +5,9 @@ from typing import Annotated
 
 from pydantic import Field, InstanceOf
 
-from agentgym.advantages import Estimator
-from agentgym.branching.settings import Branching
-from agentgym.cluster.config import OFF, ClusterConfig
-from agentgym.credit.gae import GAE
-from agentgym.engines.other import OtherEngine
-from agentgym.engines.sglang.engine import SGLangConfig
-from agentgym.engines.transformers.engine import LocalConfig
-from agentgym.extras import needs_extra
-from agentgym.field_checks import (
+from agentgym.advantages.gae import GAE
+from agentgym.advantages.group import Estimator
+from agentgym.config_fields import (
     Above0,
     Count,
     Folder,
@@ -27,14 +21,20 @@ from agentgym.field_checks import (
     check_fields,
     names_its_fields,
 )
-from agentgym.models import refuse_unreachable
+from agentgym.engines.custom import OtherEngine
+from agentgym.engines.sglang.engine import SGLangConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.errors.extras import needs_extra
+from agentgym.hub import refuse_unreachable
+from agentgym.run.cluster_config import OFF, ClusterConfig
 from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.seeds import seed_for
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
-from agentgym.types import Sampling
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Sampling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number that every random generator of a run takes, and no other one stands for."""

@@ -1,6 +1,6 @@
 """The training loop: collect, credit, train, sync, log; the only file that knows both rollouts and training.
 
-`train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
+`ag.train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
 
     collector = Collector(env, engine, trainer, boxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
@@ -17,46 +17,41 @@ import os
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.cluster.lost import PREFIX, Losses
-from agentgym.cluster.parts import Parts, open_parts, with_restarts
 from agentgym.engines.base import Engine, weights_engine
-from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.env import Env
 from agentgym.errors import AgentGymError
-from agentgym.folders import names
-from agentgym.folders.names import drop_unused, whole_path
-from agentgym.models import of_field
+from agentgym.files import names
+from agentgym.files.folder_lock import LockedFolder
+from agentgym.hub import of_field
+from agentgym.run.collector import Collector
+from agentgym.run.colocation import lent_memory
 from agentgym.run.config import RunConfig
-from agentgym.run.distributed_rollouts import Collector
-from agentgym.run.folder_lock import LockedFolder
-from agentgym.run.held_out.evaluations import Evaluations
-from agentgym.run.log import MetricsLogger
-from agentgym.run.measures.clock import StepClock
-from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
-from agentgym.run.measures.surroundings import write_surroundings
-from agentgym.run.preflight import hold_checked, warn_of_engine_limits
+from agentgym.run.evaluation import Evaluations
+from agentgym.run.lost import PREFIX, Losses
+from agentgym.run.metrics.clock import StepClock
+from agentgym.run.metrics.environment import FILE as SURROUNDINGS
+from agentgym.run.metrics.environment import write_surroundings
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.run.open_collector import engine_counts, own_template
+from agentgym.run.parts import Parts
+from agentgym.run.preflight import warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
-from agentgym.run.settings import flat
-from agentgym.run.sync.memory import lent_memory
-from agentgym.run.sync.opening import engine_counts, own_template
-from agentgym.run.sync.teacher import open_teacher, taught_samples
-from agentgym.run.sync.weights import WeightSync
-from agentgym.run.tasks.chosen import only_tasks
-from agentgym.run.tasks.envs import env_figures, members_of, open_envs
-from agentgym.run.trackers.outlets import OnRollout, OnStep, Outlets, Sink
-from agentgym.run.trackers.tracker import Tracker, open_tracker
+from agentgym.run.tasks.envs import env_figures, members_of
+from agentgym.run.teacher import open_teacher, taught_samples
+from agentgym.run.trackers.tracker import Outlets, Tracker, open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
+from agentgym.store.run_settings import flat
 from agentgym.store.schema import FILE as STORE
-from agentgym.train.config import with_rate
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
+from agentgym.weight_sync.sync import WeightSync
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
     from agentgym.train.trainer import Trainer
@@ -65,56 +60,19 @@ PROBE = 256
 """The most ids that trainer and engine both score after a sync; a server may sample one token behind each of them."""
 
 
-async def train_policy(
-    run: RunConfig,
-    *,
-    sinks: Sequence[Sink] = (),
-    engine: Engine | None = None,
-    on_step: OnStep | None = None,
-    on_rollout: OnRollout | None = None,
-) -> dict[str, Any]:
-    """Train an adapter or a whole model on an env; return the summary, which is also the run's summary.json.
-
-    `engine` samples in the place of the one that the config names; it is open, and stays so.
-
-    The run's folder holds settings.json from the start, metrics.jsonl and rollouts.sqlite (every rollout, with its task
-    and the answers in it; `agentgym show FOLDER` prints them) as it goes, a checkpoint every `save_every` steps and at
-    the end, and at the end the adapter, in PEFT's format, in `adapter/`, or the whole model in `model/`. When the run
-    is cancelled or fails, at any moment, it leaves the checkpoint and the adapter or the model of the last finished
-    step, and every rollout that was collected.
-    On the first process each of `sinks` is called with the figures of a step, or of an evaluation; `on_step` with a
-    step's groups as well, and `on_rollout` with every rollout for training that this process has played, when it ends.
-    One that raises is counted and said, and the run goes on. A folder in which another process runs is refused.
-    """
-    refuse_in_training(engine)
-    run = replace(run, train=with_rate(run.train, run.model))
-    env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
-    named = run.resume or run.out
-    made = new_folder(run.recipe) if named is None and is_first() else None
-    folder = whole_path(named) if named is not None else made
-    try:
-        with hold_checked(run, env, folder) as held:
-            outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            play = partial(_run, env=env, held=held, outlets=outlets, given=engine)
-            return await with_restarts(run, held, play)
-    except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
-        raise stopped.with_traceback(None) from None
-    finally:
-        if made is not None:
-            drop_unused(made)  # of a run that was refused
-
-
-async def _run(
+async def run_loop(
     run: RunConfig,
     losses: Losses,
+    opened_parts: Callable[[RunConfig, Losses], AbstractAsyncContextManager[Parts]],
     env: type[Env[Any]],
     held: LockedFolder | None,
     outlets: "partial[Outlets]",
     given: Engine | None,
 ) -> dict[str, Any]:
+    """Run the loop from the state of the run's folder to its last step, and return the summary."""
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
-        parts = await stack.enter_async_context(open_parts(run, losses))
+        parts = await stack.enter_async_context(opened_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
         run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
         folder = await asyncio.to_thread(trainer.first, lambda: None if held is None else held.path)  # on all ranks

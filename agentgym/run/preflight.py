@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from agentgym.data.chosen import overlap, refuse_twice
 from agentgym.data.content import refuse_unkept
 from agentgym.environments.env import Env, Split
+from agentgym.environments.env_version import env_versions, warn_of_other_envs
 from agentgym.environments.limits import Limits
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.task_rows import compared, first_tasks, is_data, shared_ids, split_tasks
-from agentgym.messages import SEE_ELSEWHERE
+from agentgym.files.folder_lock import LOCK, LockedFolder, files_in, hold_folder, make_folder
 from agentgym.rollouts.branches.play import check_branching
-from agentgym.run.folder_lock import LOCK, LockedFolder, files_in, hold_folder, make_folder
-from agentgym.run.log import METRICS
-from agentgym.run.measures.plot import PLOT
-from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
+from agentgym.run.metrics.environment import FILE as SURROUNDINGS
+from agentgym.run.metrics.plot import PLOT
+from agentgym.run.metrics_logger import METRICS
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.resume import (
     BEST,
@@ -29,14 +29,21 @@ from agentgym.run.resume import (
     refuse_lost_checkpoints,
     refuse_second_run,
 )
-from agentgym.run.settings import SETTINGS, begun_envs, is_run, refuse_changes, refuse_other_derivation, write_settings
-from agentgym.run.tasks.content import env_versions, warn_of_other_envs
 from agentgym.run.tasks.envs import members_of
 from agentgym.sandboxes.choose import Kind
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.store.run_settings import (
+    SETTINGS,
+    begun_envs,
+    is_run,
+    refuse_changes,
+    refuse_other_derivation,
+    write_settings,
+)
 from agentgym.store.schema import FILE as STORE
 from agentgym.tools.images import image_in
+from agentgym.types.messages import SEE_ELSEWHERE
 
 if TYPE_CHECKING:
     from agentgym.engines.base import Engine

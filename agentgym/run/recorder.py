@@ -9,26 +9,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agentgym.errors.extras import install_line
 from agentgym.evals.evaluation import Evaluation
-from agentgym.extras import install_line
-from agentgym.folders.disk import write_whole
-from agentgym.folders.held import Change
-from agentgym.foreign_files.opening import UnreadableFileError, read_bytes
-from agentgym.run.folder_lock import LockedFolder
-from agentgym.run.log import MetricsLogger, strict
-from agentgym.run.measures.batch import batch_figures, mismatch_figures
-from agentgym.run.measures.plot import PLOT, draw_plot
-from agentgym.run.measures.reward_failures import RewardFailures
-from agentgym.run.measures.surroundings import FILE as SURROUNDINGS
-from agentgym.run.measures.watch import Watch
-from agentgym.run.report import Report, account
-from agentgym.run.settings import SETTINGS
+from agentgym.files.disk import write_whole
+from agentgym.files.folder_lock import LockedFolder
+from agentgym.files.foreign.opening import UnreadableFileError, read_bytes
+from agentgym.files.held import Change
+from agentgym.run.metrics.batch import batch_figures, mismatch_figures
+from agentgym.run.metrics.environment import FILE as SURROUNDINGS
+from agentgym.run.metrics.plot import PLOT, draw_plot
+from agentgym.run.metrics.watch import Watch
+from agentgym.run.metrics_logger import MetricsLogger, strict
+from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
+from agentgym.scheduling.reward_failures import RewardFailures
+from agentgym.store.run_settings import SETTINGS
 from agentgym.store.training_step import trained_segments
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Floats, Sample
+from agentgym.types.arrays import Floats
+from agentgym.types.sample import Sample
 
 SUMMARY = "summary.json"
 """The file in the run's folder that holds what `train_policy` returns."""

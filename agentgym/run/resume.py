@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentgym.errors import AgentGymError
-from agentgym.foreign_files.content import DAMAGE, read_object
-from agentgym.foreign_files.values import number, whole
+from agentgym.files.folder_lock import FolderInUse
+from agentgym.files.foreign.content import DAMAGE, read_object
+from agentgym.files.foreign.values import number, whole
+from agentgym.files.replace_folder import written_whole
 from agentgym.run.config import RunConfig
-from agentgym.run.folder_lock import FolderInUse
-from agentgym.run.log import METRICS, steps_in
+from agentgym.run.metrics_logger import METRICS, steps_in
 from agentgym.run.recorder import Recorder
 from agentgym.train.checkpoint import has_checkpoints, last_step, step_folder
-from agentgym.train.replace_folder import written_whole
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
     from agentgym.train.snapshot import Snapshot

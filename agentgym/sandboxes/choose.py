@@ -9,15 +9,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, assert_never
 
-from agentgym.boxes import Boxes, Sandbox
-from agentgym.boxes.arguments import check_size
+from agentgym.config_fields import Positive, Words, check_fields, names_its_fields
 from agentgym.errors import SandboxError
-from agentgym.field_checks import Positive, Words, check_fields, names_its_fields
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.sandboxes.networks.modes import NONE
-from agentgym.sandboxes.networks.rules import Allow
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.network.modes import NONE
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol.arguments import check_size
+from agentgym.sandboxes.remote.box import RemoteBox
 
 _log = logging.getLogger("agentgym.sandboxes")
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]

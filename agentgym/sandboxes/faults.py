@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import resource
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
@@ -30,23 +30,6 @@ def exhausted() -> str:
     """Return the advice for the limit on open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"this process has too many open files (RLIMIT_NOFILE is {limit}): raise it with `ulimit -n`"
-
-
-async def finished(work: Awaitable[T]) -> T:
-    """Return the result of work that cannot be undone: it is waited for however often the caller is cancelled.
-
-    A cancelled caller raises CancelledError when the work is done; an error of the work is its cause then.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-    return task.result()
 
 
 def _settle(news: "asyncio.Future[None]") -> None:

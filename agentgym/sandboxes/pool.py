@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from agentgym.boxes import Box, Lifetime
-from agentgym.boxes.arguments import check_size
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.faults import exhausted, finished, is_exhausted
-from agentgym.sandboxes.refusals import SANDBOX_LOST
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.faults import exhausted, is_exhausted
+from agentgym.sandboxes.protocol import Box, Lifetime
+from agentgym.sandboxes.protocol.arguments import check_size
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
 
 EPISODES_PER_BOX = 200
 IDLE_S = 600.0

@@ -8,12 +8,12 @@ from typing import overload
 
 import numpy as np
 
-from agentgym.credit.learned_turns import joined_rows
-from agentgym.credit.turn_noise import Rows
+from agentgym.advantages.learned_turns import joined_rows
+from agentgym.advantages.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
 from agentgym.rollouts.step_result import ENV_COUNTERS, OWN_COUNTED, OWN_COUNTERS
 from agentgym.store.tool_counts import PER_TOOL
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class BatchStats:
     stalest: int = 0
     """The largest of the differences that `staleness` sums."""
     turns_seen: Mapping[str, Rows] = field(default_factory=dict, compare=False)
-    """What the rollouts say of the turns behind which branches pay, by env (`agentgym.credit.turn_noise`)."""
+    """What the rollouts say of the turns behind which branches pay, by env (`agentgym.advantages.turn_noise`)."""
 
     def __add__(self, other: "BatchStats") -> "BatchStats":
         return BatchStats(

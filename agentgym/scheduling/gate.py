@@ -8,15 +8,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.base import Engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine
 from agentgym.errors import EngineError
-from agentgym.messages import Message
+from agentgym.machine.time_limits import Standstill, at_the_gate, off_the_clock
 from agentgym.scheduling.accounting import LifecycleCounts
-from agentgym.time_limits import Standstill, at_the_gate, off_the_clock
-from agentgym.types import Completion, Floats, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message
+from agentgym.types.weights import Adapter
 
 
 @dataclass(slots=True, eq=False)

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
-from agentgym.asking.named import NamedModels
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.rewards import counted_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
+from agentgym.judges.named_models import NamedModels
+from agentgym.machine.time_limits import TimeLimit
 from agentgym.rollouts.at_exit import at_exit
 from agentgym.seeds import seed_for
-from agentgym.time_limits import TimeLimit
-from agentgym.types import Rollout, StopReason
+from agentgym.types.rollout import Rollout, StopReason
 
 NAME = "group_reward"
 """Its name among a rollout's rewards."""

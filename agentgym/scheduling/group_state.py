@@ -5,15 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from agentgym.advantages import has_signal
-from agentgym.branching.settings import Branching
-from agentgym.credit.turn_noise import Rows
+from agentgym.advantages.group import has_signal
+from agentgym.advantages.turn_noise import Rows
+from agentgym.config_fields import require_instance
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
-from agentgym.field_checks import require_instance
 from agentgym.scheduling.gate import RolloutUsage
 from agentgym.seeds import seed_for
-from agentgym.types import Group, Rollout, Sampling, StopReason, Task
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group, Rollout, StopReason
+from agentgym.types.task import Task
 
 CANCELLED = "its task was cancelled from outside"
 """Why a rollout has failed whose task was cancelled by code of the env, or by whoever else holds it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from agentgym.field_checks import Count, check_fields, names_its_fields
+from agentgym.config_fields import Count, check_fields, names_its_fields
 from agentgym.scheduling.group_state import GroupState
 
 GroupT = TypeVar("GroupT", bound=GroupState[Any])

@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Generic, Self
 
-from agentgym.asking.named import check_models
-from agentgym.boxes import Boxes
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_boxes import check_boxes, open_boxes
+from agentgym.judges.named_models import check_models
 from agentgym.rollouts.rollout import rollout
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
 from agentgym.scheduling.group_state import GroupSettings, GroupState, attempt_seed
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 
 _AT_ONCE = 32
 """Rollouts that begin in one pass of the event loop."""

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agentgym.boxes import Boxes
-from agentgym.branching.settings import Branching
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Rollout, Sampling
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Rollout
 
 __all__ = ["Groups", "play_groups", "run_groups"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from agentgym.credit.turn_noise import COLUMNS
+from agentgym.advantages.turn_noise import COLUMNS
 from agentgym.scheduling.accounting import LifecycleCounts
 
 ROUNDS = 64

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from agentgym.boxes import Boxes
-from agentgym.credit.learned_turns import LearnedTurns, joined_rows, seen_in
-from agentgym.credit.turn_noise import Rows
+from agentgym.advantages.learned_turns import LearnedTurns, joined_rows, seen_in
+from agentgym.advantages.turn_noise import Rows
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import name_of_member
 from agentgym.environments.registry import find_env
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.accounting import BatchStats, Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
@@ -25,7 +25,7 @@ from agentgym.scheduling.player import Player
 from agentgym.scheduling.sampler_state import AllInPlay
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
 from agentgym.seeds import seed_for
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 
 _AT_ONCE = 32
 """Groups that are started before the event loop goes on with other work."""

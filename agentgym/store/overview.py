@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.errors import Failure
-from agentgym.foreign_files.content import Unpacker, parsed
-from agentgym.foreign_files.values import number as checked
+from agentgym.files.foreign.content import Unpacker, parsed
+from agentgym.files.foreign.values import number as checked
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import failure_of, stored_text
 from agentgym.store.table import Filters, conditions

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from agentgym.foreign_files.content import DAMAGE, Unpacker
-from agentgym.foreign_files.database import ForeignDatabase, ReadCost
-from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.files.foreign.content import DAMAGE, Unpacker
+from agentgym.files.foreign.database import ForeignDatabase, ReadCost
+from agentgym.files.foreign.opening import UnreadableFileError
 from agentgym.store.rows import (
     ROLLOUT_COLUMNS,
     SEGMENT_VALUES,
@@ -27,7 +27,8 @@ from agentgym.store.rows import (
 from agentgym.store.schema import FILE, StoreError, damaged, misplaced, read_store
 from agentgym.store.suspicious import LARGE_GAP, far_rewards, signs_of
 from agentgym.store.vocabulary import found_among
-from agentgym.types import Floats, Rollout
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Rollout
 
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
 LARGEST = 2**63 - 1

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.branching.ends import RolloutBranch
 from agentgym.errors import Failure
-from agentgym.foreign_files.content import Unpacker, parsed
-from agentgym.foreign_files.opening import MOST_BYTES
-from agentgym.foreign_files.values import messages_of, number, numbers, text_of, whole
-from agentgym.transcript import printable
-from agentgym.types import Floats, Ints, Rollout, Segment, Turn, Version
+from agentgym.files.foreign.content import Unpacker, parsed
+from agentgym.files.foreign.opening import MOST_BYTES
+from agentgym.files.foreign.values import messages_of, number, numbers, text_of, whole
+from agentgym.types.arrays import Floats, Ints
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Rollout, RolloutBranch, Segment, Turn
+from agentgym.types.transcript import printable
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
 """The columns that are read without unpacking anything."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from agentgym.folders.file_systems import has_locks, shared_kind
-from agentgym.foreign_files.database import ForeignDatabase, check_journal
-from agentgym.foreign_files.opening import UnreadableFileError, regular_file
-from agentgym.foreign_files.tables import Table
+from agentgym.files.file_systems import has_locks, shared_kind
+from agentgym.files.foreign.database import ForeignDatabase, check_journal
+from agentgym.files.foreign.opening import UnreadableFileError, regular_file
+from agentgym.files.foreign.tables import Table
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agentgym.folders.disk import disk_trouble
+from agentgym.files.disk import disk_trouble
 from agentgym.store.rows import ROLLOUT_COLUMNS, SEGMENT_COLUMNS, rollout_row, segment_row, stored_text
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.tool_counts import call_counts
 from agentgym.store.training_step import Trained
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 
 _INSERT_ROLLOUT = (
     f"INSERT INTO rollouts ({ROLLOUT_COLUMNS}, suspicious, tool_calls, tool_errors) VALUES ({', '.join('?' * 14)})"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentgym.store.tool_counts import ToolCounts, calls_in
-from agentgym.transcript import call_text
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
+from agentgym.types.transcript import call_text
 
 SIGNS: Mapping[str, str] = {
     "no-tool-call": "scored above the mean of its group without a tool call, while others of the group called tools",

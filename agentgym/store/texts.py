@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentgym.foreign_files.content import Unpacker
+from agentgym.files.foreign.content import Unpacker
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import failure_of
 

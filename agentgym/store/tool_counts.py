@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentgym.errors import Failure
-from agentgym.messages import Message
-from agentgym.types import Rollout
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout
 
 PER_TOOL = "tool_errors/"
 """In front of a tool's name in a rollout's metrics: how many of its calls failed."""

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentgym.types import Floats, Rollout, Sample, Segment
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Rollout, Segment
+from agentgym.types.sample import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

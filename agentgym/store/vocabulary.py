@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from agentgym.store.rows import stored_text
-from agentgym.types import Bools, Ints, Rollout
+from agentgym.types.arrays import Bools, Ints
+from agentgym.types.rollout import Rollout
 
 log = logging.getLogger(__name__)
 

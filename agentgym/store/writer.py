@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from agentgym.data.content import refuse_unkept, task_fields
-from agentgym.folders.disk import Refusals
-from agentgym.folders.names import whole_path
+from agentgym.files.disk import Refusals
+from agentgym.files.names import whole_path
 from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
 from agentgym.store.statements import (
@@ -37,7 +37,8 @@ from agentgym.store.statements import (
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.training_step import Trained
 from agentgym.store.vocabulary import TokenBytes, VocabularyWriter
-from agentgym.types import Group, Task
+from agentgym.types.rollout import Group
+from agentgym.types.task import Task
 
 __all__ = ["RolloutWriter", "Trained"]
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticUserError
 
-from agentgym.failures import describe
+from agentgym.errors.tracebacks import describe
 
 KEPT = 8
 """Signatures of one piece of code that are kept: a function that is made anew for each task may differ in its types."""

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import SchemaError as PatternError
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
-from agentgym.extras import needs_extra
+from agentgym.errors.extras import needs_extra
 from agentgym.tools.tool import WrongArguments
 
 STEPS_AT_MOST = 50_000

@@ -16,14 +16,14 @@ from pydantic import BaseModel
 
 from agentgym.data.plain import NotPlainError, plain
 from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass, of_machine
-from agentgym.failures import describe, log_once
-from agentgym.messages import Content, Image, content_of
-from agentgym.sound_json import UNSOUND, is_sound
-from agentgym.time_limits import TimeLimit
+from agentgym.errors.tracebacks import describe, log_once
+from agentgym.machine.time_limits import TimeLimit
 from agentgym.tools.dynamic import AnyTool
 from agentgym.tools.streams import joined
 from agentgym.tools.tool import Stop, WrongArguments, class_tools
 from agentgym.tools.tool_threads import call_method
+from agentgym.types.json_values import UNSOUND, is_sound
+from agentgym.types.messages import Content, Image, content_of
 
 
 @dataclass(slots=True, kw_only=True)

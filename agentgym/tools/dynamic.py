@@ -10,14 +10,7 @@ from typing import Any, TypeAlias
 from agentgym.tools.argument_models import arguments_of
 from agentgym.tools.argument_schemas import checked, validator_of
 from agentgym.tools.declarations import check_offered
-from agentgym.tools.tool import (
-    TIMEOUT_S,
-    Tool,
-    WrongArguments,
-    bound_arguments,
-    check_settings,
-    schema_of,
-)
+from agentgym.tools.tool import TIMEOUT_S, Tool, WrongArguments, bound_arguments, check_settings, schema_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from agentgym.messages import Image, first_image
 from agentgym.tools.tool import Stop, class_tools
-from agentgym.types import Task
+from agentgym.types.messages import Image, first_image
+from agentgym.types.task import Task
 
 
 def image_in(env: Any, tasks: Iterable[Task]) -> str | None:

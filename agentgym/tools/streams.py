@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentgym.messages import Image
 from agentgym.tools.tool import Stop
-from agentgym.transcript import one_line
+from agentgym.types.messages import Image
+from agentgym.types.transcript import one_line
 
 log = logging.getLogger("agentgym.tools")
 

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
 
+from agentgym.config_fields import names_its_arguments
 from agentgym.errors import EnvError
-from agentgym.field_checks import names_its_arguments
-from agentgym.messages import Image
 from agentgym.tools.argument_models import arguments_of, check_types
 from agentgym.tools.declarations import check_target, check_tool, marked
+from agentgym.types.messages import Image
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT_S = 30.0

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from agentgym.errors import MachineError
-from agentgym.failures import log_once, place_of_frame
+from agentgym.errors.tracebacks import log_once, place_of_frame
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

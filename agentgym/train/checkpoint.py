@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from agentgym.foreign_files.content import DAMAGE, read_json
-from agentgym.foreign_files.opening import UnreadableFileError, opened
-from agentgym.train.replace_folder import sweep, written_whole
-from agentgym.transcript import printable
+from agentgym.files.foreign.content import DAMAGE, read_json
+from agentgym.files.foreign.opening import UnreadableFileError, opened
+from agentgym.files.replace_folder import sweep, written_whole
+from agentgym.types.transcript import printable
 
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)-")

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentgym.field_checks import Above0, Count, Name, NotNegative, Positive, check_fields, names_its_fields
-from agentgym.models import is_tiny
+from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, check_fields, names_its_fields
+from agentgym.hub import is_tiny
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""

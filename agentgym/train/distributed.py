@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from agentgym.models import gpu_number
+from agentgym.hub import gpu_number
 
 APART = timedelta(hours=12)
 """How far apart processes may come to the same step: the longest rollouts of one keep the others waiting. One that dies

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from agentgym.types import Floats, Sample, SampleKey
+from agentgym.types.arrays import Floats
+from agentgym.types.sample import Sample, SampleKey
 
 
 class ScoredSample(NamedTuple):

@@ -17,21 +17,19 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.batching.mini_batch import MiniBatch
-from agentgym.train.batching.plan import MicroBatch, cost_of, mini_batches, over_budget, plan_step
-from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample
+from agentgym.train.batching.plan import MicroBatch, MiniBatch, cost_of, mini_batches, over_budget, plan_step
+from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample, warn_of_settings
 from agentgym.train.config import TrainConfig, learning_rate
-from agentgym.train.critic.critic import Critic, refuse_returns
+from agentgym.train.critic import Critic, refuse_returns
 from agentgym.train.distributed import Ranks
 from agentgym.train.kept_logprobs import KeptLogprobs, ScoredSample
-from agentgym.train.objective.figures import Forward, reports_of, step_figures
-from agentgym.train.objective.losses import LossSums, denominator
-from agentgym.train.objective.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
-from agentgym.train.objective.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
+from agentgym.train.loss.figures import Forward, reports_of, step_figures
+from agentgym.train.loss.losses import LossSums, denominator
+from agentgym.train.loss.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
+from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
 from agentgym.train.policy.adapter_io import export_adapter
 from agentgym.train.policy.fsdp import open_policy, open_reference, weight_type
 from agentgym.train.policy.model import PolicyModel
-from agentgym.train.policy.settings_warnings import warn_of_settings
 from agentgym.train.snapshot import Snapshot, copied_part, restore_part
 from agentgym.train.state import (
     new_optimizer,
@@ -43,7 +41,9 @@ from agentgym.train.state import (
     training_state,
 )
 from agentgym.train.usage import memory_figures, mfu_figures
-from agentgym.types import Floats, Sample, SampleKey, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample, SampleKey
 
 PAD_ID = 0
 """Id of padding. Any id of the vocabulary does: no token attends to padding, and none of it is trained."""

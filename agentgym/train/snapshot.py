@@ -34,12 +34,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from agentgym.adapter import Adapter
-from agentgym.foreign_files.content import DAMAGE
-from agentgym.foreign_files.opening import UnreadableFileError, read_bytes, regular_file
+from agentgym.files.foreign.content import DAMAGE
+from agentgym.files.foreign.opening import UnreadableFileError, read_bytes, regular_file
 from agentgym.train.checkpoint import Sums, load_state, sum_of, write_checkpoint, write_file
 from agentgym.train.policy.adapter_io import write_adapter, write_model
 from agentgym.train.state import refuse_strangers, trained_names
+from agentgym.types.weights import Adapter
 
 METADATA = ".metadata"
 """The file of torch.distributed.checkpoint that says which part of which tensor is where."""

@@ -11,10 +11,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.errors import AgentGymError
-from agentgym.folders.names import whole_path
-from agentgym.models import find_model
+from agentgym.files.names import whole_path
+from agentgym.hub import find_model
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.config import TrainConfig, with_rate
 from agentgym.train.distributed import find_device, gpus_here, open_ranks
@@ -23,7 +22,10 @@ from agentgym.train.learner import Learner
 from agentgym.train.policy.adapter_io import export_adapter, export_weights, write_adapter, write_merged, write_model
 from agentgym.train.policy.fsdp import shards_alone, weight_type
 from agentgym.train.snapshot import Snapshot
-from agentgym.types import Floats, Sample, SampleKey, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample, SampleKey
+from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from agentgym.sound_json import whole_characters
+from agentgym.types.json_values import whole_characters
 
 
 class Refused(Exception):

@@ -5,16 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agentgym.run.settings import versions
-from agentgym.store.overview import (
-    TASK_SORTS,
-    failure_kinds,
-    group_advantages,
-    reward_histogram,
-    task_rows,
-    visits,
-)
+from agentgym.store.overview import TASK_SORTS, failure_kinds, group_advantages, reward_histogram, task_rows, visits
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import versions
 from agentgym.store.table import page, rows_of
 from agentgym.store.texts import texts_of
 from agentgym.view import asked

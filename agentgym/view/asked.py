@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from agentgym.field_checks import nearest
+from agentgym.config_fields import nearest
 from agentgym.store.reader import LARGEST
 from agentgym.store.table import SORTS, Filters
 from agentgym.view.answers import Refused

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentgym.foreign_files.content import parsed
-from agentgym.foreign_files.opening import MOST_BYTES, UnreadableFileError, opened, read_bytes
-from agentgym.run.log import HELD_OUT, METRICS
+from agentgym.files.foreign.content import parsed
+from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, opened, read_bytes
+from agentgym.run.metrics_logger import HELD_OUT, METRICS
 from agentgym.view.answers import as_json
 
 GROUPS: tuple[dict[str, Any], ...] = (

@@ -9,7 +9,7 @@ from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.store.suspicious import SIGNS
 from agentgym.store.table import Filters, TableRow, rows_of
 from agentgym.store.vocabulary import shown_token
-from agentgym.types import Segment, Turn
+from agentgym.types.rollout import Segment, Turn
 from agentgym.view.answers import Refused
 from agentgym.view.blocks import Colours, message_blocks
 from agentgym.view.timeline import timeline

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from agentgym.foreign_files.content import read_object
-from agentgym.foreign_files.opening import read_bytes
-from agentgym.run.folder_lock import LOCK
-from agentgym.run.log import METRICS
+from agentgym.files.folder_lock import LOCK
+from agentgym.files.foreign.content import read_object
+from agentgym.files.foreign.opening import read_bytes
+from agentgym.run.metrics_logger import METRICS
 from agentgym.run.recorder import SUMMARY
-from agentgym.run.settings import SETTINGS
 from agentgym.store.reader import RolloutStore
+from agentgym.store.run_settings import SETTINGS
 from agentgym.store.schema import FILE, StoreError
 from agentgym.view.answers import Refused
 from agentgym.view.figures import Progress

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.files.foreign.opening import UnreadableFileError
 from agentgym.view.answers import Refused, answer, refusal
 from agentgym.view.api import Api, metric_names
 from agentgym.view.guard import Guard

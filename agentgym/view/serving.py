@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from agentgym.errors import AgentGymError
-from agentgym.transcript import printable
+from agentgym.types.transcript import printable
 
 
 class PrintableLines(logging.Formatter):

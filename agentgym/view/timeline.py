@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from agentgym.types import Rollout, Turn
+from agentgym.types.rollout import Rollout, Turn
 
 Piece = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.advantages import advantages
+from agentgym.advantages.group import advantages
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report, workloads_path
 from benchmarks.peers.turns import Worker, in_its_environment, least_cpu_s
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import agentgym as ag
 from agentgym.rollouts.segment import OpenSegment
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
 
 ANSWERS = 64
 """Requests that the engine answers in one pass of the loop."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
 from benchmarks.driver.dialogs import added, call_in
 from benchmarks.driver.instant import Instant
 from benchmarks.driver.ours import GROUP, TOOL

@@ -9,9 +9,10 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
-from agentgym.types import Completion, Floats, Sampling, Version
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.weights import Adapter
 from recipes.base import CHECKPOINTS
 from recipes.warm_start import MARKS, SPECIAL
 

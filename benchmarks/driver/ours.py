@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import agentgym as ag
 from agentgym.engines.base import Engine
-from agentgym.run.measures.batch import batch_figures
+from agentgym.run.metrics.batch import batch_figures
 from benchmarks.driver.dialogs import QUESTION, Tool
 
 DIALOGS = 48

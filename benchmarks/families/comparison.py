@@ -25,7 +25,7 @@ from agentgym.train.distributed import Ranks, open_ranks
 from agentgym.train.policy.adapter_io import whole
 from agentgym.train.policy.fsdp import open_policy
 from agentgym.train.policy.model import PolicyModel, load_policy
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 from benchmarks.families.models import VOCAB, build
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")

@@ -11,7 +11,7 @@ from typing import Any
 import agentgym as ag
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
 from benchmarks.driver.dialogs import call_in, tracebacks
 from benchmarks.driver.instant import Instant, replies, word_tokenizer
 from benchmarks.driver.ours import DIALOGS, GROUP, TOOL, Adder, collect_put_off, task

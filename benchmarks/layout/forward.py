@@ -13,7 +13,7 @@ from agentgym.train.batching.batch import collate
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.batching.plan import cost_of, plan_step
 from agentgym.train.policy.model import PolicyModel, load_policy
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 from benchmarks.harness import load_workloads
 from benchmarks.layout.merging import merge
 from benchmarks.layout.rows import make_samples

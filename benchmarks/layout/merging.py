@@ -5,7 +5,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 
 def merge(samples: Sequence[Sample]) -> list[Sample]:

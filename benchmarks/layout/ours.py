@@ -10,7 +10,7 @@ import torch
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.layouts import Layout, PaddedInputs
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 from benchmarks.harness import load_workloads
 from benchmarks.layout.rows import make_groups, make_samples
 from benchmarks.peers.serve import digest, serve, work

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.sample import Sample
 from benchmarks.layout.step_lists import Stretch, joined, stretches
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from agentgym.train.batching.plan import Balance, MicroBatch
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 from benchmarks.planning.ours import Lengths, Plan
 
 

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_lengths, plan_step
-from agentgym.types import Ints, Sample
+from agentgym.types.arrays import Ints
+from agentgym.types.sample import Sample
 
 KEYS: tuple[Balance, ...] = ("flops", "square", "length")
 RANKS, ROWS, BUDGET, HIDDEN = 8, 8, 16_384, 2560

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from agentgym.failures import describe
+from agentgym.errors.tracebacks import describe
 from benchmarks.publishing.page import PAGE, page
 from benchmarks.publishing.plans import PLANS, Plan
 from benchmarks.publishing.results import comparable, falls, keep, read

@@ -31,10 +31,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentgym.boxes import Sandbox
-from agentgym.sandboxes.containers.image import default_image
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images.names import default_image
+from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
+from agentgym.sandboxes.protocol import Sandbox
 from benchmarks.harness import report, report_parser
 from benchmarks.sandbox.boxes import FULL, QUICK, Amount, calls, episodes, forks, leases, many
 from benchmarks.sandbox.goals import NAMES, goals

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from agentgym.boxes import Box, Boxes, Sandbox
-from agentgym.process_identity import owner
-from agentgym.sandboxes.containers.client import connect
+from agentgym.machine.process_identity import owner
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 from benchmarks.sandbox.measure import (
     AS_PROGRAM,
     CALLS_PER_EPISODE,

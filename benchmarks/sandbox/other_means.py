@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from agentgym.boxes import Boxes
-from agentgym.process_identity import owner
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.containers.image import default_image
-from agentgym.sandboxes.docker import Docker
+from agentgym.machine.process_identity import owner
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import Docker
+from agentgym.sandboxes.docker.images.names import default_image
+from agentgym.sandboxes.protocol import Boxes
 from benchmarks.sandbox.boxes import AT_ONCE, Amount, cell, episode, leased, program
 from benchmarks.sandbox.measure import (
     AS_PROGRAM,

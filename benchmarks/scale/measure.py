@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, cast
 
 import agentgym as ag
 from agentgym.engines.token_bytes import bytes_by_model
-from agentgym.run.log import MetricsLogger
+from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.samples import build_samples
 from agentgym.scheduling.accounting import Groups
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
 from benchmarks.engine import load
 from benchmarks.scale.sleeping import Scorer, Waits
 

@@ -8,7 +8,8 @@ from typing import Any
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.train.kept_logprobs import ScoredSample
-from agentgym.types import Completion, Sample, Sampling, Version
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.sample import Sample
 from benchmarks.driver.dialogs import added
 from benchmarks.driver.instant import Instant, replies
 from benchmarks.harness import load_workloads

@@ -27,10 +27,10 @@ SETTINGS = {
 }
 """The classes whose fields are settings, by the heading that they stand under."""
 NAMES = {
-    "environments": ("environments", "tools", "data", "games", "agents", "boxes", "sandboxes", "asking"),
-    "rollouts": ("types", "messages", "rollouts", "branching", "scheduling", "samples", "advantages", "errors"),
+    "environments": ("environments", "tools", "data", "agent_api", "sandboxes", "judges"),
+    "rollouts": ("types", "rollouts", "scheduling", "samples", "advantages", "errors"),
     "engines": ("engines", "chat"),
-    "training": ("train", "run"),
+    "training": ("train", "weight_sync", "run", "launch", "cli"),
     "evaluation": ("evals", "store", "exports"),
 }
 """The rooms whose public names stand on one page."""

@@ -6,7 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
 from agentgym.testing import check_env
 from envs.bisect.env import Bisect, BisectLong, BisectTask, BisectTurns, make_task
 

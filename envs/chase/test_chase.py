@@ -2,7 +2,7 @@
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.testing import check_env
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 

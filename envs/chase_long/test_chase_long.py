@@ -6,7 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.testing import check_env
 from envs.chase.env import ChaseTask
 from envs.chase_long.env import ChaseLong, ChaseLongTurns

@@ -4,7 +4,7 @@ import re
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.testing import check_env
 from envs.chase_tree.env import ChaseTree, TreeTask
 

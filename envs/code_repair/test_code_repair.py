@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.boxes import Boxes
 from agentgym.engines.scripted import Reply, Scripted, call, calls, raw, say
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import check_env
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 from envs.code_repair.bugs import answers, is_broken, original, run, same, single_bugs
 from envs.code_repair.cases import CASES
 from envs.code_repair.env import LONGEST, MAX_SOURCE, CodeRepair, RepairTask, make_task

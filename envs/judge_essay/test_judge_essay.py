@@ -7,7 +7,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.testing import ByteTokenizer, Reply, Scripted, check_env, raw, say
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from envs.judge_essay.env import (
     ASKED,
     KINDS,

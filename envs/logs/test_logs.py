@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Boxes
 from agentgym.sandboxes.choose import Kind
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.logs.env import MB, Logs, LogTask, make_task, pieces
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.sandboxes.containers.image import default_image
+from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.testing import Reply, call, say
 
 COUNT = 10_000

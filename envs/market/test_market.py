@@ -6,8 +6,8 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.boxes import Boxes
-from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.market.env import CLIENT, Market, make_task
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Boxes
 from agentgym.environments.task_boxes import open_boxes
-from agentgym.sandboxes import image
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.containers.image import IMAGE, SERVER_LABEL, default_image, find
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.images.folder import folder_digest
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.docker.images import build as image
+from agentgym.sandboxes.docker.images.folder import folder_digest
+from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL, default_image, find
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.polyglot.env import TEST, TRAIN, WANTED, Polyglot, PolyglotTask, make_task, oracle
 

@@ -10,7 +10,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, raw, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.testing import check_env
 from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
 

@@ -2,7 +2,7 @@
 
 import re
 
-from agentgym.asking.user import STOP
+from agentgym.judges.simulated_user import STOP
 from agentgym.testing import Reply, Scripted, say
 
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)

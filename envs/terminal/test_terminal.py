@@ -6,9 +6,9 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.boxes import Boxes
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.terminal.env import Terminal, TerminalTask, make_task, oracle
 from envs.terminal.jobs import KINDS

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.sandboxes.containers.image import default_image
+from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.testing import Reply, call, say
 from envs.web.chores import KINDS, draw_content
 

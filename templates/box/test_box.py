@@ -3,7 +3,7 @@
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Boxes
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Scripted, call, check_env, say
 
 from .env import BoxTemplate, make_task, oracle

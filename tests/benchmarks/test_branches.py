@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from agentgym.credit.learned_turns import NOTHING
-from agentgym.credit.turn_noise import planned
+from agentgym.advantages.learned_turns import NOTHING
+from agentgym.advantages.turn_noise import planned
 from benchmarks import branches
 from benchmarks.branches import BATCH, CREDITS, ENVS, KEY, TURNS, Batch, logits_at
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 from benchmarks.layout.merging import merge
 
 

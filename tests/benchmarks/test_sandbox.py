@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.local.local import why_no_bubblewrap
 from benchmarks.harness import at_least, at_most, report
 from benchmarks.sandbox.__main__ import other_kits, runnable
 from benchmarks.sandbox.goals import LIMITS, NAMES, goals, ratios

@@ -18,13 +18,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env as check_gymnasium_env
 
 import agentgym as ag
-from agentgym.boxes import Boxes
 from agentgym.bridges import gymnasium as bridge
 from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, GymnasiumToolEnv, register_gymnasium
 from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.errors import EnvError
-from agentgym.extras import install_line
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.errors.extras import install_line
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import check_env
 from agentgym.tools import tool_threads as threads
 from envs.chase.env import Chase, ChaseTask

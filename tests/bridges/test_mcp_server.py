@@ -17,9 +17,9 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from envs.chase.env import Chase, ChaseTask
-from tests.messages.pictures import GIF, PART, PNG, SHOWN, text_part
+from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 pytest.importorskip("mcp", reason="needs the extra agentgym[mcp]")
 

@@ -8,7 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.bridges import trl as bridge
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from envs.chase.env import Chase, ChaseTask
 from envs.nim.env import Nim
 

@@ -13,8 +13,8 @@ import pytest
 import agentgym as ag
 from agentgym.bridges.verifiers import VerifiersEnv, VerifiersTask
 from agentgym.engines.scripted import Scripted, call, raw, say
-from agentgym.extras import install_line
-from tests.agents.drawing import Drawing, check_exact
+from agentgym.errors.extras import install_line
+from tests.agent_api.drawing import Drawing, check_exact
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

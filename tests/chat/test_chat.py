@@ -14,7 +14,7 @@ from agentgym.chat.chat import Chat
 from agentgym.chat.template import template_text
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer, chat_tokenizer
 from agentgym.engines.scripted import ByteTokenizer, call, calls, say
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 HERMES = """{% if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}

@@ -13,8 +13,8 @@ from agentgym.chat.fitting import from_user, history_forms, joined
 from agentgym.chat.template import sought_words
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, raw, say
-from agentgym.messages import Message
-from agentgym.types import StepResult
+from agentgym.types.messages import Message
+from agentgym.types.task import StepResult
 from tests.chat.test_template_deltas import CORE, END, PLAIN
 
 ALTERNATING = (

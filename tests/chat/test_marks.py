@@ -15,8 +15,8 @@ from agentgym.chat.chat import Chat
 from agentgym.chat.marks import BREAK, Marks, unbroken
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
-from agentgym.messages import Message
-from agentgym.sound_json import whole_characters
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message
 
 START, END, CALL = "<|im_start|>", "<|im_end|>", "<tool_call>"
 TEMPLATE = """{% for t in tools or [] %}{{ t | tojson }}

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from agentgym.chat.response_formats import MARKS, RESPONSE_FORMATS, response_format_of
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import ByteTokenizer, say
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -15,7 +15,7 @@ from agentgym.chat.parsing import plain_hermes
 from agentgym.chat.template_deltas import KnownTemplate, MessageTemplate, TemplateDeltaCache
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.scripted import call, calls, say
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 START, END = "<|im_start|>", "<|im_end|>"
 PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}

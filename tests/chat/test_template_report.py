@@ -8,7 +8,7 @@ import pytest
 
 from agentgym.chat.template_report import check_template
 from agentgym.engines.scripted import ByteTokenizer
-from agentgym.messages import Message
+from agentgym.types.messages import Message
 
 ALL = ["appends text", "appends tools", "appends thought", "separators", "tool calls"]
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from agentgym import process_identity as owners
 from agentgym.cli import main as cli
 from agentgym.environments.registry import gallery
 from agentgym.errors import SandboxError
-from agentgym.extras import install_line
-from agentgym.process_identity import owner
-from agentgym.sandboxes import image
-from agentgym.sandboxes.containers import client as docker_client
-from agentgym.sandboxes.containers import heartbeat
-from agentgym.sandboxes.containers import image as docker_image
-from agentgym.sandboxes.docker import why_no_docker
+from agentgym.errors.extras import install_line
+from agentgym.machine import process_identity as owners
+from agentgym.machine.process_identity import owner
+from agentgym.sandboxes.docker import client as docker_client
+from agentgym.sandboxes.docker import heartbeat
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.docker.images import build as image
+from agentgym.sandboxes.docker.images import names as docker_image
 
 ROOT = Path(__file__).parents[2]
 

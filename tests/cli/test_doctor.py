@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 import agentgym
-from agentgym import models
+from agentgym import hub as models
 from agentgym.cli import doctor
 from agentgym.cli import main as cli
-from agentgym.extras import install_line
-from agentgym.sandboxes import choose, local
-from agentgym.sandboxes.containers import client as docker_client
-from agentgym.sandboxes.containers.settings import GVISOR_LACKS
-from agentgym.sandboxes.docker import why_no_docker
+from agentgym.errors.extras import install_line
+from agentgym.sandboxes import choose
+from agentgym.sandboxes.docker import client as docker_client
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.docker.settings import GVISOR_LACKS
+from agentgym.sandboxes.local import local
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,7 +15,7 @@ from agentgym.cli import main as cli
 from agentgym.cli.envs.new import renamed
 from agentgym.cli.envs.train import next_lines, parameter_words, recipe_of
 from agentgym.cli.main import _read
-from agentgym.run.command import refuse_ignored, settings
+from agentgym.cli.recipe import refuse_ignored, settings
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}

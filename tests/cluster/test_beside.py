@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.cluster.lost import Losses
 from agentgym.cluster.on_ray import joined_cluster
-from agentgym.run.held_out.evaluations import PREFIX
+from agentgym.run.evaluation import PREFIX
+from agentgym.run.lost import Losses
 from tests.cluster.conftest import Run, TwoNodes
 from tests.cluster.test_runs import assert_same_rollouts, without_ray
 

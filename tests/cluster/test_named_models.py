@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.engines.other import OtherEngine
+from agentgym.engines.custom import OtherEngine
 from agentgym.store.reader import RolloutStore, StoredRollout
 from tests.cluster.conftest import TwoNodes
 

@@ -11,7 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.cluster.collector import ClusterScheduler
 from agentgym.cluster.worker import Played, RolloutWorker, Schedule
-from agentgym.run.distributed_rollouts import joined
+from agentgym.run.collector import joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups
 

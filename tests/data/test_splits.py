@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.data.chosen import overlap
-from agentgym.env_checks.declared import check_tasks
 from agentgym.environments.task_rows import _in_both
 from agentgym.run.preflight import hold_checked
 from agentgym.testing import check_env, say
+from agentgym.testing.env_checks.declared import check_tasks
 
 
 class Sum(ag.Task):

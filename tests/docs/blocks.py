@@ -10,8 +10,8 @@ import pytest
 
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.choose import auto
-from agentgym.sandboxes.docker import why_no_docker
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,7 +1,7 @@
 """Two small envs without a box: one whose tool fails at times, and one whose rollouts fail at times."""
 
 import agentgym as ag
-from agentgym.data.procedural import Procedural
+from agentgym.data.endless import Procedural
 
 VALUES = {key: key * 7 % 90 + 10 for key in range(10, 99)}
 

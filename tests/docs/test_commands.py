@@ -17,8 +17,8 @@ from torch.distributed.run import get_args_parser
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.cli.envs.train import recipe_of
-from agentgym.run.command import settings
-from agentgym.sandboxes.docker import why_no_docker
+from agentgym.cli.recipe import settings
+from agentgym.sandboxes.docker.docker import why_no_docker
 from tests.docs.blocks import ROOT, needs_box, no_box, write_readme_files
 from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, commands, fences, rule_of
 

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 import agentgym as ag
-from agentgym.run.command import settings
+from agentgym.cli.recipe import settings
 from agentgym.testing import sample
 from agentgym.train.batching.layouts import Layout, lay_out
 from benchmarks.memory import GIB, SHAPES, Memory, count, rows

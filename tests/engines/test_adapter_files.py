@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.adapter import Adapter
 from agentgym.engines.adapter_files import read_adapter
 from agentgym.engines.sglang.model_info import write_adapter
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.weights import Adapter
 from tests.engines.sglang.peer import Peer, sglang
 from tests.engines.sglang.test_engine import over
 

@@ -12,7 +12,7 @@ import pytest
 from agentgym.engines.http_link import HttpLink, RawAnswer
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import WireError
-from tests.sandboxes.networks.test_proxy import self_signed
+from tests.sandboxes.network.test_proxy import self_signed
 
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nServer: x\r\n\r\n[1,2,3]"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.stop_texts import StopTexts
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
 
 
 class Pairs(ByteTokenizer):

@@ -11,7 +11,7 @@ from agentgym.environments import registry
 from agentgym.environments.registry import find_env, registered
 from agentgym.environments.rewards import rewards_of, total
 from agentgym.errors import EnvError
-from agentgym.sandboxes.fake import FakeBox
+from agentgym.sandboxes.fake.box import FakeBox
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.cli.recipe import settings as read_settings
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, Mixture, mix
-from agentgym.run.command import settings as read_settings
 from agentgym.run.tasks.envs import env_figures, open_envs
 from agentgym.sandboxes.choose import AnyBox
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler

@@ -10,11 +10,11 @@ import pytest
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.cli.recipe import settings
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.parameters import Parameter, parameters
-from agentgym.run.command import settings
 from agentgym.run.config import Variables
-from agentgym.run.settings import refuse_changes, write_settings
+from agentgym.store.run_settings import refuse_changes, write_settings
 from tests.run.test_resume import SETTINGS
 
 

@@ -13,9 +13,9 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.env_checks.plays import Waiting
 from agentgym.environments.mixture import Member, mix
 from agentgym.testing import check_env
+from agentgym.testing.env_checks.plays import Waiting
 
 events: list[str] = []
 """What the envs of these tests opened, used and closed."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym import failures
 from agentgym.engines.scripted import Scripted, say
 from agentgym.errors import EnvError, SandboxError
+from agentgym.errors import tracebacks as failures
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 

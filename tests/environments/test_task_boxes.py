@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.environments.task_boxes import TaskBoxes, open_boxes
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.local.local import Process
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 from agentgym.testing import FakeBoxes, Scripted, say
 
 KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 import agentgym as ag
 from agentgym.cli.envs.names import task_of
 from agentgym.engines.scripted import Scripted, say
-from agentgym.env_checks.declared import check_tasks
 from agentgym.environments.env import Split
 from agentgym.environments.task_rows import TaskRows, as_task, as_tasks, task_type
 from agentgym.errors import EnvError
 from agentgym.run.preflight import hold_checked
 from agentgym.scheduling.task_sampler import batches
+from agentgym.testing.env_checks.declared import check_tasks
 
 USER = {"role": "user", "content": "2+3?"}
 

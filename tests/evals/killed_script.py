@@ -10,7 +10,7 @@ from typing import Any
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 
 TASKS, K = 5, 3
 AT_ONCE = 4

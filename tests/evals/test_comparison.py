@@ -14,7 +14,7 @@ from agentgym.evals.comparison import Comparison
 from agentgym.evals.report import comparison_lines
 from agentgym.evals.statistics import least_p, sign_flip_p
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 
 PLACES = {("eval_before", 0): 0.25, ("train", 0): 0.0, ("eval", 2): 0.5, ("train", 2): 1.0, ("eval_after", 4): 0.75}
 """The phases of a training run with its evaluations, and the reward of each of their rollouts."""

@@ -13,7 +13,7 @@ from agentgym.errors import Failure
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.report import score_lines
 from agentgym.scheduling.run_groups import Groups
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 
 
 class Guess(ag.ToolEnv[ag.Task]):

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import agentgym as ag
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.base import model_name
 from agentgym.engines.fingerprint import WHOLE, digest_of, fingerprint, model_files
 from agentgym.engines.scripted import Scripted, say
@@ -19,7 +18,8 @@ from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.fleet import Fleet
 from agentgym.evals.fingerprints import hold_models
 from agentgym.evals.opening import name_of
-from agentgym.models import find_model
+from agentgym.hub import find_model
+from agentgym.types.weights import Adapter, ModelWeights
 from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
 

@@ -17,10 +17,10 @@ from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import kept_in
 from agentgym.evals.regrade import regrade
-from agentgym.run.folder_lock import LockedFolder
+from agentgym.files.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.reader import RolloutStore
-from tests.folders.limits import files_up_to, removed
+from tests.files.limits import files_up_to, removed
 from tests.store.test_store import group, rollout
 
 DEEDS: dict[int, Callable[[], object]] = {}

@@ -16,7 +16,8 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.regrade import regrade
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Completion, Group, Rollout
+from agentgym.types.completion import Completion
+from agentgym.types.rollout import Group, Rollout
 from tests.store.test_store import same
 
 

@@ -19,9 +19,10 @@ from agentgym.exports.atif_images import take_out
 from agentgym.exports.atif_reader import read_atif
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Version
-from tests.messages.pictures import GIF, PNG, URL
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout
 from tests.store.test_store import same, segment
+from tests.types.messages.pictures import GIF, PNG, URL
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="system", content="Be brief."), ag.Message(role="user", content="Go.")))
 BOTH = calls(("look", {"at": "a"}), ("look", {"at": "b"}))

@@ -17,14 +17,14 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.machine import clock
 from agentgym.machine.clock import LEAST_S, NAP_S, THREAD, Heart, LoopClock, Reading, keep_time, standstills
-from agentgym.time_limits import TimeLimit
+from agentgym.machine.time_limits import TimeLimit
 
 TASK = ag.Task(id="t", prompt="Go.")
 LIMIT_S = 4.0
 CHILD = f"""
 import asyncio, sys, time
 from agentgym.machine.clock import standstills
-from agentgym.time_limits import TimeLimit
+from agentgym.machine.time_limits import TimeLimit
 
 async def main():
     loop, limit, began = asyncio.get_running_loop(), TimeLimit({LIMIT_S}), time.monotonic()
@@ -266,7 +266,7 @@ def test_what_is_to_be_said_after_a_line_with_which_a_handler_failed_is_said(sai
 
 def test_the_thread_ends_with_the_last_loop() -> None:
     script = (
-        "import asyncio, threading\nfrom agentgym.time_limits import TimeLimit\n"
+        "import asyncio, threading\nfrom agentgym.machine.time_limits import TimeLimit\n"
         "async def main():\n    await TimeLimit(5).bound(asyncio.sleep(0.01))\n"
         f"    return next(t for t in threading.enumerate() if t.name == {THREAD!r})\n"
         "first = asyncio.run(main())\nfirst.join()\nassert asyncio.run(main()) is not first\n"

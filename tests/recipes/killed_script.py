@@ -5,8 +5,8 @@ import signal
 import sys
 import threading
 
-from agentgym.run.command import main
-from agentgym.run.log import MetricsLogger
+from agentgym.cli.recipe import main
+from agentgym.run.metrics_logger import MetricsLogger
 from recipes.chase_grpo import ChaseGRPO
 
 SECONDS = float(sys.argv.pop(1))

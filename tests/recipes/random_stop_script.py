@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import agentgym as ag
-from agentgym.run import command
-from agentgym.run.command import Stop
+from agentgym.cli import recipe as command
+from agentgym.cli.recipe import Stop
 from recipes.chase_grpo import ChaseGRPO
 
 
@@ -85,11 +85,11 @@ def watch(part: str, owner: Any, name: str) -> None:
 
 def watch_all() -> None:
     from agentgym.engines.sglang.launching.process import ServerProcess
-    from agentgym.run.distributed_rollouts import DistributedScheduler
-    from agentgym.run.held_out.evaluations import Evaluations
+    from agentgym.run.collector import DistributedScheduler
+    from agentgym.run.evaluation import Evaluations
     from agentgym.run.resume import CheckpointManager
-    from agentgym.run.sync.weights import WeightSync
     from agentgym.train.trainer import Trainer
+    from agentgym.weight_sync.sync import WeightSync
 
     watch("spawning", ServerProcess, "start")
     watch("launching", ServerProcess, "ready")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import agentgym as ag
-from agentgym.run.command import Stop
-from agentgym.run.log import MetricsLogger
+from agentgym.cli.recipe import Stop
+from agentgym.run.metrics_logger import MetricsLogger
 from recipes.chase_grpo import ChaseGRPO
 
 MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
@@ -101,7 +101,7 @@ def arm() -> None:
 
         before(Learner, "train", call=1)
     elif MOMENT == "syncing":
-        from agentgym.run.sync.weights import WeightSync
+        from agentgym.weight_sync.sync import WeightSync
 
         before(WeightSync, "__call__", call=1)
     elif MOMENT == "logged":

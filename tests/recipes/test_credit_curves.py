@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentgym.run.folder_lock import FolderInUse, hold_folder
+from agentgym.files.folder_lock import FolderInUse, hold_folder
 from recipes.credit_curves import (
     BINS,
     ENVS,

@@ -13,14 +13,14 @@ import pytest
 
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
+from agentgym.cli.recipe import main, refuse_ignored, run_recipe, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors import AgentGymError
-from agentgym.extras import install_line
-from agentgym.models import find_model, loading, of_field
-from agentgym.run.command import main, refuse_ignored, run_recipe, settings
+from agentgym.errors.extras import install_line
+from agentgym.hub import find_model, loading, of_field
+from agentgym.run.open_collector import server_settings
 from agentgym.run.preflight import warn_of_engine_limits
-from agentgym.run.settings import refuse_changes, write_settings
-from agentgym.run.sync.opening import server_settings
+from agentgym.store.run_settings import refuse_changes, write_settings
 from recipes.bisect_turns import BisectTurns
 from recipes.chase_distill import ChaseDistill
 from recipes.chase_grpo import ChaseGRPO
@@ -34,7 +34,7 @@ class Missing:
             raise ModuleNotFoundError("No module named 'torch'", name=name)
 sys.meta_path.insert(0, Missing())
 """
-BUG = "import agentgym.run.command as c\ndef bug(run): return int('three')\nc.train_policy = bug\n"
+BUG = "import agentgym.cli.recipe as c\ndef bug(run): return int('three')\nc.train_policy = bug\n"
 START = "import agentgym as ag; from recipes.chase_grpo import ChaseGRPO; ag.main(ChaseGRPO)"
 
 
@@ -248,7 +248,7 @@ def test_a_missing_package_is_one_line(first: str) -> None:
 @pytest.mark.slow
 def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
     done = recipe(
-        "--out", str(tmp_path), "--model", "tiny", first="import agentgym.models as m; m.SHIPPED['tiny'] = 'x'\n"
+        "--out", str(tmp_path), "--model", "tiny", first="import agentgym.hub as m; m.SHIPPED['tiny'] = 'x'\n"
     )
     assert done.returncode == 1
     assert done.stderr.startswith("ChaseGRPO: model: 'tiny' is not in this installation (")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.run.command import Stop
+from agentgym.cli.recipe import Stop
 from agentgym.store.reader import RolloutStore
 from tests.torchrun import torchrun
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.boxes.content import MissingContent, NotAFile
+from agentgym.sandboxes.protocol.content import MissingContent, NotAFile
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.testing import FakeBox, FakeBoxes, Scripted, say
 

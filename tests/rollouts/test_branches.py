@@ -13,18 +13,20 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.branching.settings import FIRST_EXPLORED, Branching, PlannedBranching
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError
-from agentgym.messages import Message
-from agentgym.run.measures.batch import batch_figures
+from agentgym.run.metrics.batch import batch_figures
 from agentgym.samples import build_samples
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.store.rows import rollout_row
-from agentgym.types import Completion, Group, Rollout, Sampling, Segment, StepResult
+from agentgym.types.branching import FIRST_EXPLORED, Branching, PlannedBranching
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment
+from agentgym.types.task import StepResult
 from agentgym.view.timeline import timeline
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

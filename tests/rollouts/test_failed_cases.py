@@ -5,9 +5,9 @@ import logging
 import pytest
 
 import agentgym as ag
-from agentgym.boxes.verdicts import KEPT_CASES, KEPT_NAME, kept_cases
-from agentgym.foreign_files.content import Unpacker
+from agentgym.files.foreign.content import Unpacker
 from agentgym.rollouts import rollout_warnings
+from agentgym.sandboxes.protocol.verdicts import KEPT_CASES, KEPT_NAME, kept_cases
 from agentgym.store.rows import rollout_of, rollout_row
 from agentgym.testing import FakeBoxes, Scripted, check_env, say
 

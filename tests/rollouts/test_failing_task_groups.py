@@ -11,10 +11,10 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError, is_stray
-from agentgym.messages import Message
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Rollout
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout
 from benchmarks.virtual import run_in_virtual_time
 
 SCRIPT = [call("look"), say("done")]

@@ -10,10 +10,10 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.engines.teacher import divergence, teacher_advantages
-from agentgym.messages import Message
 from agentgym.samples import build_samples, demonstrations, teacher_samples
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
+from agentgym.types.messages import Message
 
 TASK = ag.Task(id="t", prompt="Go.")
 

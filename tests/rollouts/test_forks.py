@@ -9,9 +9,10 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EnvError
-from agentgym.messages import Message
-from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.types import Completion, Group, Rollout, Segment
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment
 from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import pytest
 
 import agentgym as ag
-from agentgym.asking.user import _with_first_words
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.trl.environment import _prompt
 from agentgym.cli import main as cli
 from agentgym.engines.messages import refuse_in_training
 from agentgym.environments.mixture import mix
-from agentgym.messages import Message, text_of
+from agentgym.judges.simulated_user import _with_first_words
 from agentgym.run.preflight import hold_checked
 from agentgym.testing import Scripted, Seeing, call, check_env, say
 from agentgym.tools.calls import dispatch
 from agentgym.tools.images import image_in
-from agentgym.types import StepResult
-from tests.messages.pictures import GIF, PART, PNG, SHOWN, text_part
+from agentgym.types.messages import Message, text_of
+from agentgym.types.task import StepResult
+from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 WORDS = ag.Task(id="words", prompt="What is it?")
 SEEN = ag.Task(id="seen", prompt=["What is it?", ag.Image(PNG)])
@@ -247,7 +247,7 @@ def test_what_only_sub_agents_or_another_model_see_is_no_reason_to_refuse() -> N
 
 async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog: pytest.LogCaptureFixture) -> None:
     oracle = [call("look", how="alone"), say("a cat")]
-    with caplog.at_level(logging.WARNING, "agentgym.env_checks"):
+    with caplog.at_level(logging.WARNING, "agentgym.testing.env_checks"):
         await check_env(Looks, WORDS, oracle=[say("a cat")])
         assert caplog.messages == []
         await check_env(Looks, SEEN, oracle=oracle, secrets=[PART["image_url"]["url"].partition(",")[2]])

@@ -9,13 +9,13 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
-from agentgym.messages import Message
+from agentgym.machine.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
 from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

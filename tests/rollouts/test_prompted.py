@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentgym as ag
-from agentgym.agents.requests import LimitError, RefusedError
+from agentgym.agent_api.requests import LimitError, RefusedError
 from agentgym.engines.scripted import Scripted, call, raw, say
-from agentgym.messages import Message
-from tests.agents.drawing import LOOK, Drawing, Played, check_exact, request
+from agentgym.types.messages import Message
+from tests.agent_api.drawing import LOOK, Drawing, Played, check_exact, request
 from tests.rollouts.test_rollout import Rewriting, Unmarked
 
 SYSTEM = Message(role="system", content="Be brief.")

@@ -9,7 +9,7 @@ import pytest
 from agentgym.engines.scripted import say
 from agentgym.rollouts.reconcile import Drift, reconcile
 from agentgym.rollouts.segment import OpenSegment
-from agentgym.types import Completion, Version
+from agentgym.types.completion import Completion, Version
 
 
 def sampled(*ids: int) -> Completion:

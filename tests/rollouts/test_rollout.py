@@ -12,9 +12,10 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, raw, say
-from agentgym.messages import Message
-from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.types import Completion, Rollout, Segment
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout, Segment
 from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Box
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
-from agentgym.types import Completion
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.protocol import Box
+from agentgym.types.completion import Completion
 from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

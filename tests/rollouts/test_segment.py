@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Box
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
-from agentgym.environments.context_policies import KeepLast, KeepPrompt, Window, last_turns
-from agentgym.environments.limits import Limits
+from agentgym.environments.limits import KeepLast, KeepPrompt, Limits, Window, last_turns
 from agentgym.errors import EngineError, SandboxError
-from agentgym.messages import Message
 from agentgym.rollouts.segment import OpenSegment, is_due
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
-from agentgym.types import Completion, Rollout, Segment, Version
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.protocol import Box
+from agentgym.types.completion import Completion, Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout, Segment
 from tests.rollouts.test_rollout import Rewriting
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))

@@ -10,9 +10,9 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.errors import EnvError
-from agentgym.messages import Message
 from agentgym.rollouts.step_result import read_step
-from agentgym.types import StepResult
+from agentgym.types.messages import Message
+from agentgym.types.task import StepResult
 
 GOOD, BAD = (ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in ("good", "bad"))
 IMAGE = {"role": "user", "content": [{"type": "image", "image": "x"}]}

@@ -8,10 +8,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Completion, Rollout
+from agentgym.types.completion import Completion
+from agentgym.types.rollout import Rollout
 from benchmarks.virtual import run_in_virtual_time
 
 SCRIPT = [call("look"), say("done")]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.machine.time_limits import Standstill, count_held_time, off_the_clock
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.testing import Scripted, call, say
-from agentgym.time_limits import Standstill, count_held_time, off_the_clock
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from benchmarks.virtual import run_in_virtual_time
 
 

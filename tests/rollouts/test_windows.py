@@ -9,10 +9,10 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, say
 from agentgym.errors import EngineError, EnvError, Failure, SandboxError, boundary
-from agentgym.messages import Message
-from agentgym.run.report import Report
+from agentgym.run.summary import Report
 from agentgym.scheduling.accounting import Groups
-from agentgym.types import Group, Rollout
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout
 from benchmarks.virtual import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(Message(role="user", content="Go."),))

@@ -16,10 +16,10 @@ from typing import Any
 import torch.distributed as dist
 
 import agentgym as ag
-from agentgym import time_limits
 from agentgym.environments.env import Split
-from agentgym.run.log import MetricsLogger
-from agentgym.run.sync.weights import WeightSync
+from agentgym.machine import time_limits
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.weight_sync.sync import WeightSync
 from tests.run.test_resume import SETTINGS, task
 
 LONGEST_S = 0.05

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym.cli.recipe import settings
 from agentgym.exports.atif import documents
 from agentgym.exports.atif_reader import read_atif
 from agentgym.exports.conversations import BRANCH, why_not
-from agentgym.run.command import settings
 from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.writer import RolloutWriter
 from agentgym.train.checkpoint import last_checkpoint
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 from agentgym.view.rollout_page import rollout_page
 from recipes.bisect_branches import BisectBranches
 from recipes.chase_grpo import ChaseGRPO

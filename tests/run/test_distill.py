@@ -9,9 +9,9 @@ import pytest
 
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
-from agentgym.engines.other import OtherEngine
-from agentgym.run.command import settings
-from agentgym.run.sync.teacher import open_teacher
+from agentgym.cli.recipe import settings
+from agentgym.engines.custom import OtherEngine
+from agentgym.run.teacher import open_teacher
 from agentgym.samples import demonstrations
 from recipes.base import TRAIN
 from recipes.chase_distill import ChaseDistill

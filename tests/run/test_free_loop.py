@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.time_limits import TimeLimit, all_clocks_stopped
+from agentgym.machine.time_limits import TimeLimit, all_clocks_stopped
 from tests.torchrun import of_each_rank, run_on_ranks
 
 SCRIPT = Path(__file__).parent / "free_loop_script.py"

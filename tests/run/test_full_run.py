@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
-from agentgym.run.loop import train_policy
-from agentgym.run.settings import refuse_changes
+from agentgym.launch.train import train_policy
+from agentgym.store.run_settings import refuse_changes
 from tests.run.test_resume import SETTINGS, figures, folder, resumed, steps, stop
 
 FULL = replace(SETTINGS, train=replace(SETTINGS.train, method="full", lr=1e-3), eval_every=2, prompts=2, steps=3)

@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.adapter import Adapter
 from agentgym.engines.scripted import Scripted, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError, EngineError
-from agentgym.run.distributed_rollouts import Collector, DistributedScheduler
-from agentgym.run.log import MetricsLogger
-from agentgym.run.sync.weights import WeightSync
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.run.collector import Collector, DistributedScheduler
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler, batches
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Floats, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Sampling
+from agentgym.types.weights import Adapter
+from agentgym.weight_sync.sync import WeightSync
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase_compaction"

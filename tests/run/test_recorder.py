@@ -12,7 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
-from agentgym.run.loop import train_policy
+from agentgym.launch.train import train_policy
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.store.schema import FILE
 from agentgym.train.learner import Learner

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentgym.run.flags.refusals import refusal
+from agentgym.cli.flags.parsing import refusal
 
 FRAMED = """
 ╭─ Unrecognized options ─────────────────────╮

@@ -18,12 +18,12 @@ from safetensors.numpy import load_file
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.env import Split
-from agentgym.run.folder_lock import hold_folder
-from agentgym.run.log import LONGEST_LINE, MetricsLogger, steps_in
-from agentgym.run.loop import train_policy
+from agentgym.files.folder_lock import hold_folder
+from agentgym.launch.train import train_policy
+from agentgym.run.metrics_logger import LONGEST_LINE, MetricsLogger, steps_in
 from agentgym.run.preflight import hold_checked
 from agentgym.run.resume import RunState, read_best, read_run_state
-from agentgym.run.settings import refuse_changes, write_settings
+from agentgym.store.run_settings import refuse_changes, write_settings
 from agentgym.train.learner import Learner
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
@@ -32,7 +32,7 @@ OWN = """
 import asyncio, os, signal, sys
 from dataclasses import replace
 import agentgym as ag
-from agentgym.run.log import MetricsLogger
+from agentgym.run.metrics_logger import MetricsLogger
 from tests.run.test_resume import SETTINGS
 
 note = MetricsLogger.note
@@ -366,7 +366,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
 
 def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys, pathlib; from agentgym.run.folder_lock import hold_folder\n"
+        "import os, signal, sys, pathlib; from agentgym.files.folder_lock import hold_folder\n"
         "with hold_folder(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
     )
     words = [sys.executable, "-c", code, str(tmp_path)]

@@ -14,11 +14,11 @@ import pytest
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
-from agentgym.run.folder_lock import FolderInUse, LockedFolder
-from agentgym.run.loop import train_policy
+from agentgym.files.folder_lock import FolderInUse, LockedFolder
+from agentgym.launch.train import train_policy
 from agentgym.store.reader import RolloutStore
 from agentgym.train.checkpoint import last_checkpoint
-from tests.folders.limits import files_up_to, removed
+from tests.files.limits import files_up_to, removed
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 ELSEWHERE: list[Path] = []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
-from agentgym.engines.other import OtherEngine
+from agentgym.cli.recipe import settings
+from agentgym.engines.custom import OtherEngine
 from agentgym.engines.scripted import Scripted, say
-from agentgym.run.command import settings
-from agentgym.run.settings import refuse_changes, write_settings
+from agentgym.store.run_settings import refuse_changes, write_settings
 from tests.engines.endpoint.chat_server import chat_server, said
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.cli.recipe import settings
 from agentgym.engines.scripted import Scripted, say
-from agentgym.run.command import settings
-from agentgym.run.sync import opening
-from agentgym.types import Completion, Sampling
+from agentgym.run import open_collector as opening
+from agentgym.types.completion import Completion, Sampling
 from tests.run.test_resume import SETTINGS
 
 SHOUTING = (

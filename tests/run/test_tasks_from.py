@@ -14,7 +14,7 @@ from agentgym.evals.evaluation import Evaluation
 from agentgym.run.preflight import hold_checked
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.store.reader import RolloutStore
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 from tests.run.test_resume import SETTINGS, Terse
 
 

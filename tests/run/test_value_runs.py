@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.credit.gae import GAE
-from agentgym.run.command import settings
+from agentgym.advantages.gae import GAE
+from agentgym.cli.recipe import settings
 from recipes.bisect_long import BisectLongGRPO
 from recipes.chase_long import ChaseLongGRPO
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentgym.boxes import Box, Boxes, Sandbox
-from agentgym.sandboxes.containers.client import EngineDown, connect
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.docker.client import EngineDown, connect
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ from typing import IO
 
 import pytest
 
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.containers.image import default_image
-from agentgym.sandboxes.docker import why_no_docker
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.docker.images.names import default_image
 from tests.sandboxes.conftest import below, wait_for_end
 
 

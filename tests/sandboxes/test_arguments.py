@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentgym.boxes import Boxes
-from agentgym.sandboxes.fake import FakeBox
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.local.local import Process
+from agentgym.sandboxes.protocol import Boxes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

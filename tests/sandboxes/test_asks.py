@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.link import MAX_OPEN_ASKS, Link
-from agentgym.sandboxes.wire import Wire, encode
+from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.remote.link import MAX_OPEN_ASKS, Link
+from agentgym.sandboxes.remote.wire import Wire, encode
 
 RAW = """
 import json, os, struct

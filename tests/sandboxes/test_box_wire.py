@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.containers.box_wire import accepted, listener
-from agentgym.sandboxes.containers.client import EngineFailed
+from agentgym.sandboxes.docker.box_wire import accepted, listener
+from agentgym.sandboxes.docker.client import EngineFailed
 
 
 @pytest.mark.parametrize("turns", range(6))

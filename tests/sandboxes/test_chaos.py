@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agentgym.boxes import Boxes
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.docker import Docker
-from agentgym.sandboxes.refusals import SANDBOX_LOST
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import Docker
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started
 
@@ -56,7 +56,7 @@ PART = Size(episodes=800, clients=20, engines=2, containers=80, cancels=200)
 FULL = Size(episodes=2000, clients=50, engines=5, containers=200, cancels=500)
 CLIENT = f"""
 import asyncio
-from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.docker.docker import Docker
 from tests.sandboxes.conftest import with_many_files_open
 from tests.sandboxes.test_chaos import end_of, episode
 

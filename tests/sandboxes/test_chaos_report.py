@@ -3,8 +3,8 @@
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake import FakeBoxes
-from agentgym.sandboxes.refusals import SANDBOX_LOST
+from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
 from tests.sandboxes.test_chaos import SEED, end_of, episode
 
 

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.boxes import Box, Boxes, Sandbox
 from agentgym.environments.task_boxes import TaskBoxes
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LEASE_ENDED = r"the box was closed \d+\.\d s ago, when its lease ended: use it before that"

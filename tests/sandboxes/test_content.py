@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.refusals import MACHINE, raise_refusal
+from agentgym.sandboxes.protocol import Box
 from agentgym.sandboxes.remote import files
+from agentgym.sandboxes.remote.refusals import MACHINE, raise_refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box, Boxes, Sandbox
-from agentgym.boxes.content import UnusablePath
 from agentgym.errors import EngineError, SandboxError, ToolError
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
+from agentgym.sandboxes.protocol.content import UnusablePath
 from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

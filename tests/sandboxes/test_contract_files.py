@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box
-from agentgym.boxes.content import UnusablePath
-from agentgym.sandboxes.containers import settings
+from agentgym.sandboxes.docker import settings
+from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol.content import UnusablePath
 from tests.sandboxes.conftest import KINDS, make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agentgym.boxes import Box, Branch, ExecResult
 from agentgym.errors import ClosedError, SandboxError
+from agentgym.sandboxes.protocol import Box, Branch, ExecResult
 from agentgym.sandboxes.remote.process import WINDOW
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

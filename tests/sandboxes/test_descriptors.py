@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentgym.boxes import Box, Sandbox
+from agentgym.sandboxes.protocol import Box, Sandbox
 from agentgym.sandboxes.server_files import image_folder
 
 HOLDS = """

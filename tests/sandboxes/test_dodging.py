@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Boxes
+from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Scripted, call
 from tests.sandboxes.conftest import make
 from tests.sandboxes.payloads import PAYLOADS

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.process_identity import owner
-from agentgym.sandboxes import docker as docker_boxes
+from agentgym.machine.process_identity import owner
 from agentgym.sandboxes import pool as pools
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.containers.client import address, connect
-from agentgym.sandboxes.containers.image import default_image
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.docker import docker as docker_boxes
+from agentgym.sandboxes.docker.client import address, connect
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images.names import default_image
+from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool
+from agentgym.sandboxes.remote.box import RemoteBox
 
 pytestmark = pytest.mark.docker
 

@@ -15,12 +15,13 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.boxes import Box, Boxes
 from agentgym.errors import BoxKilledError
-from agentgym.sandboxes import link, local
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.containers.settings import DockerSettings, box_user
-from agentgym.sandboxes.local import Bubblewrap, Process
+from agentgym.sandboxes.docker.settings import DockerSettings, box_user
+from agentgym.sandboxes.local import local
+from agentgym.sandboxes.local.local import Bubblewrap, Process
+from agentgym.sandboxes.protocol import Box, Boxes
+from agentgym.sandboxes.remote import link
+from agentgym.sandboxes.remote.box import RemoteBox
 from agentgym.sandboxes.server_files import BOX_USERS, arena
 from agentgym.testing import Scripted, call
 from tests.sandboxes.conftest import as_user_without_rights, containers_of, make
@@ -353,7 +354,7 @@ async def test_code_stands_back_behind_the_server_with_which_it_shares_its_proce
 async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_rights_too(code_for_all: Path) -> None:
     make("bubblewrap")
     code = (
-        "import asyncio, logging\nfrom agentgym.sandboxes.local import Bubblewrap\nlogging.basicConfig()\n"
+        "import asyncio, logging\nfrom agentgym.sandboxes.local.local import Bubblewrap\nlogging.basicConfig()\n"
         "async def main():\n"
         "    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:\n"
         "        await box.write({'f': 'x'})\n"

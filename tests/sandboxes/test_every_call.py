@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box, Branch
 from agentgym.errors import BoxKilledError
-from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.protocol import Box, Branch
+from agentgym.sandboxes.remote.box import RemoteBox
 from tests.sandboxes.conftest import make
 
 DOCUMENTED = (FileNotFoundError, ValueError, TimeoutError, BoxKilledError)

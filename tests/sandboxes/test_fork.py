@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agentgym.boxes import Box, Boxes
 from agentgym.errors import ClosedError
+from agentgym.sandboxes.protocol import Box, Boxes
 from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.wire import Wire, encode
+from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.wire import Wire, encode
 from tests.sandboxes.conftest import make
 
 AT_ONCE = 10

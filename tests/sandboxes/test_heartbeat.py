@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from agentgym import process_identity
-from agentgym.process_identity import FORGOTTEN_S, dead_folders, lent_folder, new_folder, owner, state_of
-from agentgym.sandboxes.containers import heartbeat
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.containers.heartbeat import (
+from agentgym.machine import process_identity
+from agentgym.machine.process_identity import FORGOTTEN_S, dead_folders, lent_folder, new_folder, owner, state_of
+from agentgym.sandboxes.docker import heartbeat
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.heartbeat import (
     DEAD_S,
     LOOKS_S,
     OWNER_LABEL,
@@ -30,16 +31,15 @@ from agentgym.sandboxes.containers.heartbeat import (
     remove_container,
     traces,
 )
-from agentgym.sandboxes.containers.image import default_image
-from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images.names import default_image
 from tests.sandboxes.conftest import below
 
 TOKEN = secrets.token_hex(6)
 ELSEWHERE = "host/another-boot/1/1/1"
 CLIENT = """
 import asyncio, sys
-from agentgym.process_identity import owner
-from agentgym.sandboxes.docker import Docker
+from agentgym.machine.process_identity import owner
+from agentgym.sandboxes.docker.docker import Docker
 
 async def main():
     async with Docker().open(1) as boxes, boxes.lease() as box:

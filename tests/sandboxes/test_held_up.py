@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box
 from agentgym.errors import BoxKilledError
-from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.protocol import Box
 from agentgym.sandboxes.remote import process
+from agentgym.sandboxes.remote.box import RemoteBox
 from agentgym.sandboxes.remote.calls import MAX_PATH
 from tests.sandboxes.conftest import make
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box
 from agentgym.sandboxes import host_files
 from agentgym.sandboxes.host_files import Spool, new_file, store_tree
+from agentgym.sandboxes.protocol import Box
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from agentgym import failures
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError, ToolError
-from agentgym.sandboxes.host_functions import MAX_VALUES
-from agentgym.sandboxes.link import MAX_QUESTION, SERVER_ASKS
-from agentgym.sandboxes.wire import encode
+from agentgym.errors import tracebacks as failures
+from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.remote.host_functions import MAX_VALUES
+from agentgym.sandboxes.remote.link import MAX_QUESTION, SERVER_ASKS
+from agentgym.sandboxes.remote.wire import encode
 from tests.sandboxes.test_asks import linked
 
 SECRET = "https://shop/?key=s3cret"

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentgym.boxes import Box, Boxes, ExecResult
 from agentgym.errors import BoxKilledError, SandboxError
+from agentgym.sandboxes.protocol import Box, Boxes, ExecResult
 from tests.sandboxes.conftest import KINDS, as_user_without_rights, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError
-from agentgym.process_identity import owner
-from agentgym.sandboxes import image
-from agentgym.sandboxes.containers.client import address, connect
-from agentgym.sandboxes.containers.image import IMAGE, SERVER_LABEL, default_image, find
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.images.folder import build_folder, folder_digest
-from agentgym.sandboxes.images.former import former_images, remove_former
-from agentgym.sandboxes.images.ready import ready_image, server_tag
+from agentgym.machine.process_identity import owner
+from agentgym.sandboxes.docker.client import address, connect
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images import build as image
+from agentgym.sandboxes.docker.images.folder import build_folder, folder_digest
+from agentgym.sandboxes.docker.images.former import former_images, remove_former
+from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL, default_image, find
+from agentgym.sandboxes.docker.images.ready import ready_image, server_tag
+from agentgym.sandboxes.protocol import Box
 from tests.sandboxes.conftest import SECRET
 
 pytestmark = pytest.mark.docker
@@ -546,7 +546,7 @@ async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -
 
 @pytest.mark.skipif(find_spec("setuptools") is None, reason="setuptools is not installed")
 def test_setuptools_can_be_imported_after_pip_was_looked_for() -> None:
-    code = "from agentgym.sandboxes.images.packages import _own_pip; print(_own_pip()); import setuptools"
+    code = "from agentgym.sandboxes.docker.images.packages import _own_pip; print(_own_pip()); import setuptools"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, Path(done.stdout.strip()).name) == (0, "pip"), done.stderr
 

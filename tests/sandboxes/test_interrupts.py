@@ -14,11 +14,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.sandboxes import pool as pools
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.containers.client import EngineDown
-from agentgym.sandboxes.containers.heartbeat import Heart
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.docker.client import EngineDown
+from agentgym.sandboxes.docker.heartbeat import Heart
+from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.remote.box import RemoteBox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """

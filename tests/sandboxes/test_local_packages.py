@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Sandbox
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.images import package_folder
-from agentgym.sandboxes.local import Bubblewrap, why_no_bubblewrap
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images import package_folder
+from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
+from agentgym.sandboxes.protocol import Sandbox
 from tests.sandboxes.conftest import make
 
 
@@ -62,7 +62,7 @@ async def test_pips_own_words_are_in_the_error_and_no_folder_is_left(index: Path
 INSTALL = """
 import sys
 from pathlib import Path
-from agentgym.sandboxes.images import package_folder
+from agentgym.sandboxes.docker.images import package_folder
 package_folder.cache_folder = lambda: Path(sys.argv[1])
 package_folder.package_binds(("agentgym-nowhere",), sys.executable)
 """

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agentgym import process_identity as owners
 from agentgym.errors import SandboxError
-from agentgym.process_identity import new_folder, owner
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.local import Process
+from agentgym.machine import process_identity as owners
+from agentgym.machine.process_identity import new_folder, owner
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.local.local import Process
 from tests.sandboxes.conftest import make
 
 

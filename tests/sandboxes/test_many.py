@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.boxes import Box, Sandbox
+from agentgym.sandboxes.protocol import Box, Sandbox
 from tests.sandboxes.conftest import ISOLATED, make
 
 STALL_S = 0.05

@@ -17,14 +17,17 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import SandboxError
-from agentgym.process_identity import is_dead, owner, state_of
-from agentgym.sandboxes import choose, docker, image, local
+from agentgym.machine.process_identity import is_dead, owner, state_of
+from agentgym.sandboxes import choose
 from agentgym.sandboxes.choose import AnyBox, Kind, as_kind, auto, named
-from agentgym.sandboxes.containers.client import connect, translated
-from agentgym.sandboxes.containers.settings import GVISOR_LACKS
-from agentgym.sandboxes.docker import Docker, why_no_docker
-from agentgym.sandboxes.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.sandboxes.networks.rules import Allow
+from agentgym.sandboxes.docker import docker
+from agentgym.sandboxes.docker.client import connect, translated
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.images import build as image
+from agentgym.sandboxes.docker.settings import GVISOR_LACKS
+from agentgym.sandboxes.local import local
+from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
+from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.server_files import image_folder
 from agentgym.testing import Scripted
 
@@ -316,7 +319,9 @@ def test_the_image_folder_holds_the_server() -> None:
 
 def test_importing_every_module_of_the_sandboxes_loads_no_docker_client() -> None:
     modules = [f"agentgym.sandboxes.{path.stem}" for path in Path(choose.__file__).parent.glob("*.py")]
-    assert {"agentgym.sandboxes.docker", "agentgym.sandboxes.image", "agentgym.sandboxes.pool"} < {*modules}
+    assert {"agentgym.sandboxes.docker.docker", "agentgym.sandboxes.docker.images.build", "agentgym.sandboxes.pool"} < {
+        *modules
+    }
     code = f"import sys, {', '.join(modules)}; print([name for name in ('docker', 'requests') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandboxes.local import why_no_bubblewrap
+from agentgym.sandboxes.local.local import why_no_bubblewrap
 from tests.sandboxes.conftest import make, wait_for_end
 
 pytestmark = [

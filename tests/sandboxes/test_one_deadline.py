@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box, Boxes
-from agentgym.sandboxes.box import RemoteBox
+from agentgym.sandboxes.protocol import Box, Boxes
+from agentgym.sandboxes.remote.box import RemoteBox
 from agentgym.sandboxes.remote.calls import MARGIN_S
 from agentgym.sandboxes.server_files import image_folder
 from tests.sandboxes.conftest import make

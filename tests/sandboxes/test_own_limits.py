@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentgym.boxes import Box
 from agentgym.errors import BoxKilledError
 from agentgym.sandboxes.pool import Pool
+from agentgym.sandboxes.protocol import Box
 from tests.sandboxes.conftest import make
 
 SERVER = "import os, resource\nserver = os.getppid()\n"

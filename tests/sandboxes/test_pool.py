@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box, Sandbox
 from agentgym.errors import SandboxError
+from agentgym.machine.finished import finished
 from agentgym.sandboxes import pool as pools
-from agentgym.sandboxes.box import RemoteBox
 from agentgym.sandboxes.choose import named
-from agentgym.sandboxes.faults import finished
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool, open_pool
+from agentgym.sandboxes.protocol import Box, Sandbox
+from agentgym.sandboxes.remote.box import RemoteBox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """
@@ -238,9 +238,9 @@ def working_folder(pid: int) -> Path | None:
 
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
-    from agentgym.process_identity import is_dead
-    from agentgym.sandboxes.containers.client import connect
-    from agentgym.sandboxes.docker import why_no_docker
+    from agentgym.machine.process_identity import is_dead
+    from agentgym.sandboxes.docker.client import connect
+    from agentgym.sandboxes.docker.docker import why_no_docker
 
     why_not = why_no_docker()
     if why_not is not None:

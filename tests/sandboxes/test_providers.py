@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentgym.boxes import Box, Boxes, ExecResult, Sandbox, Verdict
-from agentgym.env_checks.contract.check import CHECKS, POOL
-from agentgym.sandboxes.local import Process
+from agentgym.sandboxes.local.local import Process
+from agentgym.sandboxes.protocol import Box, Boxes, ExecResult, Sandbox, Verdict
 from agentgym.testing import check_sandbox
+from agentgym.testing.sandbox_checks.check import CHECKS, POOL
 from tests.sandboxes.conftest import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -237,7 +237,12 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     "the variables are ignored": ("exec", "exec", without("env"), "cwd, env and stdin: stdout: "),
     "the input is ignored": ("exec", "exec", without("stdin"), "cwd, env and stdin: stdout: "),
     "bytes are lost": ("exec", "exec", lossy, "the bytes of stdout: "),
-    "a status is invented": ("exec", "exec", invented_status, "a status of agentgym.boxes.Status is promised, got 'f"),
+    "a status is invented": (
+        "exec",
+        "exec",
+        invented_status,
+        "a status of agentgym.sandboxes.protocol.Status is promised, got 'f",
+    ),
     "output has no limit": ("output limits", "exec", without("output_limit"), "cut output is within its limit"),
     "fresh is ignored": ("python", "python", without("fresh"), "a fresh cell: 'False\\n' is promised, got 'True\\n'"),
     "functions are ignored": ("functions", "python", without("functions"), "a host function: '41\\n' is promised"),

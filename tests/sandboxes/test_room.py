@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
-from agentgym.boxes import Box
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.containers import settings
-from agentgym.sandboxes.containers.settings import DockerSettings
+from agentgym.sandboxes.docker import settings
+from agentgym.sandboxes.docker.settings import DockerSettings
+from agentgym.sandboxes.protocol import Box
 from tests.sandboxes.conftest import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

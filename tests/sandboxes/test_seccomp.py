@@ -6,10 +6,10 @@ import struct
 
 import pytest
 
-from agentgym.boxes import Sandbox
 from agentgym.errors import SandboxError
 from agentgym.sandboxes import seccomp
-from agentgym.sandboxes.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.protocol import Sandbox
 
 IN_A_BOX = platform.machine() == "x86_64"
 MACHINE, TABLE = seccomp.MACHINES.get(platform.machine(), seccomp.MACHINES["x86_64"])

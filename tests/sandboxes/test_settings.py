@@ -8,10 +8,10 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import SandboxError
-from agentgym.sandboxes import image
-from agentgym.sandboxes.containers.client import engine_errors
-from agentgym.sandboxes.containers.settings import named_refusals
-from agentgym.sandboxes.images.folder import declared_arguments, without_values
+from agentgym.sandboxes.docker.client import engine_errors
+from agentgym.sandboxes.docker.images import build as image
+from agentgym.sandboxes.docker.images.folder import declared_arguments, without_values
+from agentgym.sandboxes.docker.settings import named_refusals
 
 
 def shop(name: str = "shop", ready: str | None = None) -> ag.Docker:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.boxes import Box, Boxes, Sandbox
-from agentgym.sandboxes.fake import FakeBox
+from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
 from tests.sandboxes.conftest import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

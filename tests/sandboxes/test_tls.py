@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.containers.client import connect
-from agentgym.sandboxes.docker import Docker
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import Docker
 from tests.sandboxes.engines import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.docker]

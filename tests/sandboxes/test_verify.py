@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentgym.boxes import Box, ExecResult, Verdict
-from agentgym.sandboxes.fake import FakeBox
-from agentgym.sandboxes.verification.judging import Judging
-from agentgym.sandboxes.verification.verify import program, verify
+from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.hidden_tests.judging import Judging
+from agentgym.sandboxes.hidden_tests.verify import program, verify
+from agentgym.sandboxes.protocol import Box, ExecResult, Verdict
 from tests.sandboxes.conftest import make, others_slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentgym.boxes import Box, ExecResult
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.fake import FakeBox
-from agentgym.sandboxes.verification.judging import MAX_OUTPUT, Judging
+from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.hidden_tests.judging import MAX_OUTPUT, Judging
+from agentgym.sandboxes.protocol import Box, ExecResult
+from agentgym.sandboxes.remote.box import RemoteBox
 from tests.sandboxes.conftest import others_slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

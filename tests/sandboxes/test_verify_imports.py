@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentgym.boxes import Box, Verdict
-from agentgym.sandboxes.fake import FakeBox
+from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.protocol import Box, Verdict
 from agentgym.sandboxes.server_files import server_files
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

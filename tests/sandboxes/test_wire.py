@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.box import RemoteBox
-from agentgym.sandboxes.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
 
 
 @given(

@@ -8,7 +8,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.scheduling.accounting import BatchStats, Groups
 from agentgym.scheduling.oversampling import Oversample
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 
 
 def task(number: int) -> ag.Task:

@@ -8,11 +8,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, settle, task, tasks
 
 

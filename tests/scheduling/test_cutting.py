@@ -10,12 +10,12 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.accounting import Groups, LifecycleCounts
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from benchmarks.virtual import run_in_virtual_time
 from tests.scheduling.scheduled import Held, Say, batch_stats, cut, ids, settle, task, tasks
 

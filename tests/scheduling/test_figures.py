@@ -12,7 +12,8 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.run.tasks.envs import env_figures
 from agentgym.scheduling.accounting import Groups, is_counter
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
-from agentgym.types import Group, Rollout, StepResult
+from agentgym.types.rollout import Group, Rollout
+from agentgym.types.task import StepResult
 from agentgym.view.timeline import timeline
 from benchmarks.virtual import run_in_virtual_time
 from tests.scheduling.scheduled import Held, Say, cut, tasks

@@ -10,11 +10,11 @@ import pytest
 from agentgym.engines.messages import MessageCompletion, Usage
 from agentgym.engines.scripted import Scripted, say
 from agentgym.errors import EngineError
-from agentgym.messages import Message
+from agentgym.machine.time_limits import TimeLimit
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.gate import EngineGate, MessageGate, RolloutUsage, current_usage, gate_of
-from agentgym.time_limits import TimeLimit
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message
 from benchmarks.virtual import run_in_virtual_time
 
 FAILS, BREAKS_OFF = 1, 2

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.branching.settings import Branching
-from agentgym.credit.learned_turns import seen_in
-from agentgym.messages import Message
-from agentgym.run.distributed_rollouts import DistributedScheduler, PlayedShare, joined
+from agentgym.advantages.learned_turns import seen_in
+from agentgym.run.collector import DistributedScheduler, PlayedShare, joined
 from agentgym.run.peers import Share
 from agentgym.samples import build_samples
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
-from agentgym.types import Completion
+from agentgym.types.branching import Branching
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
 from benchmarks.virtual import run_in_virtual_time
-from tests.credit.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
+from tests.advantages.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
 from tests.rollouts.test_branches import Delegates, Dice, Letters
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)

@@ -11,7 +11,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Held, Say, Signals, batch_stats, ids, settle, tasks
 
 

@@ -12,9 +12,10 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import AgentGymError, SandboxError
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.run_groups import Groups
-from agentgym.types import Completion, Group, Rollout
+from agentgym.types.completion import Completion
+from agentgym.types.rollout import Group, Rollout
 
 
 def tasks(count: int) -> list[ag.Task]:

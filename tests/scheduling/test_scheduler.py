@@ -12,13 +12,13 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.accounting import Groups, LifecycleCounts, raise_if_all_failed
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, task, tasks
 
 

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 import agentgym as ag
-from agentgym.boxes import ExecResult, HostFunction
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import EngineError, SandboxError
-from agentgym.messages import Message
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.protocol import ExecResult, HostFunction
 from agentgym.scheduling.run_groups import Groups
-from agentgym.types import Completion, Rollout
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Rollout
 
 FAULTS = (
     "none",

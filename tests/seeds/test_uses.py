@@ -13,15 +13,15 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.kept import SUMMARY
 from agentgym.evals.regrade import regrade
-from agentgym.messages import Message
-from agentgym.run.settings import SETTINGS, begun_eval_seed
 from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
+from agentgym.store.run_settings import SETTINGS, begun_eval_seed
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
+from agentgym.types.messages import Message
 
 RESETS: list[tuple[str, int]] = []
 """The task and the seed of each reset."""

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from agentgym.foreign_files import database as reading
+from agentgym.files.foreign import database as reading
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, READ_TABLES, StoreError
 from agentgym.store.suspicious import FEWEST
 from agentgym.store.table import Filters, rows_of
 from agentgym.store.texts import texts_of
 from agentgym.store.writer import RolloutWriter
-from tests.foreign_files.attacks import changed, nulls
+from tests.files.foreign.attacks import changed, nulls
 from tests.store.test_store import group, rollout, same, segment, written
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.store.reader import RolloutStore
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 from tests.store.test_store import rollout, same, segment
 
 ROOT = Path(__file__).parents[2]

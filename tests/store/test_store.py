@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.errors import Failure
-from agentgym.foreign_files.content import Unpacker
-from agentgym.messages import Message
+from agentgym.files.foreign.content import Unpacker
 from agentgym.store import schema
 from agentgym.store import writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import packed, segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.writer import RolloutWriter, Trained
-from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.task import Task
 
 TEXT = st.text(st.characters(), max_size=8)  # lone surrogates and control characters too
 

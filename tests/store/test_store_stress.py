@@ -17,7 +17,7 @@ from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.suspicious import FEWEST
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout
+from agentgym.types.rollout import Group, Rollout
 from tests.store.test_store import group, rollout, same, segment
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from agentgym.messages import Message
 from agentgym.store import rows, statements
 from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import SIGNS, signs_of_group
 from agentgym.store.writer import RolloutWriter, Trained
-from agentgym.types import Group, Rollout, Segment, Turn
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from tests.store.test_store import group, rollout, written
 
 

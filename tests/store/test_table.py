@@ -13,19 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.errors import Failure
-from agentgym.messages import Function, Message, ToolCall
-from agentgym.store.overview import (
-    TASK_SORTS,
-    failure_kinds,
-    group_advantages,
-    reward_histogram,
-    task_rows,
-    visits,
-)
+from agentgym.store.overview import TASK_SORTS, failure_kinds, group_advantages, reward_histogram, task_rows, visits
 from agentgym.store.reader import RolloutStore
 from agentgym.store.table import SORTS, Filters, TableRow, page, rows_of
 from agentgym.store.writer import RolloutWriter, Trained
-from agentgym.types import Group, Rollout
+from agentgym.types.messages import Function, Message, ToolCall
+from agentgym.types.rollout import Group, Rollout
 from tests.store.test_store import rollout
 
 

@@ -15,7 +15,7 @@ from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, TABLES
 from agentgym.store.vocabulary import shown_token
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Rollout, Segment
+from agentgym.types.rollout import Rollout, Segment
 from tests.store.test_store import group, rollout, same
 
 

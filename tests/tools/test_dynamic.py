@@ -15,7 +15,7 @@ import pytest
 from pydantic import Field
 
 import agentgym as ag
-from agentgym.extras import install_line
+from agentgym.errors.extras import install_line
 from agentgym.testing import Scripted, call, calls, say
 from agentgym.tools.tool import WrongArguments
 
@@ -352,7 +352,7 @@ def test_without_jsonschema_a_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['jsonschema'] = None; import agentgym as ag\n"
     code += "ag.DynamicTool('find', '', {'type': 'object'}, print)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=False)
-    line = f"agentgym.extras.MissingPackage: jsonschema is not installed: {install_line('tools')}"
+    line = f"agentgym.errors.extras.MissingPackage: jsonschema is not installed: {install_line('tools')}"
     assert done.stderr.splitlines()[-1] == line
 
 

@@ -13,9 +13,9 @@ import pytest
 from pydantic import BaseModel
 
 import agentgym as ag
-from agentgym import failures
 from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.errors import BoxKilledError
+from agentgym.errors import tracebacks as failures
 from agentgym.tools.calls import dispatch
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})

@@ -13,7 +13,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.time_limits import TimeLimit, off_the_clock
+from agentgym.machine.time_limits import TimeLimit, off_the_clock
 from agentgym.tools import tool_threads as threads
 from agentgym.tools.calls import dispatch
 from agentgym.tools.tool import tool

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentgym.errors import AgentGymError
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 
 def main(model: Path, config: TrainConfig, batches: list[list[Sample]], alone: Path, out: Path) -> None:

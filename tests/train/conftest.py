@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.types import Group, Rollout, Segment, SegmentKind, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout, Segment, SegmentKind, Turn
 
 VOCAB = 48
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from agentgym.adapter import Adapter
 from agentgym.train import trainer as trainer_module
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample
+from agentgym.types.weights import Adapter
 
 
 def slow_disk(adapter: Adapter, path: Path, files: Mapping[str, str]) -> None:

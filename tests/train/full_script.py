@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample
 from tests.train.full_training import IDS, Result, train
 
 

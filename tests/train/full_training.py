@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from agentgym.train.trainer import Trainer
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 Result: TypeAlias = tuple[list[dict[str, float]], dict[str, Any]]

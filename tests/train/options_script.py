@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.sample import Sample
 
 
 def figures(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:

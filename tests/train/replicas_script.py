@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 
 def train(trainer: Trainer, batches: Sequence[list[Sample]]) -> list[dict[str, float]]:

@@ -13,7 +13,9 @@ from agentgym.samples import build_samples
 from agentgym.train.checkpoint import last_checkpoint, write_checkpoint
 from agentgym.train.policy.adapter_io import write_merged
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 from tests.torchrun import of_each_rank, run_on_ranks
 
 HERE = Path(__file__).parent

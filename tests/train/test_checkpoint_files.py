@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentgym.adapter import Adapter
-from agentgym.train import replace_folder
+from agentgym.files import replace_folder
 from agentgym.train.checkpoint import check_step, has_checkpoints, last_checkpoint, write_checkpoint, write_step
 from agentgym.train.policy.adapter_io import write_adapter
+from agentgym.types.weights import Adapter
 
 HERE = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])}

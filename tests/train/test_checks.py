@@ -17,7 +17,9 @@ from agentgym.train.checks import ModelLimits
 from agentgym.train.policy.fsdp import checkpoint_layers
 from agentgym.train.policy.model import load_policy
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 
 Groups = Callable[..., list[Group]]
 PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, warmup_steps=0, device="cpu")

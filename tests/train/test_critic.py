@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.credit.gae import GAE
+from agentgym.advantages.gae import GAE
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.train.batching.layouts import Layout
-from agentgym.train.critic.critic import value_figures, value_loss
+from agentgym.train.critic import value_figures, value_loss
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Floats, Group, Rollout, Sample, SampleKey, Segment
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Group, Rollout, Segment
+from agentgym.types.sample import Sample, SampleKey
 from tests.torchrun import of_each_rank, run_on_ranks
 from tests.train.conftest import make_segment
 

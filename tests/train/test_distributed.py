@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from agentgym.models import gpu_number
+from agentgym.hub import gpu_number
 from agentgym.train.distributed import find_device
 
 CLOSES_WHILE_GLOO_WORKS = """

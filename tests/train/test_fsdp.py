@@ -10,7 +10,9 @@ import pytest
 
 from agentgym.samples import build_samples
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 from tests.torchrun import of_each_rank, run_on_ranks
 
 SCRIPT = Path(__file__).with_name("fsdp_script.py")

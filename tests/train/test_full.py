@@ -14,11 +14,13 @@ import torch.distributed as dist
 
 from agentgym.cli.main import main as command
 from agentgym.samples import build_samples
+from agentgym.train import checks as settings_warnings
 from agentgym.train import snapshot as snapshots
 from agentgym.train.checkpoint import last_checkpoint
-from agentgym.train.policy import settings_warnings
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 from tests.torchrun import of_each_rank, run_on_ranks
 from tests.train.full_training import IDS, Result, train
 

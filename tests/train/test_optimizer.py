@@ -14,10 +14,11 @@ from agentgym.samples import build_samples, demonstrations
 from agentgym.train.batching.batch import collate
 from agentgym.train.config import peak_rate
 from agentgym.train.learner import Learner
-from agentgym.train.objective.losses import LossConfig, denominator, policy_loss
-from agentgym.train.objective.nonfinite import gradient_is_finite
+from agentgym.train.loss.losses import LossConfig, denominator, policy_loss
+from agentgym.train.loss.nonfinite import gradient_is_finite
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 
 Groups = Callable[..., list[Group]]
 PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-2, warmup_steps=0, grad_clip=1e9, device="cpu")

@@ -13,9 +13,11 @@ import torch
 from agentgym.engines.transformers.lora import Merger
 from agentgym.samples import build_samples
 from agentgym.train.config import learning_rate
-from agentgym.train.objective.nonfinite import SHOWN, MicroBatchReport, nonfinite_rollouts
+from agentgym.train.loss.nonfinite import SHOWN, MicroBatchReport, nonfinite_rollouts
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 from tests.torchrun import of_each_rank, run_on_ranks
 from tests.train.options_script import figures
 

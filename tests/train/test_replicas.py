@@ -9,7 +9,7 @@ import pytest
 
 from agentgym.samples import build_samples
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group
+from agentgym.types.rollout import Group
 from tests.torchrun import of_each_rank, run_on_ranks
 
 pytestmark = pytest.mark.slow

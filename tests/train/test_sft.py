@@ -11,9 +11,11 @@ import torch
 import agentgym as ag
 from agentgym.samples import demonstrations
 from agentgym.train.batching.batch import collate
-from agentgym.train.objective.losses import LossConfig, policy_loss
+from agentgym.train.loss.losses import LossConfig, policy_loss
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.sample import Sample
 
 Groups = Callable[..., list[Group]]
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from agentgym.foreign_files.opening import UnreadableFileError
+from agentgym.files.foreign.opening import UnreadableFileError
 from agentgym.train.checkpoint import check_step, last_checkpoint, sum_of
 from agentgym.train.snapshot import METADATA, PartsReader, _alone, _saved
 

@@ -16,7 +16,7 @@ from agentgym.engines.transformers.engine import LocalEngine
 from agentgym.samples import SampleBatch
 from agentgym.train.checks import TrainedOnce
 from agentgym.train.trainer import TrainConfig, Trainer
-from tests.run.sync.test_proof import batch as moving_samples
+from tests.weight_sync.test_proof import batch as moving_samples
 
 
 def batch(*numbers: int, order: str = "Chase, seed 0") -> SampleBatch:

@@ -16,7 +16,9 @@ from agentgym.samples import build_samples
 from agentgym.train.config import learning_rate
 from agentgym.train.policy.adapter_io import write_adapter
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 
 Groups = Callable[..., list[Group]]
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentgym.train import checkpoint, replace_folder
+from agentgym.files import replace_folder
+from agentgym.train import checkpoint
 
 FOLDER, STEP, MOMENT = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 TEXT = sys.argv[4] if len(sys.argv) > 4 else f"step {STEP}"

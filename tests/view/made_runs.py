@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from starlette.testclient import TestClient
 
-from agentgym.messages import Message
 from agentgym.store.writer import RolloutWriter, Trained
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from agentgym.view.runs import Runs
 from agentgym.view.search.indexing import Indexing
 from agentgym.view.server import application

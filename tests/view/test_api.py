@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from agentgym.run.folder_lock import hold_folder
-from agentgym.sound_json import whole_characters
+from agentgym.files.folder_lock import hold_folder
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
+from agentgym.types.json_values import whole_characters
 from agentgym.view.asked import paging
 from agentgym.view.figures import metric_rows
 from agentgym.view.runs import Runs, run_of

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.cli import main as cli
-from agentgym.extras import install_line
+from agentgym.errors.extras import install_line
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.writer import RolloutWriter

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.types import Rollout
+from agentgym.types.rollout import Rollout
 from agentgym.view.timeline import timeline
 from tests.store.test_store import rollout
 from tests.view.made_runs import talk

@@ -10,7 +10,7 @@ observation is the messages that answer it::
 Import: `GymnasiumToolEnv`, an env like any other, whose one tool `act` takes a step of a Gymnasium env.
 """
 
-from agentgym.extras import needs_extra
+from agentgym.errors.extras import needs_extra
 
 with needs_extra():
     import gymnasium  # noqa: F401

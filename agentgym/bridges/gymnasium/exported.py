@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agentgym.boxes import Boxes, Sandbox
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.gymnasium.texts import CHARSET, fitted
 from agentgym.bridges.loop_thread import LoopThread
@@ -14,8 +13,9 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks, split_tasks
-from agentgym.messages import Message, text_of
-from agentgym.types import Task
+from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.types.messages import Message, text_of
+from agentgym.types.task import Task
 
 
 def register_gymnasium(env: str | type[Env[Any]], id: str | None = None, **kwargs: Any) -> str:

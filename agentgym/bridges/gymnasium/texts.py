@@ -3,7 +3,7 @@
 import re
 import string
 
-from agentgym.boxes import cut_middle
+from agentgym.sandboxes.protocol import cut_middle
 
 LATIN = "".join(letter for letter in map(chr, range(0xC0, 0x180)) if letter.isalpha())
 CHARSET = string.digits + string.ascii_letters + string.punctuation + " \t\n" + LATIN

@@ -12,9 +12,9 @@ from agentgym.environments.limits import Limits
 from agentgym.environments.rewards import reward
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import ToolError
-from agentgym.messages import Message, joined
 from agentgym.tools.tool import Stop, tool
-from agentgym.types import Task
+from agentgym.types.messages import Message, joined
+from agentgym.types.task import Task
 
 
 class GymnasiumTask(Task):

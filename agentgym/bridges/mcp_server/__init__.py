@@ -1,6 +1,6 @@
 """An env's tools as an MCP server: `open_episode` makes it, `serve_stdio` and `serve_http` run it."""
 
-from agentgym.extras import needs_extra
+from agentgym.errors.extras import needs_extra
 
 with needs_extra():
     import mcp  # noqa: F401

@@ -10,18 +10,18 @@ import mcp_types as types
 from mcp.server import Server
 from mcp.shared.exceptions import MCPError
 
-from agentgym.agents.env import AgentEnv
-from agentgym.boxes import Boxes, Sandbox
+from agentgym.agent_api.env import AgentEnv
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.loop_thread import LoopThread
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
-from agentgym.failures import describe
-from agentgym.messages import Function, Message, ToolCall, image_of, is_image, parts_of, text_of
-from agentgym.sound_json import UNSOUND, is_sound
-from agentgym.types import Task
+from agentgym.errors.tracebacks import describe
+from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.types.json_values import UNSOUND, is_sound
+from agentgym.types.messages import Function, Message, ToolCall, image_of, is_image, parts_of, text_of
+from agentgym.types.task import Task
 
 OUTCOME = "agentgym://outcome"
 """The resource that holds what the episode is worth: JSON, `null` until its end."""

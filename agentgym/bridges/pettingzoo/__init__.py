@@ -1,6 +1,6 @@
 """PettingZoo, both ways: `PettingZooGame` is an AEC env as an `ag.Game`, `ExportedGame` an `ag.Game` as an AEC env."""
 
-from agentgym.extras import needs_extra
+from agentgym.errors.extras import needs_extra
 
 with needs_extra():
     import pettingzoo  # noqa: F401

@@ -9,8 +9,8 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from agentgym.bridges.gymnasium.texts import CHARSET, fitted
+from agentgym.environments.game import HELD_OUT, Game, GameTask, IllegalMove
 from agentgym.environments.registry import find_env
-from agentgym.games.game import HELD_OUT, Game, GameTask, IllegalMove
 
 
 class _Text(str):

@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from agentgym.games.game import Game, IllegalMove
+from agentgym.environments.game import Game, IllegalMove
 
 
 class PettingZooGame(Game):

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
-from agentgym.agents.env import AgentEnv
-from agentgym.boxes import Boxes, Sandbox
+from agentgym.agent_api.env import AgentEnv
 from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.loop_thread import LoopThread
 from agentgym.bridges.trl.tool_methods import tool_method
@@ -13,11 +12,13 @@ from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import split_tasks, task_type
-from agentgym.extras import needs_extra
-from agentgym.messages import Function, Message, ToolCall
+from agentgym.errors.extras import needs_extra
+from agentgym.sandboxes.protocol import Boxes, Sandbox
 from agentgym.seeds import seed_for
 from agentgym.tools.tool import class_tools
-from agentgym.types import StopReason, Task
+from agentgym.types.messages import Function, Message, ToolCall
+from agentgym.types.rollout import StopReason
+from agentgym.types.task import Task
 
 
 class TRLEnvironment:

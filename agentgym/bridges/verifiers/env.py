@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, JsonValue
 
-from agentgym.agents.api import MODEL, AgentApi
-from agentgym.agents.env import AgentEnv
-from agentgym.agents.requests import LimitError, Policy
+from agentgym.agent_api.api import MODEL, AgentApi
+from agentgym.agent_api.env import AgentEnv
+from agentgym.agent_api.requests import LimitError, Policy
 from agentgym.bridges.verifiers.loaded import close, loaded, scored
 from agentgym.bridges.verifiers.policy_client import KEY, client_class
 from agentgym.data.chosen import split as parts_of
@@ -18,10 +18,11 @@ from agentgym.data.rows import Rows
 from agentgym.environments.env import Split
 from agentgym.environments.parameters import Parameter
 from agentgym.errors import EnvError
-from agentgym.extras import install_line, needs_extra
-from agentgym.failures import describe
-from agentgym.messages import Message
-from agentgym.types import StopReason, Task
+from agentgym.errors.extras import install_line, needs_extra
+from agentgym.errors.tracebacks import describe
+from agentgym.types.messages import Message
+from agentgym.types.rollout import StopReason
+from agentgym.types.task import Task
 
 
 class VerifiersTask(Task):

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from agentgym.errors import EnvError
-from agentgym.failures import describe
+from agentgym.errors.tracebacks import describe
 
 _environments: dict[type, Any] = {}
 """The environments that are loaded and not torn down, by the class that plays them."""

@@ -4,10 +4,10 @@ import json
 from functools import cache
 from typing import Any
 
-from agentgym.agents.api import AgentApi
-from agentgym.agents.http import HttpRequest
-from agentgym.agents.requests import LimitError
-from agentgym.extras import needs_extra
+from agentgym.agent_api.api import AgentApi
+from agentgym.agent_api.http import HttpRequest
+from agentgym.agent_api.requests import LimitError
+from agentgym.errors.extras import needs_extra
 
 KEY = "in-process"
 _HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -15,7 +15,7 @@ from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import member_of
 from agentgym.errors import EnvError, boundary
 from agentgym.testing import NOOP
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 NO_ORACLE = (
     "not checked: whether it can be solved, and what its tools and rewards do then; write `def oracle(task)` into the "
@@ -53,8 +53,8 @@ def check(
         idle_is_right: Doing nothing is the right answer to this task.
         repeatable: Two plays must be the same; --no-repeatable where a judge or the world never answers the same twice.
     """
-    from agentgym.env_checks.check import Settings, find_mistakes
-    from agentgym.env_checks.findings import counted
+    from agentgym.testing.env_checks.check import Settings, find_mistakes
+    from agentgym.testing.env_checks.findings import counted
 
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)

@@ -8,15 +8,15 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from agentgym.cli.open_flags import flags_in
+from agentgym.cli.flags.parsing import flags_in
+from agentgym.config_fields import nearest
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import configured, read_arguments
 from agentgym.environments.registry import find_env, gallery, import_file, registered
 from agentgym.environments.task_rows import as_task, split_tasks
 from agentgym.errors import EnvError, boundary
-from agentgym.field_checks import nearest
-from agentgym.foreign_files.opening import is_file
-from agentgym.types import Task
+from agentgym.files.foreign.opening import is_file
+from agentgym.types.task import Task
 
 Parameters: TypeAlias = Annotated[Mapping[str, str], tyro.conf.Fixed, tyro.conf.Suppress]
 """Values of an env's parameters by name, as they stand on the command line behind --env.NAME."""

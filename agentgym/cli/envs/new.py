@@ -12,7 +12,7 @@ import tyro
 
 from agentgym.cli.output import say
 from agentgym.errors import AgentGymError
-from agentgym.folders.names import command
+from agentgym.files.names import command
 
 Kind = Literal["tool", "box", "chat", "game"]
 SUFFIXES = (".py", ".md")

@@ -14,7 +14,7 @@ from agentgym.cli.output import say
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import member_of
 from agentgym.environments.parameters import parameters as declared_parameters
-from agentgym.transcript import outcome, printable
+from agentgym.types.transcript import outcome, printable
 
 if TYPE_CHECKING:
     from agentgym.cli.envs.player import Player

@@ -15,8 +15,9 @@ from agentgym.cli.output import flush, say
 from agentgym.engines.scripted import Reply, Scripted
 from agentgym.errors import EngineError
 from agentgym.rollouts.conversation import Conversation
-from agentgym.transcript import message_parts, printable
-from agentgym.types import Completion, Rollout, Sampling
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.rollout import Rollout
+from agentgym.types.transcript import message_parts, printable
 
 CONTEXT = 1 << 30
 """Bytes that a conversation may have."""

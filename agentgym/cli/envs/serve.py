@@ -15,7 +15,7 @@ from agentgym.cli.envs.names import NONE, Parameters, find, task_of
 from agentgym.cli.output import say
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 
 def serve(

@@ -12,8 +12,8 @@ import tyro
 
 from agentgym.cli.envs.names import find, own_name, place
 from agentgym.cli.output import RefusedWords
-from agentgym.extras import needs_extra
-from agentgym.folders.names import command, shown
+from agentgym.errors.extras import needs_extra
+from agentgym.files.names import command, shown
 
 if TYPE_CHECKING:
     from agentgym.run.config import RunConfig
@@ -44,8 +44,8 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.run.command import run_recipe
-        from agentgym.run.flags.parsing import parsed
+        from agentgym.cli.flags.parsing import parsed
+        from agentgym.cli.recipe import run_recipe
         from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
     if name is None and HELP.intersection(words):
@@ -86,7 +86,7 @@ def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
 
 def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
     """Return what to look at after a run; `env` are the words that name its environment, with its parameters."""
-    from agentgym.run.report import look_lines
+    from agentgym.run.summary import look_lines
 
     out = Path(summary["out"])
     trained = out / "adapter" if (out / "adapter").is_dir() else out / "model"

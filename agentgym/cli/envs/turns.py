@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from agentgym.config_fields import nearest
 from agentgym.engines.scripted import Reply, calls, say
-from agentgym.field_checks import nearest
 
 HELP = (
     "TEXT                        answer in plain text",

@@ -15,11 +15,11 @@ from agentgym.cli.envs.names import NONE, Parameters, find, own_name
 from agentgym.cli.evals.models import ModelFlags, opened_models
 from agentgym.cli.evals.outcome import exit_status, resuming
 from agentgym.cli.output import flush, say
-from agentgym.cluster.config import OFF
 from agentgym.environments.env import Env, Split
 from agentgym.errors import AgentGymError
-from agentgym.folders.held import place_now
-from agentgym.folders.names import drop_unused, new_folder, shown, whole_path
+from agentgym.files.held import place_now
+from agentgym.files.names import drop_unused, new_folder, shown, whole_path
+from agentgym.run.cluster_config import OFF
 
 if TYPE_CHECKING:
     from agentgym.evals.evaluation import Evaluation
@@ -100,7 +100,7 @@ def evaluate_env(
     """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.report import score_lines, task_lines
-    from agentgym.types import Sampling
+    from agentgym.types.completion import Sampling
 
     if model is None and url is None:
         raise AgentGymError("--model, --url: give a model, such as --model tiny, or an endpoint, such as --url URL/v1")
@@ -156,7 +156,7 @@ async def _played(
 
     The first SIGINT or SIGTERM stops it and comes into `signals`: boxes and engines are closed. The next one ends it.
     """
-    from agentgym.evals.evaluate import evaluate
+    from agentgym.launch.evaluate import evaluate
 
     if threading.current_thread() is threading.main_thread():
         _stop_at_signals(signals)
@@ -201,3 +201,37 @@ def _tasks(env: type[Env[Any]], split: Split, ids: Sequence[str]) -> list[Any] |
     if missing := [name for name in ids if name not in found]:
         raise AgentGymError(f"--tasks: {env.__name__} has no {split} task with the id {', '.join(missing)}")
     return [found[name] for name in dict.fromkeys(ids)]
+
+
+def compare_runs(
+    one: tyro.conf.Positional[Path],
+    other: tyro.conf.Positional[Path],
+    phase: tuple[str, ...] = ("after",),
+    common: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    rows: int = 20,
+) -> int:
+    """Compare two evaluations of the same tasks: how much the rewards differ, and whether that could be chance.
+
+    For example:
+    $ agentgym compare runs/eval-pointers/before runs/eval-pointers/after
+    $ agentgym compare runs/pointers/20260801-101500 runs/pointers/20260801-101500 --phase before after
+
+    Args:
+        one: The folder of an evaluation or of a training run, which holds rollouts.sqlite.
+        other: The folder of the second one; a difference above 0 means that this one earned more.
+        phase: Which evaluation of a training run is meant: after, before, or the number of steps done before it; or two
+            of these, for the first and the second folder.
+        common: Compare the tasks that both have played, even if one has played others too.
+        rows: Lines of the table of the tasks that differ most.
+    """
+    from agentgym.evals.comparison import compare
+    from agentgym.evals.report import comparison_lines
+
+    try:
+        found = compare(one, other, phase=phase, common=common)
+    except ValueError as error:
+        raise AgentGymError(str(error)) from error
+    for line in comparison_lines(found, rows):
+        say(line)
+    flush()
+    return 0

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentgym.cli.open_flags import flags_in
+from agentgym.cli.flags.parsing import flags_in
 from agentgym.cli.output import RefusedWords
+from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
-from agentgym.field_checks import nearest
 
 PREFIX = "--models."
 

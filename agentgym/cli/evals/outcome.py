@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from agentgym.evals.evaluation import Evaluation
-from agentgym.folders.names import command
+from agentgym.files.names import command
 
 INCOMPLETE = 3
 """The exit status if the scores are there, and too many rollouts have no reward or some could not be kept."""

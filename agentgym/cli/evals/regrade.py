@@ -14,8 +14,8 @@ from agentgym.cli.output import flush, say
 from agentgym.cli.show import opened
 from agentgym.environments.env import Env
 from agentgym.errors import AgentGymError
-from agentgym.folders.names import drop_unused, new_folder, shown, whole_path
-from agentgym.transcript import printable
+from agentgym.files.names import drop_unused, new_folder, shown, whole_path
+from agentgym.types.transcript import printable
 
 if TYPE_CHECKING:
     from agentgym.evals.regrade import Change, Regraded
@@ -80,8 +80,8 @@ async def _regraded(
 
 def env_of(run: Path) -> type[Env[Any]]:
     """Return the env that a run or an evaluation was begun with, as it is now; ValueError where nothing names it."""
-    from agentgym.run.settings import begun_env
     from agentgym.run.tasks.envs import open_envs
+    from agentgym.store.run_settings import begun_env
 
     try:
         names, arguments = begun_env(run)

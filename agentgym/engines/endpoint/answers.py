@@ -10,9 +10,9 @@ from agentgym.chat.message_chat import estimated_tokens
 from agentgym.chat.parsing import message_of, parse_hermes
 from agentgym.engines.messages import MessageCompletion, Usage
 from agentgym.errors import EngineError
-from agentgym.messages import Message
-from agentgym.sound_json import whole_characters
-from agentgym.types import FinishReason
+from agentgym.types.completion import FinishReason
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message
 
 SHOWN = 200
 """Characters that an error shows of what an endpoint sent."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentgym.engines.endpoint.answers import SHOWN, Answer, GarbageError, read_answer
 from agentgym.errors import EngineError
-from agentgym.time_limits import off_the_clock
+from agentgym.machine.time_limits import off_the_clock
 
 _AGAIN = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which the same request may be answered."""

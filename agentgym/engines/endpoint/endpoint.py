@@ -9,16 +9,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
-from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer
+from agentgym.config_fields import Above0, Count, Name, Names, NotNegative, Positive, check_fields, names_its_fields
 from agentgym.engines.endpoint.answers import completion_of
 from agentgym.engines.endpoint.requests import api_messages, prompt_messages, sampling_fields
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
 from agentgym.errors import EngineError
-from agentgym.extras import needs_extra
-from agentgym.field_checks import Above0, Count, Name, Names, NotNegative, Positive, check_fields, names_its_fields
-from agentgym.messages import Message
-from agentgym.types import Completion, Floats, Sampling
+from agentgym.errors.extras import needs_extra
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message
+from agentgym.types.weights import Adapter
 
 if TYPE_CHECKING:
     from agentgym.engines.endpoint.client import ChatClient

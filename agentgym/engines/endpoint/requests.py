@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agentgym.messages import Message, ToolCall, is_image, joined, parts_of
-from agentgym.sound_json import whole_characters
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.json_values import whole_characters
+from agentgym.types.messages import Message, ToolCall, is_image, joined, parts_of
 
 _INSTRUCTION = """# Tools
 

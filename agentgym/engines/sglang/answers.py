@@ -10,8 +10,9 @@ import numpy as np
 
 from agentgym.engines.sglang.http import Answer
 from agentgym.errors import EngineError
-from agentgym.failures import describe
-from agentgym.types import Completion, FinishReason, Floats, Version
+from agentgym.errors.tracebacks import describe
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, FinishReason, Version
 
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 """What reading a value raises that is not of the kind that it should be."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentgym.field_checks import Above0, Count, Name, NotNegative, Positive, Text, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, Text, check_fields, names_its_fields
 
 COMMAND = "AGENTGYM_SGLANG"
 """The environment variable with the command that launches a server, where the config names none."""

@@ -14,7 +14,6 @@ from typing import Self
 
 import numpy as np
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.sglang.answers import ServerFacts
@@ -29,9 +28,11 @@ from agentgym.engines.sglang.prompts import Prompts, checked
 from agentgym.engines.sglang.server import NoServer, Server, Unavailable
 from agentgym.engines.sglang.turns import Turns
 from agentgym.errors import EngineError
-from agentgym.models import find_model
-from agentgym.process_identity import lent_folder
-from agentgym.types import Completion, Floats, Sampling
+from agentgym.hub import find_model
+from agentgym.machine.process_identity import lent_folder
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.weights import Adapter, ModelWeights
 
 __all__ = ["SGLangConfig", "SGLangEngine"]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.fingerprint import digest_of
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.generation import Attempts
@@ -20,6 +19,7 @@ from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.router import Router
 from agentgym.engines.sglang.server import NoServer, Server
 from agentgym.errors import EngineError
+from agentgym.types.weights import Adapter, ModelWeights
 
 _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0

@@ -12,8 +12,8 @@ import numpy as np
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.server import Busy, Server, Unavailable
 from agentgym.errors import EngineError
-from agentgym.time_limits import off_the_clock
-from agentgym.types import Completion, FinishReason, Sampling, Version
+from agentgym.machine.time_limits import off_the_clock
+from agentgym.types.completion import Completion, FinishReason, Sampling, Version
 
 
 @dataclass(slots=True, eq=False)

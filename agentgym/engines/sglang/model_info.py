@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.adapter import Adapter
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
-from agentgym.extras import needs_extra
-from agentgym.models import loading
+from agentgym.errors.extras import needs_extra
+from agentgym.hub import loading
+from agentgym.types.weights import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

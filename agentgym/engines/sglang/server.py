@@ -21,7 +21,8 @@ from agentgym.engines.sglang.launching.process import ServerProcess
 from agentgym.engines.sglang.policies.parcels import Parcel, PolicyVersion
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.errors import EngineError, WireError
-from agentgym.types import Completion, Floats, Sampling
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling
 
 _CONTROL_S = 60.0
 """Seconds for a request that samples nothing."""

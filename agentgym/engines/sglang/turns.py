@@ -14,7 +14,7 @@ from agentgym.engines.sglang.policies.parcels import PolicyVersion
 from agentgym.engines.sglang.server import Ask, NoServer, Server, Unavailable
 from agentgym.engines.stop_texts import StopTexts
 from agentgym.errors import EngineError
-from agentgym.types import Completion
+from agentgym.types.completion import Completion
 
 _AGAIN_S = 0.2
 """Seconds between two aborts of one request: an abort that reaches the server before its request has no effect."""

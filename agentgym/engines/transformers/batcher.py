@@ -15,13 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.stop_texts import StopTexts
 from agentgym.engines.transformers.kv_slots import Donor, Slots
 from agentgym.engines.transformers.lora import Merger
 from agentgym.engines.transformers.model import InferenceModel, Part
 from agentgym.errors import EngineError
-from agentgym.types import Completion, FinishReason, Ints, Sampling, Version
+from agentgym.types.arrays import Ints
+from agentgym.types.completion import Completion, FinishReason, Sampling, Version
+from agentgym.types.weights import Adapter, ModelWeights
 
 Settle: TypeAlias = Callable[[object], None]
 """Called once with a request's Completion, or with the exception that ended it."""

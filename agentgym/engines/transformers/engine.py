@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
+from agentgym.config_fields import Name, Positive, check_fields, names_its_fields
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.fingerprint import chat_digest, digest_of, weights_digest
 from agentgym.engines.sglang.prompts import holds_bool
 from agentgym.engines.stop_texts import StopTexts
 from agentgym.errors import EngineError
-from agentgym.extras import needs_extra
-from agentgym.field_checks import Name, Positive, check_fields, names_its_fields
-from agentgym.models import find_model
-from agentgym.types import Completion, Floats, Ints, Sampling
+from agentgym.errors.extras import needs_extra
+from agentgym.hub import find_model
+from agentgym.types.arrays import Floats, Ints
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.weights import Adapter, ModelWeights
 
 if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is written
     from agentgym.engines.transformers.batcher import Batcher, Stats
@@ -250,12 +251,7 @@ class LocalEngine:
         """Load the model; slow, so it runs outside the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
-            from agentgym.engines.transformers.model import (
-                InferenceModel,
-                default_context,
-                load_model,
-                stop_ids,
-            )
+            from agentgym.engines.transformers.model import InferenceModel, default_context, load_model, stop_ids
 
         config, model = self._config, self._model
         if self._tokenizer is None:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from agentgym.engines.transformers.shared_prefix import Groups, groups
-from agentgym.types import Floats, Ints, Sampling
+from agentgym.types.arrays import Floats, Ints
+from agentgym.types.completion import Sampling
 
 ALL = 1 << 40
 """More ids than any vocabulary has."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from agentgym.adapter import Adapter, ModelWeights
+from agentgym.types.weights import Adapter, ModelWeights
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B|magnitude_vector)(?:\.default)?(?:\.weight)?")
 _REFUSED = ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias", "modules_to_save")

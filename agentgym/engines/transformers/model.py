@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.shared_prefix import Groups, Prefix
-from agentgym.extras import needs_extra
-from agentgym.models import gpu_number, loading
-from agentgym.types import Floats, Ints
+from agentgym.errors.extras import needs_extra
+from agentgym.hub import gpu_number, loading
+from agentgym.types.arrays import Floats, Ints
 
 KV_BYTES = 1 << 30
 """Memory for the KV of all slots where the context is not set: 1 GiB."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 _WORTH = 2048
 """Columns that must be spared in a step: sharing costs some small operations in each layer."""

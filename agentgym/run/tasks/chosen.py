@@ -10,7 +10,7 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Member, Mixture, mix
 from agentgym.environments.task_rows import is_data, split_tasks
-from agentgym.types import Task
+from agentgym.types.task import Task
 
 
 def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from agentgym.config_fields import nearest
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import Member, Mixture, mix
 from agentgym.environments.parameters import Parameter, configured, parameters, read_arguments
 from agentgym.environments.registry import find_env
-from agentgym.field_checks import nearest
 from agentgym.sandboxes.choose import Kind, as_kind
 from agentgym.scheduling.accounting import Groups
 

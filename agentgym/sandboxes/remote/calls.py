@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Mapping
 
-from agentgym.boxes import HostFunction, Lifetime
-from agentgym.boxes.arguments import check_text, check_timeout
-from agentgym.boxes.content import LateContent, WrongContent
-from agentgym.sandboxes.link import TRUNK, Carry, Link
-from agentgym.sandboxes.wire import Frame
+from agentgym.sandboxes.protocol import HostFunction, Lifetime
+from agentgym.sandboxes.protocol.arguments import check_text, check_timeout
+from agentgym.sandboxes.protocol.content import LateContent, WrongContent
+from agentgym.sandboxes.remote.link import TRUNK, Carry, Link
+from agentgym.sandboxes.remote.wire import Frame
 
 MARGIN_S = 20.0
 """Seconds beyond a call's own limit after which the host gives the box up."""

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from agentgym.boxes import OUTPUT_LIMIT, ExecResult, Status
-from agentgym.boxes.arguments import MAX_OUTPUT, check_limit
-from agentgym.boxes.content import WrongContent
 from agentgym.errors import WireError
-from agentgym.sandboxes.host_functions import MAX_FILE
+from agentgym.sandboxes.protocol import OUTPUT_LIMIT, ExecResult, Status
+from agentgym.sandboxes.protocol.arguments import MAX_OUTPUT, check_limit
+from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.remote.calls import MAX_CODE, encoded
-from agentgym.sandboxes.wire import Frame
+from agentgym.sandboxes.remote.host_functions import MAX_FILE
+from agentgym.sandboxes.remote.wire import Frame
 
 STATUSES = frozenset(get_args(Status)) - {"box_killed"}
 """What a box can say of a program; that the box itself was ended is for the host to say."""

@@ -11,19 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from agentgym.boxes import FILE_LIMIT, Progress
-from agentgym.boxes.arguments import (
-    check_data,
-    check_files,
-    check_limit,
-    check_path_here,
-    check_progress,
-    check_text,
-    check_timeout,
-)
-from agentgym.boxes.content import LateContent, NotAFile, TextFiles, UnusablePath, WrongContent, in_time
 from agentgym.errors import BoxContentError, SandboxError, WireError
-from agentgym.sandboxes.faults import finished
+from agentgym.machine.finished import finished
 from agentgym.sandboxes.host_files import (
     MAX_DEPTH,
     MAX_FILES,
@@ -38,11 +27,22 @@ from agentgym.sandboxes.host_files import (
     open_file,
     store_tree,
 )
-from agentgym.sandboxes.host_functions import MAX_FILE
-from agentgym.sandboxes.refusals import SANDBOX_LOST, raise_refusal
+from agentgym.sandboxes.protocol import FILE_LIMIT, Progress
+from agentgym.sandboxes.protocol.arguments import (
+    check_data,
+    check_files,
+    check_limit,
+    check_path_here,
+    check_progress,
+    check_text,
+    check_timeout,
+)
+from agentgym.sandboxes.protocol.content import LateContent, NotAFile, TextFiles, UnusablePath, WrongContent, in_time
 from agentgym.sandboxes.remote.calls import check_path, deadline_in, left_until
+from agentgym.sandboxes.remote.host_functions import MAX_FILE
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.remote.programs import Programs
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.remote.writes import MAX_BATCH, about, write_batches
 
 FILES_S = 30.0

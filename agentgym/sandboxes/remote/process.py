@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
-from agentgym.boxes import Lifetime
-from agentgym.boxes.arguments import check_data, check_limit, check_patience
-from agentgym.boxes.content import NoMoreInput, in_time
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.link import Link
+from agentgym.sandboxes.protocol import Lifetime
+from agentgym.sandboxes.protocol.arguments import check_data, check_limit, check_patience
+from agentgym.sandboxes.protocol.content import NoMoreInput, in_time
 from agentgym.sandboxes.remote.calls import MARGIN_S
-from agentgym.sandboxes.wire import Frame
+from agentgym.sandboxes.remote.link import Link
+from agentgym.sandboxes.remote.wire import Frame
 
 WINDOW = 256 << 10
 """Bytes of a stream that may be on their way; the server's is the same."""

@@ -4,14 +4,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentgym.boxes import OUTPUT_LIMIT, ExecResult, HostFunction, Lifetime
-from agentgym.boxes.arguments import check_cell, check_program, check_surroundings, check_text, check_timeout
 from agentgym.errors import BoxKilledError, SandboxError, WireError
-from agentgym.sandboxes.refusals import SANDBOX_LOST
+from agentgym.sandboxes.protocol import OUTPUT_LIMIT, ExecResult, HostFunction, Lifetime
+from agentgym.sandboxes.protocol.arguments import (
+    check_cell,
+    check_program,
+    check_surroundings,
+    check_text,
+    check_timeout,
+)
 from agentgym.sandboxes.remote.calls import MARGIN_S, Calls, encoded
 from agentgym.sandboxes.remote.commands import KILLED, command_frame, limit_field, parse_result
 from agentgym.sandboxes.remote.process import RemoteProcess
-from agentgym.sandboxes.wire import Frame
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
+from agentgym.sandboxes.remote.wire import Frame
 
 START_S = 30.0
 

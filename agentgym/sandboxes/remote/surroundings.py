@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentgym.boxes import BoxService, LocalAddress, NetworkRequest
-from agentgym.boxes.arguments import check_limit, check_path_here, check_timeout
-from agentgym.boxes.content import WrongContent
-from agentgym.sandboxes.faults import finished
+from agentgym.machine.finished import finished
 from agentgym.sandboxes.host_files import new_file, open_snapshot
-from agentgym.sandboxes.networks.box_network import BoxNetwork
+from agentgym.sandboxes.network.box_network import BoxNetwork
+from agentgym.sandboxes.protocol import BoxService, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol.arguments import check_limit, check_path_here, check_timeout
+from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.remote.calls import Calls
 
 PART = 1 << 20

@@ -4,7 +4,7 @@ import json
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 
-from agentgym.sandboxes.host_functions import MAX_FILE
+from agentgym.sandboxes.remote.host_functions import MAX_FILE
 
 MAX_BATCH = 200
 MAX_NAMES = 256 << 10

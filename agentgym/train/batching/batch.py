@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentgym.frozen import require_ids
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
-from agentgym.types import Sample
+from agentgym.types.arrays import require_ids
+from agentgym.types.sample import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

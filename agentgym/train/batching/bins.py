@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 Indices: TypeAlias = list[int]
 """Positions in whatever array a function was given: of samples, of sorted samples or of pieces of a tree."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from agentgym.train.batching.prefix_tree import PrefixTree, build_prefix_tree, pack
 from agentgym.train.policy.attention import row_attention
-from agentgym.types import Bools, Ints, Sample
+from agentgym.types.arrays import Bools, Ints
+from agentgym.types.sample import Sample
 
 Layout: TypeAlias = Literal["padded", "packed", "tree"]
 

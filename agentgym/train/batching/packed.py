@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, best_fit, halve_until, next_multiple
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 SWAPS = 4
 """Most swaps of samples between the bins of one micro-batch, for each rank."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, halve_until, next_multiple
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 Span = tuple[int, int]
 """Start and stop in the samples sorted longest first."""

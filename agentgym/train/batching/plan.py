@@ -9,10 +9,15 @@ import numpy as np
 from agentgym.train.batching import packed, padded, tree
 from agentgym.train.batching.bins import Bin, Cost, Limit
 from agentgym.train.batching.prefix_tree import sort_samples
-from agentgym.types import Ints, Sample
+from agentgym.types.arrays import Ints
+from agentgym.types.sample import Sample
 
 if TYPE_CHECKING:
     from agentgym.train.batching.layouts import Layout
+
+from dataclasses import field
+
+from torch import Tensor
 
 Balance: TypeAlias = Literal["length", "square", "flops"]
 
@@ -136,3 +141,14 @@ def _check(lengths: Ints, ranks: int) -> None:
         raise ValueError(f"lengths, ranks: nothing to share out ({len(lengths)} samples, {ranks} ranks)")
     if lengths.min() < 1:
         raise ValueError(f"lengths: sample {int(lengths.argmin())} has no token; leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """The samples of one optimizer step, and one rank's part of them."""
+
+    samples: list[Sample]
+    micro_batches: list[MicroBatch]
+    old_logprobs: list[Tensor] = field(default_factory=list)
+    """For each micro-batch those before the first optimizer step of the call, BR; none where its own forward has
+    them, or where the config asks for none."""

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from agentgym.types import Ints, Sample
+from agentgym.types.arrays import Ints
+from agentgym.types.sample import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

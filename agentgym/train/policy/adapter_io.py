@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agentgym.adapter import Adapter, ModelWeights
+from agentgym.files.replace_folder import written_whole
 from agentgym.train.fingerprint import base_fingerprint
 from agentgym.train.policy.model import PolicyModel
-from agentgym.train.replace_folder import written_whole
+from agentgym.types.weights import Adapter, ModelWeights
 
 
 @torch.no_grad()

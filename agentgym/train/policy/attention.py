@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentgym.train.policy.row import MaskFunction, Row, RowMask, current_row
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 NAME = "agentgym_row"
 """Name of the attention implementation, and of the decoder's argument that holds the row."""

@@ -10,13 +10,13 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from agentgym.models import loading, refuse_missing
+from agentgym.hub import loading, refuse_missing
 from agentgym.seeds import seed_for
 from agentgym.train.batching.layouts import Inputs, Layout
 from agentgym.train.fingerprint import base_fingerprint
-from agentgym.train.objective.logit_map import PLAIN, LogitMap
-from agentgym.train.objective.logprobs import token_logprobs
-from agentgym.train.objective.token_loss import SampleUpstream, TokenLoss
+from agentgym.train.loss.logit_map import PLAIN, LogitMap
+from agentgym.train.loss.logprobs import token_logprobs
+from agentgym.train.loss.token_loss import SampleUpstream, TokenLoss
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, rope_kinds, wrap_decoder
 from agentgym.train.policy.opening import attend_in_rows, check_padded, find_logit_map
 from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_targets

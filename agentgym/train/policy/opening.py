@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentgym.failures import describe
+from agentgym.errors.tracebacks import describe
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
-from agentgym.train.objective.logit_map import LogitMap
+from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.policy.attention import NAME, register
 from agentgym.train.policy.decoder import compute_by_sequence, decoder_of, mixing_parts, whole_by_row, wrap_decoder
 from agentgym.train.policy.row import Row
-from agentgym.types import Ints, Sample
+from agentgym.types.arrays import Ints
+from agentgym.types.sample import Sample
 
 LENGTHS = (11, 4, 9, 2)
 """Numbers of tokens of the sequences that are compared; the first three share their first three tokens."""

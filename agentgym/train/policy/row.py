@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentgym.types import Ints
+from agentgym.types.arrays import Ints
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Tells, as in transformers, which queries attend to which keys: called with batch, head, query and key."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
 
-from agentgym.process_identity import lent_folder, sweep_folders
+from agentgym.machine.process_identity import lent_folder, sweep_folders
 from agentgym.view.answers import Refused
 from agentgym.view.runs import Run
 from agentgym.view.search.cache import cache_folder

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym import time_limits
 from agentgym.engines.messages import NO_POLICY
-from agentgym.environments.context_policies import KeepLast
+from agentgym.environments.limits import KeepLast
 from agentgym.errors import EngineError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.report import score_lines
+from agentgym.machine import time_limits
 from agentgym.scheduling.accounting import Groups
-from agentgym.types import Group
+from agentgym.types.rollout import Group
 from tests.engines.endpoint.chat_server import (
     HANG,
     HANG_UP,

@@ -13,11 +13,11 @@ from agentgym.cli import main as cli
 from agentgym.engines.endpoint.requests import api_messages, prompt_messages
 from agentgym.evals.regrade import regrade
 from agentgym.exports.atif_reader import read_atif
-from agentgym.messages import Message
 from agentgym.store.reader import RolloutStore
+from agentgym.types.messages import Message
 from tests.engines.endpoint.chat_server import Answers, ChatServer, Request, Sent, called, chat_server, said
-from tests.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 from tests.store.test_store import same
+from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 pytest.importorskip("openai", reason="needs the extra agentgym[endpoint]")
 

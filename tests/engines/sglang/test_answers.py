@@ -8,7 +8,7 @@ import pytest
 
 from agentgym.engines.sglang.answers import completion_of, scores_of, server_facts
 from agentgym.errors import EngineError
-from agentgym.types import Version
+from agentgym.types.completion import Version
 
 ODD: Sequence[Any] = (
     *(None, True, 0, -1, 1.5, 5.0, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e39, float("nan"), float("inf")),

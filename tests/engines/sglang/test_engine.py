@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.errors import EngineError
-from agentgym.types import Completion, Sampling, Version
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.weights import Adapter
 from tests.engines.sglang.peer import HangUp, Peer, generated, giving, sample, sglang
 
 MODEL = Path(__file__).parents[3] / "recipes" / "checkpoints" / "chase"

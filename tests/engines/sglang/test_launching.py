@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.adapter import Adapter
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.engine import SGLangEngine
@@ -21,7 +20,8 @@ from agentgym.engines.sglang.launching.placement import place_servers, visible_g
 from agentgym.engines.sglang.launching.process import server_environment
 from agentgym.errors import EngineError
 from agentgym.train.distributed import gpus_here
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.weights import Adapter
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "recipes" / "checkpoints" / "chase"
@@ -131,7 +131,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer
-from agentgym.run.sync.opening import open_engine
+from agentgym.run.open_collector import open_engine
 from agentgym.train.trainer import Trainer
 
 async def main():
@@ -150,7 +150,7 @@ async def main():
             await trainer.gather([None])
 
 import torch
-from agentgym.adapter import Adapter
+from agentgym.types.weights import Adapter
 trainer_adapter = Adapter(config={"r": 1}, tensors={"a": torch.zeros(1)})
 asyncio.run(main())
 """

@@ -11,8 +11,8 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import EngineError
-from agentgym.time_limits import TimeLimit
-from agentgym.types import Sampling, Version
+from agentgym.machine.time_limits import TimeLimit
+from agentgym.types.completion import Sampling, Version
 from tests.engines.sglang.peer import Peer, generated, giving, sample, sglang
 from tests.engines.sglang.test_engine import ADAPTER, MODEL, Held, over, say
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from agentgym.adapter import Adapter
-from agentgym.engines.other import OtherEngine
+from agentgym.engines.custom import OtherEngine
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.model_info import served
 from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.run.config import RunConfig
 from agentgym.train.config import TrainConfig
+from agentgym.types.weights import Adapter
 
 
 def test_an_adapter_of_stacked_experts_is_refused_by_name() -> None:

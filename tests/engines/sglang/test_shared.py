@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.base import SharedEngine, WeightsEngine
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
@@ -19,7 +18,8 @@ from agentgym.engines.sglang.policies.merged import MergedWeights
 from agentgym.engines.sglang.policies.parcels import PolicyVersion
 from agentgym.errors import EngineError
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.weights import Adapter, ModelWeights
 from tests.engines.sglang.peer import Peer, giving, sample, sglang
 
 MODEL = Path(__file__).parents[3] / "recipes" / "checkpoints" / "chase"

@@ -17,7 +17,6 @@ import transformers
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
 from agentgym.engines.transformers import shared_prefix
 from agentgym.engines.transformers.batcher import Batcher, Request
@@ -25,7 +24,9 @@ from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.engines.transformers.lora import _adding, _Delta, _merged
 from agentgym.engines.transformers.model import InferenceModel, default_context
 from agentgym.errors import EngineError
-from agentgym.types import Completion, Floats, Sampling, Version
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.weights import Adapter
 
 # PEFT still asks transformers by the attribute's old name.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")

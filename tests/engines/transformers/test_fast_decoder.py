@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from agentgym.adapter import Adapter
 from agentgym.engines.transformers.fast_decoder import dense
 from agentgym.engines.transformers.lora import Merger
 from agentgym.engines.transformers.model import InferenceModel
+from agentgym.types.weights import Adapter
 
 CONTEXT = 64
 MODELS: list[tuple[str, dict[str, Any]]] = [

@@ -10,7 +10,7 @@ import torch
 
 import agentgym as ag
 from agentgym.engines.transformers.model import Part
-from agentgym.types import Completion, Sampling
+from agentgym.types.completion import Completion, Sampling
 from tests.engines.transformers.test_engine import CONTEXT, assert_plain, batcher_over, build
 
 MODEL = Path(__file__).parents[3] / "recipes" / "checkpoints" / "chase"

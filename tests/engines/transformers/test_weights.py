@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentgym.adapter import ModelWeights
 from agentgym.engines.base import WeightsEngine
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.weights import ModelWeights
 from tests.engines.test_adapter_files import adapter_of
 
 MODEL = Path(__file__).parents[3] / "recipes" / "checkpoints" / "chase"

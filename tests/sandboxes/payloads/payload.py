@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agentgym.boxes import Status
+from agentgym.sandboxes.protocol import Status
 
 Group = Literal["exhaustion", "escape", "forgery", "persistence", "files"]
 ISOLATED = frozenset({"bubblewrap", "docker", "runsc"})

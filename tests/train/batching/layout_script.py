@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 Gradients = list[torch.Tensor]
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.layouts import Layout, PaddedInputs
-from agentgym.types import Group, Rollout, Sample, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.sample import Sample
 
 
 def row(prompt: list[int] | int, response: list[int] | int, **fields: Any) -> Sample:

@@ -11,7 +11,7 @@ import torch
 
 from agentgym.samples import build_samples
 from agentgym.train.trainer import TrainConfig
-from agentgym.types import Group
+from agentgym.types.rollout import Group
 from tests.torchrun import run_on_ranks
 
 SCRIPT = Path(__file__).with_name("layout_script.py")

@@ -20,7 +20,9 @@ from agentgym.train.batching.batch import collate
 from agentgym.train.batching.layouts import Layout, PackedInputs
 from agentgym.train.batching.prefix_tree import unique_tokens
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Group, Sample, Sampling
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 
 Grown = Callable[..., list[Group]]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)

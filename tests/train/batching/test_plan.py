@@ -20,7 +20,7 @@ from agentgym.train.batching.plan import (
     plan_step,
 )
 from agentgym.train.batching.prefix_tree import unique_tokens
-from agentgym.types import Sample
+from agentgym.types.sample import Sample
 
 Layout = Literal["padded", "packed", "tree"]
 Ids = tuple[list[int], list[int]]

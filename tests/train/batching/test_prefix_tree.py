@@ -18,7 +18,8 @@ from agentgym.train.batching.prefix_tree import (
     sort_samples,
     unique_tokens,
 )
-from agentgym.types import Group, Sample
+from agentgym.types.rollout import Group
+from agentgym.types.sample import Sample
 
 Grown = Callable[..., list[Group]]
 

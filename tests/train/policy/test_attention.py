@@ -17,7 +17,8 @@ from agentgym.train.policy import attention
 from agentgym.train.policy.attention import BLOCK, block_mask
 from agentgym.train.policy.opening import attend_in_rows
 from agentgym.train.policy.row import MaskFunction, Row, RowMask, runs
-from agentgym.types import Group, Ints
+from agentgym.types.arrays import Ints
+from agentgym.types.rollout import Group
 
 CPU = torch.device("cpu")
 

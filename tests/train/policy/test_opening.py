@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from agentgym.samples import build_samples
 from agentgym.train.config import TrainConfig
-from agentgym.train.objective.logit_map import LogitMap
-from agentgym.train.objective.logprobs import token_logprobs
+from agentgym.train.loss.logit_map import LogitMap
+from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.policy import fsdp
 from agentgym.train.policy.adapter_io import export_adapter, layer_names
 from agentgym.train.policy.model import PolicyModel, load_policy

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from agentgym.errors import Failure
-from agentgym.messages import Message
-from agentgym.run.log import METRICS
+from agentgym.run.metrics_logger import METRICS
 from agentgym.store.training_step import Trained
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Segment, Task, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
+from agentgym.types.task import Task
 
 SCRIPT = "<script>alert('model')</script><img src=x onerror=\"alert('image')\"><svg onload=alert(1)>"
 STEAL = '<link rel=stylesheet href="https://evil.example/a.css"><img src="https://evil.example/b.png">'

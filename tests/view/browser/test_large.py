@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from agentgym.messages import Message
 from agentgym.store.training_step import Trained
 from agentgym.store.writer import RolloutWriter
-from agentgym.types import Group, Rollout, Segment, Turn, Version
+from agentgym.types.completion import Version
+from agentgym.types.messages import Message
+from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from tests.view.browser.conftest import Open
 from tests.view.browser.viewer import Watched, route_of, serving
 

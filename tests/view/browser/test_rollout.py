@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from agentgym.store.reader import RolloutStore, StoredRollout
-from agentgym.types import SegmentKind
+from agentgym.types.rollout import SegmentKind
 from tests.view.browser.conftest import Made, Routes
 from tests.view.browser.viewer import Watched
 

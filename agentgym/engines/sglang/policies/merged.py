@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.adapter import Adapter, ModelWeights
 from agentgym.engines.sglang.policies.parcels import Bucket
-from agentgym.extras import needs_extra
+from agentgym.errors.extras import needs_extra
+from agentgym.types.weights import Adapter, ModelWeights
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from agentgym.adapter import Adapter
+from agentgym.types.weights import Adapter
 
 Bucket = Sequence[tuple[str, Any]]
 """Tensors of a model by the names of its files."""

@@ -13,8 +13,9 @@ import agentgym as ag
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake import FakeBox, FakeBoxes
-from agentgym.types import Group, Sampling, StopReason
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group, StopReason
 from envs.chase.env import Chase, ChaseCompaction
 from tests.engines.sglang.peer import HangUp, Peer
 

@@ -14,18 +14,19 @@ import pytest_asyncio
 import torch
 
 import agentgym as ag
-from agentgym.adapter import Adapter
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.server import Server
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.errors import EngineError
-from agentgym.run.distributed_rollouts import Collector
-from agentgym.run.sync.weights import WeightSync
-from agentgym.sandboxes.fake import FakeBoxes
+from agentgym.run.collector import Collector
+from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.run_groups import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Completion, Floats, Sampling, Version
+from agentgym.types.arrays import Floats
+from agentgym.types.completion import Completion, Sampling, Version
+from agentgym.types.weights import Adapter
+from agentgym.weight_sync.sync import WeightSync
 from envs.chase.env import Chase, ChaseCompaction
 from tests.engines.sglang.server.conftest import MODEL, real_config
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from agentgym.engines.sglang.engine import SGLangEngine
-from agentgym.run.sync.weights import WeightSync
 from agentgym.train.trainer import TrainConfig, Trainer
-from agentgym.types import Sampling
+from agentgym.types.completion import Sampling
+from agentgym.weight_sync.sync import WeightSync
 from tests.engines.sglang.server.conftest import MODEL, ROOT, real_config
-from tests.run.sync.test_proof import batch
+from tests.weight_sync.test_proof import batch
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
@@ -29,10 +29,10 @@ import asyncio, json, sys
 from dataclasses import replace
 from pathlib import Path
 import agentgym as ag
-from agentgym.run.sync.opening import open_engine
+from agentgym.run.open_collector import open_engine
 from agentgym.types import Sampling
 from tests.engines.sglang.server.conftest import MODEL, real_config
-from tests.run.sync.test_proof import batch
+from tests.weight_sync.test_proof import batch
 
 async def main(out):
     config = replace(real_config(), servers=2, adapters="tensors")

@@ -1,0 +1,57 @@
+"""Advantages from the branches of rollouts: one for each stretch between two states, and one for each branch."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from agentgym.advantages.estimates import Estimates, estimate, share
+from agentgym.advantages.group import LEAST_DIFFERENCE, Estimator, branches_differ, states_of
+from agentgym.types.rollout import Rollout, Segment, Turn
+
+
+def branch_advantages(
+    rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo", role: str = ""
+) -> list[dict[tuple[int, int], float]]:
+    """Return the advantage of each trained turn of each rollout and of its branches, by segment and `Turn.number`.
+
+    They are those of `agentgym.advantages.estimates`, each times its `share`, from the rewards of one role, "" for the
+    rollout's own, which all rollouts must have; a branch without one is no sample of it. The baseline of the first
+    turns is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the
+    others are refused.
+    """
+    if estimator not in ("dr_grpo", "rloo"):
+        raise ValueError(f"advantage: {estimator!r} has a unit, and those of branches are differences; use dr_grpo")
+    members: dict[str, list[int]] = {}
+    for i, rollout in enumerate(rollouts):
+        members.setdefault(rollout.group_id, []).append(i)
+    found: dict[int, dict[tuple[int, int], float]] = {}
+    for rows in members.values():
+        of_group = [rollouts[i] for i in rows]
+        rewards = [rollout.reward_of(role) or 0.0 for rollout in of_group]
+        signal = max(rewards) - min(rewards) >= LEAST_DIFFERENCE or branches_differ(of_group, role)
+        for place, i in enumerate(rows):
+            others = rewards[:place] + rewards[place + 1 :]
+            estimates = estimate(rewards[place], others, states_of(rollouts[i], role))
+            given = _by_turn(rollouts[i], role, estimates)
+            found[i] = given if signal else dict.fromkeys(given, 0.0)
+    return [found[i] for i in range(len(rollouts))]
+
+
+def _by_turn(rollout: Rollout, role: str, estimates: Estimates) -> dict[tuple[int, int], float]:
+    """Return the advantage of each trained turn of a role, by segment and number."""
+    of_branch: dict[int, float] = {}
+    queues = {turn: list(values) for turn, values in zip(estimates.starts[1:], estimates.branches, strict=True)}
+    for place, branch in enumerate(rollout.branches):
+        if branch.reward_of(role) is not None:
+            of_branch[place] = queues[branch.turn].pop(0)
+
+    trained = {segment.branch for segment in rollout.segments if segment.trained and segment.branch in of_branch}
+    begin = [branch.turn for place, branch in enumerate(rollout.branches) if place in trained]
+
+    def worth(segment: Segment, turn: Turn) -> float:
+        stretch = bisect_right(estimates.starts, turn.number) - 1
+        value = estimates.stretches[stretch] if segment.branch is None else of_branch[segment.branch]
+        return value * share(turn.number, begin)
+
+    kept = {None, *of_branch}
+    segments = [s for s in rollout.segments if s.trained and s.role == role and s.branch in kept]
+    return {(segment.index, turn.number): worth(segment, turn) for segment in segments for turn in segment.turns}

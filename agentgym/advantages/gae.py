@@ -1,0 +1,144 @@
+"""Advantages of turns from a value function: GAE over the turns of a rollout, and the returns that it learns. Numpy.
+
+A step is a turn: the env answers turns, and gives rewards to turns, so lambda and gamma are per turn, and all tokens of
+a turn have its advantage. V(t) is the value of the state before turn t. With r the rewards of the turns, to the last of
+which what the rollout got at its end is added, and T turns::
+
+    d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end of a rollout is one, limits as well
+    A(t) = d(t) + gamma lambda A(t+1)                      arXiv 1506.02438, equation 16
+    R(t) = r(t) + gamma R(t+1)                             what V(t) learns, equation 28 there
+
+With lambda 1 the advantage is R(t) - V(t), and without bias for any V that depends on the state alone, if gamma is 1.
+With lambda 0 it is d(t), and without bias for the true V.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from agentgym.advantages.levels import Advantages
+from agentgym.config_fields import check_fields, names_its_fields
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Rollout, Segment, Turn
+from agentgym.types.sample import Sample, SampleKey
+
+UpTo1: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Place: TypeAlias = tuple[int, int]
+"""A turn: the index of its segment, and its number."""
+OVERLAP_S = 1e-3
+"""Seconds by which clocks may put a turn before the end of the one that it follows."""
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class GAE:
+    """The settings of generalised advantage estimation, per turn."""
+
+    gamma: UpTo1 = 1.0
+    """Discount of what comes a turn later; below 1 another sum than the reward is climbed."""
+    lam: UpTo1 = 0.95
+    """Weight of what was seen against what the critic expects: 1 takes what was seen, 0 the next turn's value."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, GAE)
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], how: GAE) -> NDArray[np.float64]:
+    """Return the advantage of each turn from the rewards of the turns and the values of the states before them."""
+    found, after, value = np.zeros(len(rewards)), 0.0, 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        after = rewards[t] + how.gamma * value - values[t] + how.gamma * how.lam * after
+        found[t], value = after, values[t]
+    return found
+
+
+def discounted_returns(rewards: Sequence[float], gamma: float) -> NDArray[np.float64]:
+    """Return the discounted sum of the rewards from each turn on."""
+    found, after = np.zeros(len(rewards)), 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        found[t] = after = rewards[t] + gamma * after
+    return found
+
+
+def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
+    """Return the trained turns of a scored rollout in the order in which they were sampled, with their segments.
+
+    A context that goes on from another (a compaction) follows it; forks and sub-agents that are waited for stand where
+    they were played. Raises ValueError, naming the rollout, where no turn follows another: for branches, roles with
+    rewards of their own, conversations beside each other, and turns with one number.
+    """
+    segments = [segment for segment in rollout.segments if segment.trained]
+    if rollout.branches:
+        raise _refused(rollout, "it has branches, which follow nothing; play none, or set advantage_level branches")
+    if roles := sorted({segment.role for segment in segments if segment.role}):
+        raise _refused(rollout, f"role {roles[0]!r} has a reward of its own, and one critic has one; set outcome")
+    placed = [(segment, turn) for segment in segments for turn in segment.turns]
+    if len({turn.number for _, turn in placed}) < len(placed):
+        raise _refused(rollout, "two turns have one number, so neither follows the other; number the turns")
+    placed.sort(key=lambda place: place[1].number)
+    if any(segment.kind in ("fork", "subagent") for segment in segments):
+        _refuse_beside(rollout, [turn for _, turn in placed])
+    return placed
+
+
+def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
+    """Raise ValueError where a turn was asked for before the one before it was answered, or nobody knows."""
+    for first, second in pairwise(turns):
+        if first.asked_at is None or second.asked_at is None:
+            raise _refused(rollout, "it has forks or sub-agents, and no times of its turns; set outcome")
+        if second.asked_at < first.asked_at + first.seconds - OVERLAP_S:
+            raise _refused(
+                rollout,
+                f"turns {first.number} and {second.number} were sampled beside each other, so neither follows the "
+                "other; wait for each fork and sub-agent, or set advantage_level outcome",
+            )
+
+
+def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> list[float]:
+    """Return the reward of each turn; the last one's has what the rollout got beside those of its turns."""
+    rewards = [turn.reward for _, turn in placed]
+    if rewards:
+        rewards[-1] += (rollout.reward or 0.0) - sum(rewards)
+    return rewards
+
+
+def at_starts(sample: Sample, rollout: Rollout) -> Sample:
+    """Return a merged sample with a loss mask of the first token of each turn alone."""
+    turns, mask = rollout.segments[sample.segment].turns, np.zeros_like(sample.loss_mask)
+    mask[[turn.start - turns[0].start for turn in turns]] = True
+    return replace(sample, loss_mask=mask)
+
+
+def gae_of(
+    rollout: Rollout, order: Sequence[tuple[Segment, Turn]], values: Mapping[SampleKey, Floats], how: GAE
+) -> tuple[Advantages, dict[SampleKey, Floats]]:
+    """Return the advantage of each turn of a rollout, and the returns of the turns of each segment.
+
+    `values` has those of the turns of each segment. Raises ValueError where there is not one for each.
+    """
+    rewards, places = turn_rewards(rollout, order), [(segment.index, turn.number) for segment, turn in order]
+    before, segments = dict[Place, float](), {segment.index: segment for segment, _ in order}
+    for index, segment in segments.items():
+        given = values.get((rollout.rollout_id, index, 0))
+        if given is None or len(given) != len(segment.turns):
+            raise ValueError(
+                f"values: rollout {rollout.rollout_id!r} has {len(segment.turns)} turns in segment {index}, and "
+                f"{'no' if given is None else len(given)} values; give one for each"
+            )
+        before |= {(index, turn.number): float(value) for turn, value in zip(segment.turns, given, strict=True)}
+    found = gae(rewards, [before[place] for place in places], how)
+    to_come = dict(zip(places, discounted_returns(rewards, how.gamma).tolist(), strict=True))
+    returns = {
+        (rollout.rollout_id, index, 0): np.array([to_come[index, turn.number] for turn in segment.turns], np.float32)
+        for index, segment in segments.items()
+    }
+    return {place: float(advantage) for place, advantage in zip(places, found, strict=True)}, returns
+
+
+def _refused(rollout: Rollout, why: str) -> ValueError:
+    return ValueError(f'advantage_level: rollout {rollout.rollout_id!r} has no GAE with "value": {why}')

@@ -1,0 +1,104 @@
+"""The advantages of rollouts by their ids, on each level, and those of a segment's tokens."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from agentgym.advantages.branches import branch_advantages
+from agentgym.advantages.group import Estimator, advantages, roles_of, turn_advantages, turns_of
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Rollout, Segment
+
+AdvantageLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
+Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
+"""The advantages of a rollout by role, "" for its own; or those of its turns, by number or by segment and number."""
+
+
+def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of each scored rollout's roles by its id, each role against its own baseline."""
+    by_id: dict[str, Advantages] = {}
+    for role in ("", *roles_of(rollouts)):
+        values = advantages(
+            [rollout.reward_of(role) for rollout in rollouts],
+            [rollout.rollout_id for rollout in rollouts],
+            [rollout.group_id for rollout in rollouts],
+            estimator=estimator,
+        )
+        for rollout, value in zip(rollouts, values.tolist(), strict=True):
+            if rollout.reward_of(role) is not None:
+                by_id.setdefault(rollout.rollout_id, {})[role] = value
+    return by_id
+
+
+def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of the turns of each scored rollout by its id, those of each role against its baseline."""
+    by_id: dict[str, Advantages] = {}
+    for rollout in rollouts:
+        numbers = [turn.number for s in rollout.segments if s.branch is None for turn in s.turns]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f'rollout {rollout.rollout_id!r}: two turns have one number, and advantage_level="turn" tells them '
+                'apart by it; number the turns, or use advantage_level="outcome"'
+            )
+        if rollout.reward is not None:
+            by_id[rollout.rollout_id] = {}
+    for role in ("", *roles_of(rollouts)):
+        having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
+        for rollout, values in zip(having, turn_advantages(having, estimator=estimator, role=role), strict=True):
+            numbers = [turn.number for turn in turns_of(rollout, role)]
+            by_id[rollout.rollout_id].update(zip(numbers, values.tolist(), strict=True))
+    return by_id
+
+
+def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
+    """Return the advantages of the turns of each scored rollout and of its branches by its id, roles each apart.
+
+    Raises ValueError where none of the rollouts was to have branches: a rollout that was, and has none, says so in its
+    metrics.
+    """
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):
+        raise ValueError(
+            "advantage_level: none of these rollouts was played with branches; give what plays them "
+            '`branching=ag.Branching(...)`, or use advantage_level="outcome"'
+        )
+    by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in scored}
+    for role in ("", *roles_of(rollouts)):
+        having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
+        for rollout, given in zip(having, branch_advantages(having, estimator=estimator, role=role), strict=True):
+            by_id[rollout.rollout_id].update(given)
+    return by_id
+
+
+def _turn_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    return _spread(segment, [given[turn.number] for turn in segment.turns])
+
+
+def placed_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    return _spread(segment, [given[segment.index, turn.number] for turn in segment.turns])
+
+
+def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
+    """Return one number for each token of a segment: its turn's, or 0 outside of the turns."""
+    values = np.zeros(len(segment.token_ids), np.float32)
+    for turn, advantage in zip(segment.turns, advantages, strict=True):
+        values[turn.start : turn.stop] = advantage
+    values.setflags(write=False)
+    return values
+
+
+def _role_tokens(given: Advantages, segment: Segment) -> Floats:
+    """Return the advantage of its role for each token of a segment, sampled or not."""
+    # One float, however long the segment: `np.broadcast_to` at a fifth of its cost.
+    return np.ndarray(len(segment.token_ids), np.float32, np.float32(given[segment.role]).tobytes(), strides=(0,))
+
+
+LEVELS = {
+    "outcome": (outcome_levels, _role_tokens),
+    "turn": (turn_levels, _turn_tokens),
+    "branches": (branch_levels, placed_tokens),
+}
+"""For each level without a critic, what finds the advantages of rollouts, and what gives each sampled token its own."""

@@ -1,0 +1,161 @@
+"""The API that an agent asks: its routes, its key, and what becomes of each request."""
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from agentgym.agent_api import anthropic_messages, chat_completions
+from agentgym.agent_api.fields import read_object
+from agentgym.agent_api.http import HttpAnswer, HttpRequest
+from agentgym.agent_api.large_requests import LargeRequests
+from agentgym.agent_api.requests import AgentAnswer, AgentRequest, LimitError, Policy, RefusedError
+from agentgym.errors.tracebacks import describe
+
+log = logging.getLogger(__name__)
+
+MODEL = "policy"
+"""The name under which the policy is listed; every other one is answered, too."""
+_ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
+_RESPONSES = "/v1/responses"
+_NO_RESPONSES = (
+    "OpenAI's Responses API is not answered here; set the agent to chat completions (POST /v1/chat/completions): "
+    'use_responses_api=False in LangChain, set_default_openai_api("chat_completions") in the OpenAI Agents SDK, '
+    'wire_api = "chat" in a Codex that still has it'
+)
+_MODEL = {
+    "id": MODEL,
+    "object": "model",
+    "type": "model",
+    "created": 0,
+    "created_at": "1970-01-01T00:00:00Z",
+    "owned_by": "agentgym",
+    "display_name": MODEL,
+}
+"""As both APIs show a model."""
+MAX_WARNED = 20
+"""Settings that are warned of for one env: the code in the box chooses their names."""
+_warned: dict[str, set[str]] = {}
+_BYTES = 4
+"""Bytes of text that a sampled id is taken for."""
+
+
+class AgentApi:
+    """The API of one rollout: whoever has its key asks that rollout's policy.
+
+    It speaks OpenAI's chat completions and Anthropic's messages. Clients are told not to try a refused request again.
+    """
+
+    def __init__(self, policy: Policy, key: str, name: str) -> None:
+        self._policy, self._key, self._name = policy, key, name
+        self.answered = self.refused = 0
+        self.refusal: RefusedError | None = None
+        """The error that the last request was refused with; None where it was answered."""
+        loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[str] = loop.create_future()
+        """The name of the limit that has ended the rollout, once a request came after it."""
+        self.failed: asyncio.Future[BaseException] = loop.create_future()
+        """What went wrong behind the API, such as an EngineError, once it did."""
+        self._large = LargeRequests()
+
+    async def handle(self, request: HttpRequest) -> HttpAnswer:
+        """Answer a request; whatever goes wrong is an answer in the shape of its API."""
+        path = request.path.rstrip("/")
+        speaks_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
+        api = anthropic_messages if speaks_anthropic else chat_completions
+        try:
+            self._check_key(request.headers)
+            return await self._answer(request, path, api)
+        except RefusedError as error:
+            self._note(error)
+            return _refused(error, api)
+        except Exception as error:
+            if not self.failed.done():
+                self.failed.set_result(error)
+            return _refused(RefusedError("the rollout has failed", status=500, kind="failed"), api)
+
+    async def _answer(self, request: HttpRequest, path: str, api: ModuleType) -> HttpAnswer:
+        if request.method == "GET" and path in ("/v1/models", f"/v1/models/{MODEL}"):
+            return _json(200, _MODEL if path.endswith(MODEL) else _models())
+        if path == _RESPONSES or path.startswith(f"{_RESPONSES}/"):
+            raise RefusedError(_NO_RESPONSES, status=404, kind="not_found")
+        if path not in _ROUTES:
+            known = ", ".join([*_ROUTES, "/v1/models"])
+            raise RefusedError(f"no such path: {request.path}; there are {known}", status=404, kind="not_found")
+        if request.method != _ROUTES[path]:
+            raise RefusedError(f"{request.method}: ask {path} with POST", status=405)
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise RefusedError("content-encoding: must be identity", status=415)
+        counts = path.endswith("/count_tokens")
+        asked = await self._large.work(len(request.body), lambda: _read(api, request.body, counts))
+        if counts:
+            return _json(200, {"input_tokens": await self._policy.count(asked)})
+        for setting in asked.not_followed:
+            _warn_of(self._name, setting)
+        answer = await self._policy.answer(asked)
+        self.answered += 1
+        self.refusal = None
+        return await self._large.work(_BYTES * answer.sampled_tokens, lambda: _written(api, asked, answer))
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        given = headers.get("x-api-key") or (token.strip() if kind.lower() == "bearer" else "")
+        if not hmac.compare_digest(given.encode(), self._key.encode()):
+            raise RefusedError("the API key is not that of this rollout", status=401, kind="invalid_api_key")
+
+    def _note(self, error: RefusedError) -> None:
+        self.refused += 1
+        self.refusal = error
+        if isinstance(error, LimitError) and error.is_final and not self.over.done():
+            self.over.set_result(error.reason)
+
+
+def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
+    """Read a body; whatever is wrong with it is a RefusedError, for the code in the box chose it."""
+    try:
+        said = read_object(body)
+        read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)
+        return replace(read, size=len(body))
+    except RefusedError:
+        raise
+    except Exception as error:
+        log.warning("a request of an agent cannot be read", exc_info=error)
+        raise RefusedError(f"the request cannot be read: {describe(error)}") from error
+
+
+def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpAnswer:
+    """Write an answer; one that cannot be written is an error to the agent alone, for the policy chose it."""
+    try:
+        if not asked.stream:
+            return _json(200, api.written(asked, answer))
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        return HttpAnswer(status=200, body=api.events(asked, answer), headers=headers)
+    except Exception as error:
+        log.warning("an answer to an agent cannot be written", exc_info=error)
+        raise RefusedError(f"the answer cannot be written: {describe(error)}", status=500, kind="unwritten") from error
+
+
+def _models() -> dict[str, Any]:
+    return {"object": "list", "data": [_MODEL], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+
+
+def _refused(error: RefusedError, api: ModuleType) -> HttpAnswer:
+    return _json(error.status, api.error(error), {"x-should-retry": "false"})
+
+
+def _json(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> HttpAnswer:
+    body = json.dumps(said, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    return HttpAnswer(status=status, body=body, headers={"content-type": "application/json", **(headers or {})})
+
+
+def _warn_of(name: str, setting: str) -> None:
+    """Say once for each env and setting that the setting is not followed, of the first MAX_WARNED settings."""
+    warned = _warned.setdefault(name, set())
+    if setting in warned or len(warned) == MAX_WARNED:
+        return
+    warned.add(setting)
+    log.warning("%s: its agent sends %.80r, which is not followed: the run's own sampling holds", name, setting)

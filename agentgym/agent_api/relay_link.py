@@ -1,0 +1,195 @@
+"""The host's side of a relay: a port inside a box whose connections are answered here."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from agentgym.agent_api.http import Handle
+from agentgym.agent_api.http_connection import HttpConnection
+from agentgym.agent_api.relay import HEAD
+from agentgym.errors import EnvError, WireError
+from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol.programs import BoxProcess
+
+log = logging.getLogger(__name__)
+
+_START_S = 30.0
+_MAX_FRAME = 1 << 20
+MAX_OPEN = 256
+"""Connections at once. The code in the box opens them, and the host's memory holds them."""
+MAX_HELD = 128 << 20
+"""Bytes of requests that all connections of a box may hold together."""
+FRAMES_A_TURN = 64
+"""Frames that are taken before the event loop turns: the code in the box may make them as small as it likes."""
+MAX_SAID = 1000
+"""Frames that wait for the box to read them; no more is read from it then."""
+
+
+@asynccontextmanager
+async def listening(box: Box, handle: Handle) -> AsyncIterator[int]:
+    """Listen on 127.0.0.1 inside the box and answer there, until the block ends; yields the port.
+
+    It needs a loopback and `python3` in the box, and no way out of it. EnvError where one is missing.
+    """
+    async with box.start(["python3", "-I", "-S", "-c", _source()]) as process:
+        port = await _port(process)
+        relay = RelayLink(process, handle)
+        carrying = [asyncio.create_task(relay.read()), asyncio.create_task(relay.write())]
+        try:
+            yield port
+        finally:
+            for task in carrying:
+                task.cancel()
+            await asyncio.gather(*carrying, return_exceptions=True)
+            await relay.close()
+
+
+@cache
+def _source() -> str:
+    return Path(__file__).with_name("relay.py").read_text()
+
+
+async def _port(process: BoxProcess) -> int:
+    line = b""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_START_S):
+            while not line.endswith(b"\n") and (piece := await process.stdout.read(1)):
+                line += piece
+    if line[:-1].isdigit():
+        return int(line)
+    said = b""
+    while process.exit_code is not None and (piece := await process.stderr.read()):
+        said += piece
+    why = " ".join(said.decode("utf-8", "replace").split())[-200:] or f"exit code {process.exit_code}"
+    raise EnvError(
+        f"the agent's API cannot be reached from inside the box ({why}); it needs `python3` there, and a loopback: "
+        'give the sandbox network="loopback" or network=ag.Allow(...)'
+    )
+
+
+class RelayLink:
+    """The connections of one relay, each answered by a HttpConnection."""
+
+    def __init__(self, process: BoxProcess, handle: Handle) -> None:
+        self._process, self._handle = process, handle
+        self._open: dict[int, HttpConnection] = {}
+        self._at_most = 0
+        """Bytes that the open connections hold at most: those of when they were last asked, and what came since."""
+        self._said: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._cut = False
+        """Whether a connection was cut off; it is said once."""
+
+    async def read(self) -> None:
+        """Take what clients in the box say; when the relay has ended, every connection is lost."""
+        held = bytearray()
+        try:
+            while piece := await self._process.stdout.read():
+                held += piece
+                while self._take_frames(held):  # noqa: ASYNC110  Nothing is waited for: others have their turn.
+                    await asyncio.sleep(0)
+                if self._said.qsize() > MAX_SAID:
+                    await self._said.join()
+        except WireError as error:
+            log.warning("an agent's API is closed: %s", error)
+        finally:
+            for number in list(self._open):
+                self.lose(number)
+
+    def _take_frames(self, held: bytearray) -> bool:
+        """Take some whole frames of what is held; whether there may be more of them."""
+        for _ in range(FRAMES_A_TURN):
+            if len(held) < HEAD.size:
+                return False
+            number, length = HEAD.unpack_from(held)
+            if length > _MAX_FRAME:
+                raise WireError(f"a frame of {length} bytes: the code in the box has changed the relay")
+            if len(held) < HEAD.size + length:
+                return False
+            data = bytes(held[HEAD.size : HEAD.size + length])
+            del held[: HEAD.size + length]
+            self.take(number, data)
+        return True
+
+    async def write(self) -> None:
+        """Carry what is said to clients, in order."""
+        while True:
+            await self._process.write(await self._said.get())
+            self._said.task_done()
+
+    def say(self, number: int, data: bytes) -> None:
+        """Queue bytes for a client; none end its connection."""
+        self._said.put_nowait(HEAD.pack(number, len(data)) + data)
+
+    def lose(self, number: int) -> None:
+        """Forget a connection, and cancel what is being answered on it."""
+        connection = self._open.pop(number, None)
+        if connection is not None:
+            task = asyncio.create_task(connection.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def close(self) -> None:
+        """Cancel all that is being answered, and wait for its end."""
+        for number in list(self._open):
+            self.lose(number)
+        await asyncio.gather(*self._ending)
+
+    @property
+    def open(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def take(self, number: int, data: bytes) -> None:
+        """Take bytes of a connection, none at its end; one too many, or that holds too much, is cut off."""
+        if not data:
+            self.lose(number)
+            return
+        if not self._has_room(len(data)) or (number not in self._open and len(self._open) >= MAX_OPEN):
+            self._cut_off(number)
+            return
+        self._at_most += len(data)
+        if number not in self._open:
+            self._open[number] = HttpConnection(self._handle)
+            self._open[number].connection_made(_RelayTransport(self, number))
+        self._open[number].data_received(data)
+
+    def _has_room(self, length: int) -> bool:
+        """Whether the connections may hold so many bytes more; they are asked only if that is in doubt."""
+        if self._at_most + length > MAX_HELD:
+            self._at_most = self._held()
+        return self._at_most + length <= MAX_HELD
+
+    def _held(self) -> int:
+        return sum(connection.held for connection in self._open.values())
+
+    def _cut_off(self, number: int) -> None:
+        if not self._cut:
+            log.warning("an agent's connections are cut off: %d are open, with %d bytes", len(self._open), self._held())
+        self._cut = True
+        self.lose(number)
+        self.say(number, b"")
+
+
+class _RelayTransport(asyncio.BaseTransport):
+    """The part of a transport that a HttpConnection uses."""
+
+    def __init__(self, relay: RelayLink, number: int) -> None:
+        super().__init__()
+        self._relay, self._number = relay, number
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        """Carry bytes to the client, in frames that the box takes."""
+        for at in range(0, 0 if self._closed else len(data), _MAX_FRAME):
+            self._relay.say(self._number, data[at : at + _MAX_FRAME])
+
+    def close(self) -> None:
+        """End the connection behind all that was written."""
+        if not self._closed:
+            self._closed = True
+            self._relay.say(self._number, b"")
+            self._relay.lose(self._number)

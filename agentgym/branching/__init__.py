@@ -1,1 +1,0 @@
-"""Branches of rollouts: their settings, their ends, and the copy of an env that each begins with."""

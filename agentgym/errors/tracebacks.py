@@ -1,0 +1,150 @@
+"""Errors of the user's own code: the line that raised, the traceback, and one warning in the log for each kind."""
+
+import inspect
+import logging
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from traceback import TracebackException
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_OWN = f"{Path(__file__).parents[1]}/"
+_FOREIGN = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+"""Folders of packages, wherever they are: a user's own, one that a .pth adds, Debian's beside that of pip."""
+_said: set[tuple[str, str, str]] = set()
+
+_SQLITE = (
+    "a plain tool or reward runs in a thread of its own: open the connection with check_same_thread=False, "
+    "or make the method async"
+)
+
+
+def place_of(error: BaseException) -> str:
+    """The line of the user's code that raised this or led to it: "my_env.py:12 in look"; "" where none of it did."""
+    own = [(frame, line) for frame, line in _frames(error.__traceback__) if _is_users(frame.f_code.co_filename)]
+    if own:
+        return _place(own[-1][0].f_code, own[-1][1])
+    # A time limit of Python before 3.11.4 has no cause: what it cancelled is its context.
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return place_of(before) if before is not None else ""
+
+
+def place_of_function(function: Callable[..., Any]) -> str:
+    """The line that defines a function: "my_env.py:10 in look"; "" where nothing says it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return _place(code, code.co_firstlineno) if code is not None else ""
+
+
+def place_of_frame(frame: FrameType) -> str:
+    """Return the line of the user's code that is running, and its function: "my_env.py:12 in look"."""
+    inner: FrameType | None = frame
+    while inner is not None and not _is_users(inner.f_code.co_filename):
+        inner = inner.f_back
+    found = inner or frame
+    return _place(found.f_code, found.f_lineno)
+
+
+def holder_of(frames: Sequence[FrameType]) -> str:
+    """Name the function that agentgym called and that runs now: "Env.look"; `frames` are its own, the innermost first.
+
+    Where none of the code is the user's, it is the innermost function.
+    """
+    found: FrameType | None = None
+    for frame in frames:
+        path = frame.f_code.co_filename
+        if found is not None and path.startswith(_OWN):
+            break
+        if _is_users(path):
+            found = frame
+    code = (found or frames[0]).f_code
+    return code.co_qualname.rpartition("<locals>.")[2]
+
+
+def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> None:
+    """Log a warning with the traceback, the first time that `what` raises this type of error at this line.
+
+    The traceback begins at the user's first frame, and has all frames where none is the user's. `function` is what was
+    called: its definition is named where no line of the user's code raised.
+    """
+    place = place_of(error) or place_of_function(function)
+    kind = (what, type(error).__qualname__, place)
+    if kind in _said:
+        return
+    _said.add(kind)
+    hint = f" ({_SQLITE})" if type(error).__name__ == "ProgrammingError" and "thread" in describe(error) else ""
+    said = f"{what} raised {describe(error)}, at {place or 'an unknown line'}{hint}"
+    shown = (type(error), error, _from_users_frame(error.__traceback__))
+    log.warning("%s; the same again is counted and not logged", said, exc_info=shown)
+
+
+def describe(error: BaseException) -> str:
+    """The error's type and text, also where its `__str__` raises."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as worse:
+        return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
+
+
+def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
+    """The traceback of an error and its causes as text, without the frames above the user's first one.
+
+    Where no frame is the user's: "", or with `or_all` all frames but those of agentgym at the top.
+    """
+    made = TracebackException.from_exception(error, compact=True)
+    parts = list(_parts(made))
+    if not or_all and not any(_is_users(frame.filename) for part in parts for frame in part.stack):
+        return ""
+    for part in parts:
+        del part.stack[: _first_shown([frame.filename for frame in part.stack])]
+    return encodable("".join(made.format()))
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates escaped, so that files and terminals take it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _parts(made: TracebackException) -> Iterator[TracebackException]:
+    """Yield a traceback, and those of its causes and of the errors in it."""
+    found: list[TracebackException | None] = [made]
+    while found:
+        if (part := found.pop()) is not None:
+            yield part
+            found += [part.__cause__, part.__context__, *(part.exceptions or ())]
+
+
+def _first_shown(paths: list[str]) -> int:
+    """Index of the first frame that is the user's; else of the first that is not agentgym's; else 0."""
+    users = (index for index, path in enumerate(paths) if _is_users(path))
+    others = (index for index, path in enumerate(paths) if not path.startswith(_OWN))
+    return next(users, next(others, 0))
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
+def _from_users_frame(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the user's first frame on; the whole one where no frame is the user's."""
+    first = trace
+    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    return first or trace
+
+
+def _is_users(path: str) -> bool:
+    return not path.startswith((_OWN, "<frozen", *_FOREIGN)) and not any(folder in path for folder in _PACKAGES)
+
+
+def _place(code: CodeType, line: int) -> str:
+    return f"{Path(code.co_filename).name}:{line} in {code.co_name}"

@@ -1,0 +1,203 @@
+"""The lock on a run's folder: one process at a time writes there."""
+
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agentgym.errors import AgentGymError
+from agentgym.files.disk import Refusals
+from agentgym.files.file_systems import has_locks, shared_kind
+from agentgym.files.foreign.opening import check_folder
+from agentgym.files.held import Change, HeldFolder
+from agentgym.files.names import cannot_be_made
+from agentgym.machine.process_identity import owner, state_of
+
+_LOG = logging.getLogger(__name__)
+
+LOCK = ".lock"
+"""The file in the run's folder that its process holds locked and that holds the process's number."""
+
+
+class FolderInUse(AgentGymError):
+    """Another process runs in this folder; the message names the process."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of `out` if it does not exist; ValueError if that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_be_made(folder, error) from None
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of what a folder holds, except for hidden files, in order."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+class LockedFolder(HeldFolder):
+    """A folder that this process alone writes to, as far as other processes see its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = _locked(path / LOCK)
+        self._refusals = Refusals(_LOG.warning)
+        super().__init__(path)
+
+    def close(self) -> None:
+        """Remove the lock and give the folder back."""
+        with suppress(OSError):  # a disk that cannot be written to any more; whoever comes next sees that it is free
+            if _is_ours(self._lock, self.path / LOCK):
+                (self.path / LOCK).unlink()  # while the lock is held: nobody else's file has this name yet
+        os.close(self._lock)
+        super().close()
+
+    def follow(self) -> Change | None:
+        """Do what `HeldFolder.follow` does, with the lock; FolderInUse if another process has taken the folder."""
+        with self._turn:
+            change = super().follow()
+            try:  # what cannot be seen is taken to be as it was
+                if (change is not None and change.lost) or not _is_ours(self._lock, self.path / LOCK):
+                    self._lock_again()
+            except (OSError, ValueError) as error:
+                self._refusals.refused(str(self.path / LOCK), str(error), then="it is tried again at the next write")
+            return change
+
+    def _lock_again(self) -> None:
+        """Lock the folder anew: its lock was removed, or is another file."""
+        try:
+            fresh = _locked(self.path / LOCK)
+        except FolderInUse as taken:
+            raise FolderInUse(
+                f"{taken}. Its lock was removed while this process wrote to it, and that other process has taken it: "
+                "this process ends, and leaves the folder to the other one"
+            ) from None
+        os.close(self._lock)
+        self._lock = fresh
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[LockedFolder]:
+    """Hold the folder for one run; FolderInUse if a running process holds it.
+
+    The lock file is removed at the end. A process that is killed leaves the file, which the kernel unlocks, and the
+    next run takes it over. Only processes that see the same file system's locks are told apart. On a file system
+    without locks the file itself is the lock, and names the process and its machine; see `_claimed`.
+    """
+    check_folder(folder)
+    held = LockedFolder(folder)
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+def _is_ours(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _locked(path: Path) -> int:
+    """Open and lock the file, and write who holds it; again where another process removed it between the two."""
+    if not has_locks(path.parent, fcntl.flock):
+        return _claimed(path)
+    while True:
+        file = _opened(path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(os.pread(file, 400, 0).decode(errors="replace"))
+            os.close(file)
+            raise _in_use(path, f"process {holder}") from None
+        except BaseException:
+            os.close(file)
+            raise
+        if _is_ours(file, path):
+            _write(file, f"{os.getpid()}\n")
+            return file
+        os.close(file)
+
+
+def _claimed(path: Path) -> int:
+    """Make the lock file on a file system without locks; FolderInUse where it is there and its process may run.
+
+    It is taken from a process that is known to have ended: one of this machine. Of a process on another machine nobody
+    here can tell, and the message says which file to remove once it has ended.
+    """
+    while True:
+        try:
+            file = _opened(path, os.O_EXCL)
+        except FileExistsError:
+            _take_from_the_dead(path)
+            continue
+        _write(file, f"{os.getpid()}\n{owner()}\n")
+        kind = shared_kind(path.parent)
+        _LOG.warning(
+            "%s is on a file system without locks%s: the file %s is the lock. If this process is killed and another "
+            "machine is to go on, remove that file first. Mount the file system with locks (Lustre: -o flock; NFS: "
+            "with its lock service), or name a folder on another disk",
+            *(path.parent, f" ({kind})" if kind else "", path.name),
+        )
+        return file
+
+
+def _take_from_the_dead(path: Path) -> None:
+    """Remove the lock file of a process that has ended; FolderInUse if it runs, or if that cannot be known."""
+    try:
+        said = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return
+    who = said.splitlines()[1] if said.count("\n") > 1 else ""
+    state = state_of(who)
+    if state == "ended":
+        taken = path.with_name(f"{path.name}-{os.getpid()}")
+        with suppress(OSError):
+            path.rename(taken)
+            if taken.read_text(errors="replace") != said:  # it was another's: two came at once, and one was faster
+                os.link(taken, path)
+            taken.unlink()
+        return
+    place = f" on {who.partition('/')[0]}" if who else ""
+    if state == "alive":
+        raise _in_use(path, f"process {_holder(said)}{place}")
+    raise FolderInUse(
+        f"out, resume: {path.parent} is in use by process {_holder(said)}{place} according to {path}, and this machine "
+        "cannot tell whether that process still runs; if it has ended, remove that file"
+    )
+
+
+def _in_use(path: Path, who: str) -> FolderInUse:
+    return FolderInUse(
+        f"out, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or name another folder"
+    )
+
+
+def _holder(said: str) -> str:
+    """The number of the process, which is the first line."""
+    return said.split("\n")[0].strip()[:20] or "unknown"
+
+
+def _write(file: int, text: str) -> None:
+    """Write who holds the lock; on a full disk the file stays empty, and the lock holds all the same."""
+    with suppress(OSError):
+        os.ftruncate(file, 0)
+        os.pwrite(file, text.encode(), 0)
+
+
+def _opened(path: Path, more: int = 0) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | more, 0o644)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"out, resume: {path.parent} cannot be written to ({error.strerror}); give yourself the right to, or name "
+            "another folder"
+        ) from None

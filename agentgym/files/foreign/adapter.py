@@ -1,0 +1,112 @@
+"""The two files of an untrusted adapter, looked at before its tensors are read into memory."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agentgym.files.foreign.content import parsed, read_object
+from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, opened, real_path
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+MOST_HEADER = 32 << 20
+"""The maximum size of what a file of tensors says of them; a hundred thousand tensors take half of it."""
+BYTES_A_BYTE = 8
+"""Bytes of a file for each that it takes on the disk: file systems compress, but a file of holes is made to deceive."""
+MOST_RANK = 1 << 14
+"""The maximum rank of an adapter that PEFT loads; it makes matrices of the config's rank before it reads tensors."""
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """Return the config of an adapter.
+
+    Links may lead anywhere in its folder; in the hub's cache, to the files that the cache keeps beside it.
+
+    Raises:
+        FileNotFoundError: There is none.
+        UnreadableFileError: It is not a regular file, a link leads out of the folder, or it holds no JSON object.
+    """
+    folder, within = _real(folder)
+    return read_object(folder / CONFIG, within=within)
+
+
+def adapter_tensors(folder: Path) -> Path:
+    """Return the path of an adapter's tensors, without links, after checking that they are as large as they say.
+
+    The links are those of `adapter_config`.
+
+    Raises:
+        FileNotFoundError: There are none.
+        UnreadableFileError: It is not a regular file of tensors, or takes far less of the disk than its size.
+    """
+    folder, within = _real(folder)
+    with opened(folder / TENSORS, within=within) as file:
+        _check_size(file, folder / TENSORS)
+        _header(file, folder / TENSORS)
+    return real_path(folder / TENSORS)
+
+
+def check_ranks(folder: Path) -> None:
+    """Raise UnreadableFileError if an adapter's config has a larger rank than its tensors, or than MOST_RANK.
+
+    Call it before PEFT loads the adapter; other errors are those of `adapter_config` and `adapter_tensors`.
+    """
+    config = adapter_config(folder)
+    pattern = config.get("rank_pattern")
+    named = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    largest = max([rank for rank in named if isinstance(rank, int)], default=0)
+    path = adapter_tensors(folder)
+    with opened(path, within=None) as file:
+        shapes = [of["shape"] for name, of in _header(file, path).items() if "lora_" in name and "_A" in name]
+    there = max([shape[0] for shape in shapes if shape], default=0)
+    if largest > min(there, MOST_RANK):
+        raise UnreadableFileError(
+            f"{folder / CONFIG}: its rank is {largest:,}, and its tensors have {there:,}, of at most {MOST_RANK:,}; "
+            "correct r or rank_pattern"
+        )
+
+
+def _real(folder: Path) -> tuple[Path, Path]:
+    """Return the folder without links, and the one that links in it must not lead out of."""
+    folder = real_path(folder)
+    return folder, folder.parents[1] if folder.parent.name == "snapshots" else folder
+
+
+def _check_size(file: BinaryIO, path: Path) -> None:
+    found = os.fstat(file.fileno())
+    on_disk = 512 * found.st_blocks
+    if found.st_size > MOST_BYTES + BYTES_A_BYTE * on_disk:
+        raise UnreadableFileError(
+            f"{path}: it has {found.st_size:,} bytes, but takes {on_disk:,} of the disk: most of it is holes; write "
+            "the adapter anew"
+        )
+
+
+def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
+    """Return what the file says of each tensor; UnreadableFileError unless they take exactly the rest of the file."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, MOST_HEADER):
+        raise UnreadableFileError(f"{path}: it does not begin as a file of safetensors does; write the adapter anew")
+    try:
+        found = {name: of for name, of in parsed(file.read(length)).items() if name != "__metadata__"}
+        total = sum(_bytes_of(of) for of in found.values())
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnreadableFileError(
+            f"{path}: its header is none of safetensors ({error}); write the adapter anew"
+        ) from error
+    if total != size - 8 - length:
+        raise UnreadableFileError(
+            f"{path}: its tensors take {total:,} bytes by its header, and {size - 8 - length:,} follow; is it cut off?"
+        )
+    return found
+
+
+def _bytes_of(tensor: Mapping[str, Any]) -> int:
+    begin, end = tensor["data_offsets"]
+    for number in (begin, end, *tensor["shape"]):
+        if not isinstance(number, int) or number < 0:
+            raise TypeError(f"a length or an offset is {number!r:.80}")
+    if begin > end:
+        raise ValueError("a tensor ends before it begins")
+    return int(end - begin)

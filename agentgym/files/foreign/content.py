@@ -1,0 +1,127 @@
+"""Unpacking and parsing untrusted content: a few bytes never become many."""
+
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, read_bytes
+
+MOST_LEVELS = 200
+"""The maximum nesting of lists and objects in JSON: code that walks them recurses once for each level."""
+MOST_VALUES = 1 << 21
+"""The maximum number of lists, objects and commas in the JSON of one thing; each becomes up to 200 bytes of objects."""
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""The errors of code that meets values other than it expects."""
+_FEW = 1 << 12
+"""So few values are counted together with what looks like values in texts, which is many times as fast."""
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A string in JSON, or one that is never closed: looking for its end from each quote in it would take for ever."""
+
+
+class Unpacker:
+    """Unpacks the compressed JSON of one thing, such as a rollout, within limits for all of it together.
+
+    Args:
+        most: The maximum number of bytes.
+        most_values: The maximum number of lists, objects and commas.
+    """
+
+    def __init__(self, most: int = MOST_BYTES, most_values: int = MOST_VALUES) -> None:
+        self.most = self._left = most
+        self.most_values = self._values_left = most_values
+
+    def unpacked(self, blob: bytes) -> Any:
+        """Return the value that a blob of compressed JSON holds.
+
+        Raises:
+            ValueError: It is damaged, or it holds too much together with what was unpacked before.
+        """
+        unpacking = zlib.decompressobj()
+        try:
+            text = unpacking.decompress(blob, self._left + 1)
+        except zlib.error as error:
+            raise ValueError(f"its bytes cannot be unpacked ({error})") from error
+        weight = len(text) * (1 if text.isascii() else 4)  # one emoji makes every character of a text take 4 bytes
+        if weight > self._left:
+            raise ValueError(f"it has more than {self.most:,} bytes when it is unpacked")
+        if not unpacking.eof:
+            raise ValueError("its bytes cannot be unpacked (they are cut off)")
+        self._left -= weight
+        self._values_left -= (values := values_in(text))
+        if self._values_left < 0 or values > MOST_VALUES:
+            most = min(self.most_values, MOST_VALUES)
+            raise ValueError(f"it holds more than {most:,} values when it is unpacked")
+        return _loaded(text)
+
+
+def parsed(text: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Whole numbers may be as large as Python reads them, and NaN and Infinity are numbers: code that computes with one
+    must check it, as `agentgym.files.foreign.values` does.
+
+    Raises:
+        ValueError: It is not JSON, nests too deep, or holds too many values.
+    """
+    if len(text) > MOST_VALUES and values_in(text) > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+    return _loaded(text)
+
+
+def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any:
+    """Return the value in a JSON file; `within` and `most` are as in `read_bytes`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnreadableFileError: It is not a regular file, is too large, or holds no JSON within the limits.
+    """
+    content = read_bytes(path, within=within, most=most)
+    try:
+        return parsed(content)
+    except ValueError as error:
+        raise UnreadableFileError(f"{path}: it holds no readable JSON ({error})") from error
+
+
+def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file; the errors are those of `read_json`, also if it holds no object."""
+    found = read_json(path, within=within, most=most)
+    if not isinstance(found, dict):
+        raise UnreadableFileError(f"{path}: it must hold a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _loaded(text: bytes) -> Any:
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"it nests more than {MOST_LEVELS} levels") from None
+    if text.count(b"[") + text.count(b"{") > MOST_LEVELS:
+        _check_levels(found)
+    return found
+
+
+def values_in(text: bytes) -> int:
+    """Return the number of lists, objects and commas in JSON; of a small number, those in its texts count as well."""
+    found = _marks(text)
+    return found if found <= _FEW else _marks(_TEXT.sub(b"", text))
+
+
+def _marks(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{") + text.count(b",")
+
+
+def _check_levels(found: Any) -> None:
+    level = [found]
+    for _ in range(MOST_LEVELS):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += [of for of in value.values() if isinstance(of, dict | list)]
+            elif isinstance(value, list):
+                below += [of for of in value if isinstance(of, dict | list)]
+        if not below:
+            return
+        level = below
+    raise ValueError(f"it nests more than {MOST_LEVELS} levels")

@@ -1,0 +1,119 @@
+"""The folder that a process writes to: found again after a move, and made again after a removal."""
+
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentgym.files.names import free_name
+
+_MOVED: dict[Path, Path] = {}
+"""Where folders that this process has written to are now, by where they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Says that a folder is no longer where it was."""
+
+    path: Path
+    """Where to write from now on."""
+    lost: bool
+    """Whether the content of the folder is gone and the one at `path` is new."""
+    said: str
+    """The sentence that reports it."""
+
+
+class HeldFolder:
+    """Tracks where a folder is, even after a move, which Linux tells by an open handle; safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = threading.RLock()
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Forget the folder."""
+        with self._turn:
+            os.close(self._handle)
+
+    def follow(self) -> Change | None:
+        """Return what has happened to the folder since the last call, and follow it; None if nothing has.
+
+        A folder that was removed, or is out of reach, is made again: at its old place, or beside what is there now.
+
+        Raises:
+            OSError: It cannot be made now; the next call tries again.
+        """
+        with self._turn:
+            return None if self._is_at(self.path) else self._gone_after()
+
+    def _gone_after(self) -> Change:
+        before = self.path
+        if (now := self._moved_to()) is not None:
+            self._stand_at(now)
+            said = f"The folder {before} was moved to {now} while it was written to; the rest is written there."
+            return Change(now, lost=False, said=said)
+        now = self._made_anew()
+        beside = "" if now == before else f", and another one has taken its place: {now} was made beside it"
+        return Change(
+            now,
+            lost=True,
+            said=(
+                f"The folder {before} was removed while it was written to{beside}. Settings, figures and rollouts so "
+                f"far are written again to {now}, and later ones too; its other files are lost."
+            ),
+        )
+
+    def leave(self) -> Change:
+        """Make a new folder beside this one, which another process has taken, and use it from now on.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        with self._turn:
+            before, now = self.path, self._made_anew()
+        said = f"Another process has taken the folder {before}: what was trained is written to {now}."
+        return Change(now, lost=True, said=said)
+
+    def _made_anew(self) -> Path:
+        """Make a folder under a free name, and hold it in place of this one, which stays held if that fails."""
+        now = free_name(self.path)
+        now.mkdir(parents=True)
+        try:
+            fresh = os.open(now, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            now.rmdir()
+            raise
+        os.close(self._handle)
+        self._handle = fresh
+        self._stand_at(now)
+        return now
+
+    def _stand_at(self, path: Path) -> None:
+        for old, place in list(_MOVED.items()):
+            if place == self.path:
+                _MOVED[old] = path
+        _MOVED[self.path] = path
+        self.path = path
+
+    def _is_at(self, path: Path) -> bool:
+        """Whether the folder is at the path; True also if that cannot be told, as when a server does not answer."""
+        try:
+            return os.path.samestat(os.fstat(self._handle), path.stat())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+    def _moved_to(self) -> Path | None:
+        with suppress(OSError):
+            found = Path(f"/proc/self/fd/{self._handle}").readlink()
+            if found.is_dir() and os.path.samestat(os.fstat(self._handle), found.stat()):
+                return found
+        return None
+
+
+def place_now(path: Path) -> Path:
+    """Return where the folder is now that was at this path when this process began to write to it."""
+    return _MOVED.get(path, path)

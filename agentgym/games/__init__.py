@@ -1,1 +1,0 @@
-"""Turn games as environments."""

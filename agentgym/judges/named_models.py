@@ -1,0 +1,322 @@
+"""The models of a rollout by name, beside its policy: what asks them, and counts what that took."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel
+
+from agentgym.chat.message_chat import MessageChat
+from agentgym.engines.base import Engine, check_engine, own_model_name
+from agentgym.engines.messages import MessageCompletion, MessageEngine, open_chat
+from agentgym.environments.forks import AnswerT
+from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
+from agentgym.judges.structured import asking_for, read_answer
+from agentgym.machine.time_limits import TimeLimit, off_the_clock
+from agentgym.seeds import seed_for
+from agentgym.types.completion import Completion, Sampling
+from agentgym.types.messages import Message, kept_message
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 0.5
+"""Seconds before the second attempt at an engine that failed; each later wait is twice as long."""
+DoneT = TypeVar("DoneT", Completion, MessageCompletion)
+
+
+def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
+    """Return the models as a dict; TypeError or ValueError, naming the entry, for what is no engine under a name."""
+    if models is None:
+        return {}
+    if not isinstance(models, Mapping):
+        raise TypeError(f'models: must be engines by name, such as {{"judge": engine}}, got {models!r:.80}')
+    for name, engine in models.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"models: {name!r} is no name; write a word without a slash, such as 'judge'")
+        try:
+            check_engine(engine)
+        except TypeError as error:
+            raise TypeError(f"models[{name!r}]: {error}") from None
+    return dict(models)
+
+
+class NamedModels:
+    """The named models of one rollout: `models("judge")` is the one to ask; each is made once.
+
+    Where none of a name was given, the one of `stand_ins` answers.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        stand_ins: Mapping[str, Engine],
+        *,
+        owner: str,
+        session: str,
+        seed: int,
+        metrics: dict[str, float],
+    ) -> None:
+        self.engines, self.stand_ins = engines, stand_ins
+        self.owner, self.session, self.seed, self.metrics = owner, session, seed, metrics
+        self._models: dict[str, AskedModel] = {}
+
+    def engine(self, name: str) -> Engine:
+        """The engine of that name; EnvError where there is none says which there are and how to give one."""
+        if name in self.engines:
+            return self.engines[name]
+        if name in self.stand_ins:
+            _warn_of_stand_in(self.owner, name)
+            return check_models(self.stand_ins)[name]
+        raise EnvError(
+            f"{self.owner}: there is no model {name!r}; there are: {', '.join(self.engines) or 'none'}. {_how(name)}"
+        )
+
+    def __call__(self, name: str) -> "AskedModel":
+        """The model of that name; EnvError where there is none."""
+        engine = self.engine(name)
+        if name not in self._models:
+            self._models[name] = AskedModel(name, engine, f"{self.session}/model.{name}", self.seed, self.metrics)
+        return self._models[name]
+
+    def asked(self) -> dict[str, "AskedModel"]:
+        """The models that were made so far, by name."""
+        return dict(self._models)
+
+    def calls(self) -> dict[str, int]:
+        """How often each model was asked so far."""
+        return {name: model.calls for name, model in self._models.items()}
+
+    def rewind(self, calls: Mapping[str, int]) -> None:
+        """Count on from an earlier `calls`, so that the next questions are as those that followed it."""
+        for name, model in self._models.items():
+            model.calls = calls.get(name, 0)
+
+    def sessions(self) -> list[tuple[Engine, str]]:
+        """Every session that was opened, with its engine."""
+        return [(model.engine, session) for model in self._models.values() for session in model.sessions]
+
+    async def release(self) -> None:
+        """Release every session, also where that fails for one of them."""
+        await release_each(self.sessions())
+
+
+async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
+    """Release every session of an engine, also where that fails for one of them; EngineError or the cancellation."""
+    failed: BaseException | None = None
+    for engine, session in sessions:
+        try:
+            with boundary(EngineError, "release"):
+                await engine.release(session)
+        except (EngineError, asyncio.CancelledError) as error:
+            failed = failed if isinstance(failed, asyncio.CancelledError) else error
+    if failed is not None:
+        raise failed
+
+
+def kept(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with their contents as they are kept; ValueError names the part that is none."""
+    return [kept_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _how(name: str) -> str:
+    """How a model is given."""
+    return (
+        f'Give it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
+        f'recipe as models={{"{name}": ag.NamedModel(model=...)}}; `agentgym eval` takes --models.{name}.url or '
+        f"--models.{name}.model"
+    )
+
+
+@cache
+def _warn_of_stand_in(owner: str, name: str) -> None:
+    """Warn once in a process."""
+    log.warning("%s: no model %r was given, and the env's own stand-in answers for it. %s", owner, name, _how(name))
+
+
+class AskedModel:
+    """A model that an env asks; see `agentgym.environments.forks.Model`."""
+
+    def __init__(self, name: str, engine: Engine, session: str, seed: int, metrics: dict[str, float]) -> None:
+        self.name, self.engine, self.calls = name, engine, 0
+        self._session, self._seed, self._metrics = session, seed, metrics
+        self._busy: list[bool] = []
+        """Of each session, whether a question is in flight in it."""
+
+    @property
+    def sessions(self) -> list[str]:
+        """The sessions that were opened: as many as questions were in flight at once."""
+        return [f"{self._session}.{place}" for place in range(len(self._busy))]
+
+    @property
+    def identity(self) -> str:
+        """The name of the engine's model, and its version; "" where the engine does not say that name."""
+        name = own_model_name(self.engine)
+        return f"{name} {self.engine.version}" if name else ""
+
+    def count(self, what: str, number: float = 1.0) -> None:
+        """Add to the metric `model_WHAT/NAME` of the rollout."""
+        metric = f"model_{what}/{self.name}"
+        self._metrics[metric] = self._metrics.get(metric, 0.0) + number
+
+    @overload
+    async def ask(
+        self,
+        messages: str | Sequence[Message],
+        response: None = None,
+        *,
+        max_tokens: int = ...,
+        temperature: float = ...,
+        retries: int = ...,
+        timeout_s: float = ...,
+    ) -> str: ...
+    @overload
+    async def ask(
+        self,
+        messages: str | Sequence[Message],
+        response: type[AnswerT],
+        *,
+        max_tokens: int = ...,
+        temperature: float = ...,
+        retries: int = ...,
+        timeout_s: float = ...,
+    ) -> AnswerT: ...
+    async def ask(
+        self,
+        messages: str | Sequence[Message],
+        response: type[BaseModel] | None = None,
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        retries: int = 2,
+        timeout_s: float = 120.0,
+    ) -> Any:
+        """Return the model's answer: its text, or the `response` in it; see `agentgym.environments.forks.Model`."""
+        asked = self._asked(messages, response, max_tokens, temperature, retries, timeout_s)
+        return (await asked)[1]
+
+    async def ask_json(
+        self,
+        messages: str | Sequence[Message],
+        response: type[AnswerT],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        retries: int = 2,
+        timeout_s: float = 120.0,
+    ) -> tuple[str, AnswerT]:
+        """Return the JSON object that the model wrote, and the `response` in it."""
+        return await self._asked(messages, response, max_tokens, temperature, retries, timeout_s)
+
+    async def _asked(
+        self,
+        messages: str | Sequence[Message],
+        response: type[BaseModel] | None,
+        max_tokens: int,
+        temperature: float,
+        retries: int,
+        timeout_s: float,
+    ) -> tuple[str, Any]:
+        said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
+        sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+        limit, loop = TimeLimit(timeout_s), asyncio.get_running_loop()
+        start = loop.time()
+        with off_the_clock():
+            try:
+                return await limit.bound(self._answered(said, response, sampling, retries))
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise EngineError(f"model {self.name!r}: no answer within {timeout_s:g} s, its timeout_s") from error
+            finally:
+                self.count("seconds", loop.time() - start)
+
+    async def _answered(
+        self, messages: list[Message], response: type[BaseModel] | None, sampling: Sampling, retries: int
+    ) -> tuple[str, Any]:
+        """Ask until there is an answer that can be read; return what was written, and what was read."""
+        asked = messages if response is None else asking_for(response, messages)
+        wait_s, wrong = FIRST_WAIT_S, ""
+        for attempt in range(retries + 1):
+            self.count("retries", float(attempt > 0))
+            try:
+                text = await self._generated(asked, sampling)
+            except EngineError:
+                if attempt == retries:
+                    raise
+                await asyncio.sleep(wait_s)
+                wait_s *= 2
+                continue
+            if response is None:
+                return text, text
+            try:
+                return read_answer(text, response)
+            except ValueError as error:
+                wrong = str(error)
+                asked = [
+                    *asked,
+                    Message(role="assistant", content=text),
+                    Message(
+                        role="user", content=f"That does not fit the schema: {wrong}. Write the JSON object again."
+                    ),
+                ]
+        raise EngineError(
+            f"model {self.name!r}: no {response.__name__ if response else 'text'} in {retries + 1} answers: {wrong}"
+        )
+
+    async def _generated(self, messages: Sequence[Message], sampling: Sampling) -> str:
+        """Ask the engine once, and return what it wrote."""
+        with boundary(EnvError, f"the messages to model {self.name!r}"):
+            chat = open_chat(self.engine, [], messages)
+            ids = chat.prompt_ids()
+        room = self.engine.context_tokens - len(ids)
+        if room <= 0:
+            raise ModelLimitError(
+                f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
+                f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
+                "conversation with a simulated user ends sooner with lower limits.turns)"
+            )
+        budget = min(room, sampling.max_tokens or room)
+        if isinstance(chat, MessageChat):
+            return await self._replied(messages, sampling, budget)
+        done = await self._completed(
+            lambda session, seed: self.engine.generate(
+                ids, session=session, max_tokens=budget, sampling=sampling, seed=seed
+            )
+        )
+        self.count("tokens", len(done.token_ids))
+        self.count("prompt_tokens", len(ids))
+        return str(chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")["content"])
+
+    async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> str:
+        """Ask an engine with messages, and return what it wrote."""
+        engine = self.engine
+        assert isinstance(engine, MessageEngine)
+        done = await self._completed(
+            lambda session, seed: engine.generate_message(
+                messages, [], session=session, max_tokens=budget, sampling=sampling, seed=seed
+            )
+        )
+        for metric, value in done.usage.metrics(self.name).items():
+            self._metrics[metric] = self._metrics.get(metric, 0.0) + value
+        return str(done.message["content"])
+
+    async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
+        """The engine's answer, asked for in a session that no other question is in, with a seed of its own."""
+        seed = seed_for("question", self._seed, self._session, self.calls)
+        self.calls += 1
+        self.count("calls")
+        if all(self._busy):
+            self._busy.append(False)
+        place = self._busy.index(False)
+        self._busy[place] = True
+        try:
+            with boundary(EngineError, f"model {self.name!r}"):
+                done = await asked(self.sessions[place], seed)
+        finally:
+            self._busy[place] = False
+        self.count("cut_answers", float(done.finish_reason == "length"))
+        if done.finish_reason == "abort":
+            raise EngineError(f"model {self.name!r}: the engine aborted its answer")
+        return done

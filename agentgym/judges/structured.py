@@ -1,0 +1,57 @@
+"""Answers in a pydantic model: how a model is asked for one, and how it is read."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agentgym.environments.forks import AnswerT
+from agentgym.types.json_values import MAX_DEPTH, is_sound
+from agentgym.types.messages import Message, joined
+
+_ASK = "Answer with one JSON object and nothing else. Its JSON schema is:\n{schema}"
+
+_UNSOUND = f"numbers must be finite, characters whole, and at most {MAX_DEPTH} levels nested"
+
+
+def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with the schema of the answer at the end of the last one, which is the user's."""
+    ask = _ASK.format(schema=json.dumps(response.model_json_schema(), ensure_ascii=False))
+    if messages and messages[-1]["role"] == "user":
+        return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], ask], "\n\n"))]
+    return [*messages, Message(role="user", content=ask)]
+
+
+def read_answer(text: str, response: type[AnswerT]) -> tuple[str, AnswerT]:
+    """Return the last JSON object of the text that fits, as it is written and as it is read.
+
+    Other text may stand around it, as models think aloud and put fences around code.
+
+    :raises ValueError: where there is none; it says what is wrong with the last one.
+    """
+    wrong = "there is no JSON object in the answer"
+    found: tuple[str, AnswerT] | None = None
+    for written, value in _objects(text):
+        if not is_sound(value):
+            wrong = _UNSOUND
+            continue
+        try:
+            found = written, response.model_validate(value)
+        except ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'answer'}: {e['msg']}" for e in error.errors())
+    if found is None:
+        raise ValueError(wrong)
+    return found
+
+
+def _objects(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the outermost JSON objects in a text, in their order: as each is written, and its value."""
+    decoder, at = json.JSONDecoder(), text.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+            yield text[at:end], value
+        except (ValueError, RecursionError):
+            end = at + 1
+        at = text.find("{", end)

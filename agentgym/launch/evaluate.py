@@ -1,0 +1,224 @@
+"""`ag.evaluate`: a model played on the tasks of an env."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence, Set
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from agentgym.config_fields import nearest
+from agentgym.environments.env import Env, Split, has_group_reward
+from agentgym.environments.env_version import env_versions
+from agentgym.environments.mixture import member_of
+from agentgym.environments.registry import find_env
+from agentgym.environments.task_boxes import check_boxes
+from agentgym.environments.task_rows import as_task, as_tasks, first_tasks, split_tasks
+from agentgym.errors.extras import needs_extra
+from agentgym.evals.evaluation import Evaluation
+from agentgym.evals.fingerprints import fingerprints, fingerprints_now
+from agentgym.evals.kept import kept_in, settings_of
+from agentgym.evals.opening import Model, name_of, opened_name, refuse_images
+from agentgym.evals.player import EvaluationPlayer, rollout_id, rollout_ids
+from agentgym.evals.playing import Playing, open_playing
+from agentgym.evals.progress import progress_bar
+from agentgym.files.held import place_now
+from agentgym.files.names import command, whole_path
+from agentgym.judges.named_models import check_models
+from agentgym.run.cluster_config import OFF
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
+from agentgym.tools.declarations import check_whole
+from agentgym.tools.tool_threads import in_own_thread
+from agentgym.types.completion import Sampling
+from agentgym.types.rollout import Group, Rollout
+from agentgym.types.task import Task
+
+_LOG = logging.getLogger(__name__)
+TASKS = 128
+"""The number of tasks of an evaluation that is not told how many to play."""
+
+
+async def evaluate(
+    env: str | type[Env[Any]],
+    model: Model,
+    *,
+    n: int | None = None,
+    k: int = 1,
+    seed: int = 0,
+    solved: float = 1.0,
+    tasks: Sequence[Any] | None = None,
+    split: Split = "test",
+    boxes: Boxes | None = None,
+    concurrency: int = 64,
+    sampling: Sampling | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    retry_failed: bool = False,
+    progress: bool = False,
+    models: Mapping[str, Model] | None = None,
+    ray: str = OFF,
+    workers: int | None = None,
+) -> Evaluation:
+    """Play `k` rollouts of each task on any model, and return them with their scores.
+
+    Args:
+        env: The env's class, its registered name, or where it is, such as `"my_env:Pointers"`.
+        model: An open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
+            endpoint.
+        n: How many tasks to play, the first of the split or of `tasks`; 128 by default. A warning says if there are
+            fewer.
+        k: The attempts at each task.
+        seed: The same seed gives the same draws; each attempt at a task has luck of its own.
+        solved: The least reward with which an attempt solves its task.
+        tasks: The tasks to play instead of those of the split.
+        split: The split to take the tasks from.
+        boxes: An open pool of boxes; without it, a pool is opened and closed if the env asks for a sandbox.
+        concurrency: The most rollouts that are played at once.
+        sampling: How the model is sampled.
+        out: The folder that each rollout is kept in when it ends, in a store like that of training.
+        resume: Whether rollouts that the folder has are not played again. With group rewards, all attempts at a task
+            are played again unless all are there.
+        retry_failed: Whether failed rollouts of the folder are played again after all.
+        progress: Whether a bar is shown on stderr.
+        models: The models that the env asks by name, each given as `model` is.
+        ray: Where to play instead of this process: `auto` joins a running Ray cluster or starts one here, HOST:PORT
+            joins that one. Each worker opens the model itself, so `model` must be a name, a folder, an endpoint, or an
+            engine on servers. A lost worker is replaced, and its rollouts are played again.
+        workers: The number of processes on the cluster, by default one for each node.
+
+    Returns:
+        The rollouts and their scores.
+
+    Raises:
+        ValueError: There is no task, or an argument or the folder does not fit.
+        TypeError: An argument has another type.
+        AgentGymError: All rollouts failed.
+    """
+    _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
+    k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
+    if k < 1 or (n is not None and n < 1):
+        raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
+    if not isinstance(solved, int | float) or not math.isfinite(solved):
+        raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
+    if concurrency < 1:
+        raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
+    if out is None and (resume or retry_failed):
+        raise ValueError("resume, retry_failed: need the folder of the evaluation in `out`")
+    if retry_failed and not resume:
+        raise ValueError("retry_failed: only an evaluation that is resumed has failed rollouts; set `resume` too")
+    check_boxes(boxes)
+    asked = _checked_models(models)
+    if ray == OFF and workers is not None:
+        raise ValueError("workers: only an evaluation on Ray has workers; set ray, or leave workers out")
+    cls = find_env(env)
+    chosen = _chosen(cls, n, tasks, split)
+    refuse_images(model, cls, chosen)
+    judged = {task.id for task in chosen if has_group_reward(member_of(cls, task))}
+    settings = settings_of(
+        env=cls,
+        model=name_of(model),
+        models={name: opened_name(each) for name, each in asked.items()},
+        split=split if tasks is None else None,
+        seed=seed,
+        sampling=sampling,
+        group_size=k if judged else None,
+    )
+    envs = await in_own_thread(lambda: env_versions(cls), name="agentgym-versions")
+    folder = whole_path(out or "")
+    async with AsyncExitStack() as stack:
+        kept = None
+        if out is not None:
+            known = await fingerprints({"": model, **asked})
+            keeping = kept_in(folder, settings, envs, chosen, known, k=k, resume=resume, retry_failed=retry_failed)
+            kept = stack.enter_context(keeping)
+        ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
+        left = [(task, number) for task in chosen for number in range(k) if rollout_id(task, number) not in ended]
+        if left:
+            given = cls, model, asked, boxes, sampling, seed
+            at_once = min(concurrency, len(left))
+            if ray == OFF:
+                playing: Playing = await stack.enter_async_context(open_playing(*given, at_once=at_once))
+            else:
+                with needs_extra():
+                    from agentgym.cluster.evaluation import open_playing_on_ray
+                opening = open_playing_on_ray(*given, at_once=at_once, address=ray, workers=workers)
+                playing = await stack.enter_async_context(opening)
+            if kept is not None:
+                kept.hold_models(await fingerprints_now({"": model, **asked}, playing))
+                kept.name_tokens(playing.token_bytes())
+            told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
+            await EvaluationPlayer(playing, k, judged, kept, told, ended, set(ended)).play_all(left, concurrency)
+            _warn_of_unasked(cls, asked, [ended[rollout_id(task, number)] for task, number in left])
+        groups = [
+            Group(group_id=t.id, rollouts=tuple(ended[rollout_id(t, i)] for i in range(k)), task=t) for t in chosen
+        ]
+        resumed = len(chosen) * k - len(left) if resume else None
+        played = Evaluation(groups=Groups(groups), k=k, envs=envs, seed=seed, solved=float(solved), resumed=resumed)
+        if kept is not None:
+            await asyncio.to_thread(kept.finish, played)
+    if kept is not None and kept.lost:
+        played = replace(played, not_kept=kept.lost)
+        _LOG.warning("out: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
+    shows = "" if kept is None else f"; `{command('show', place_now(folder), '--failed')}` shows them"
+    raise_if_all_failed(played.groups, then=shows)
+    return played
+
+
+def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
+    """Return the named models; TypeError or ValueError, naming the entry, for anything else."""
+    if not isinstance(models, Mapping | None):
+        return dict(check_models(models))  # which refuses it
+    opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
+    return {name: opened.get(name, each) for name, each in (models or {}).items()}
+
+
+def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: Sequence[Rollout]) -> None:
+    """Warn of named models that no rollout has asked: their names may be misspelt."""
+    asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
+    asked |= {segment.model for rollout in played for segment in rollout.segments}
+    for name in sorted(models.keys() - asked):
+        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may use another name for it"
+        _LOG.warning("%s: no rollout has asked the model %r; %s", cls.__name__, name, like)
+
+
+def _check_types(*, tasks: Sequence[Any] | None, sampling: Sampling | None, **numbers: int | None) -> None:
+    """Raise ValueError or TypeError, naming the argument, for one that is of another type."""
+    for name, value in numbers.items():
+        check_whole(name, value, may_be_none=name == "n")
+    if isinstance(tasks, str):
+        raise TypeError(f"tasks: must be a sequence of tasks, as `MyEnv.tasks('train')` returns it, got {tasks!r}")
+    if sampling is not None and not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling: must be an ag.Sampling, such as ag.Sampling(temperature=0.7), got {sampling!r}")
+
+
+def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, split: Split) -> list[Task]:
+    """The tasks to play."""
+    if split not in get_args(Split):
+        raise ValueError(f"split: must be one of {', '.join(get_args(Split))}, got {split!r}")
+    found = split_tasks(cls, split) if tasks is None else as_tasks(cls, tasks)
+    chosen: list[Task] = [as_task(cls, row) for row in first_tasks(found, TASKS if n is None else n)]
+    if not chosen:
+        what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
+        raise ValueError(f"tasks: {what}; an evaluation needs at least one")
+    if n is not None and len(chosen) < n:
+        _LOG.warning("%s: n is %d, but there are only %d tasks; all of them are played", cls.__name__, n, len(chosen))
+    if n is None and tasks is not None and len(found) > len(chosen):
+        _LOG.warning(
+            "%s: of the %d tasks that were given the first %d are played; n=%d plays all",
+            cls.__name__,
+            len(found),
+            len(chosen),
+            len(found),
+        )
+    unique([task.id for task in chosen])
+    return chosen
+
+
+def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
+    """Return the kept rollouts that are not played again: if a group is judged, only those of whole groups."""
+    names = {task.id: rollout_ids(task, k) for task in tasks}
+    whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
+    return {name: done for name, done in played.items() if done.group_id in whole}

@@ -1,0 +1,98 @@
+"""`ag.train_policy`: a whole run."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from agentgym.engines.base import Engine
+from agentgym.engines.messages import refuse_in_training
+from agentgym.errors.extras import needs_extra
+from agentgym.files.folder_lock import LockedFolder
+from agentgym.files.names import drop_unused, whole_path
+from agentgym.run.cluster_config import OFF
+from agentgym.run.config import RunConfig
+from agentgym.run.loop import is_first, new_folder, run_loop
+from agentgym.run.lost import Losses, TrainerLost
+from agentgym.run.parts import LocalParts, Parts
+from agentgym.run.preflight import hold_checked
+from agentgym.run.tasks.chosen import only_tasks
+from agentgym.run.tasks.envs import open_envs
+from agentgym.run.trackers.tracker import OnRollout, OnStep, Outlets, Sink
+from agentgym.train.config import with_rate
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def train_policy(
+    run: RunConfig,
+    *,
+    sinks: Sequence[Sink] = (),
+    engine: Engine | None = None,
+    on_step: OnStep | None = None,
+    on_rollout: OnRollout | None = None,
+) -> dict[str, Any]:
+    """Train an adapter or a whole model on an env; return the summary, which is also the run's summary.json.
+
+    `engine` samples in the place of the one that the config names; it is open, and stays so.
+
+    The run's folder holds settings.json from the start, metrics.jsonl and rollouts.sqlite (every rollout, with its task
+    and the answers in it; `agentgym show FOLDER` prints them) as it goes, a checkpoint every `save_every` steps and at
+    the end, and at the end the adapter, in PEFT's format, in `adapter/`, or the whole model in `model/`. When the run
+    is cancelled or fails, at any moment, it leaves the checkpoint and the adapter or the model of the last finished
+    step, and every rollout that was collected.
+    On the first process each of `sinks` is called with the figures of a step, or of an evaluation; `on_step` with a
+    step's groups as well, and `on_rollout` with every rollout for training that this process has played, when it ends.
+    One that raises is counted and said, and the run goes on. A folder in which another process runs is refused.
+    """
+    refuse_in_training(engine)
+    run = replace(run, train=with_rate(run.train, run.model))
+    env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
+    named = run.resume or run.out
+    made = new_folder(run.recipe) if named is None and is_first() else None
+    folder = whole_path(named) if named is not None else made
+    try:
+        with hold_checked(run, env, folder) as held:
+            outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
+            play = partial(run_loop, opened_parts=open_parts, env=env, held=held, outlets=outlets, given=engine)
+            return await with_restarts(run, held, play)
+    except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
+        raise stopped.with_traceback(None) from None
+    finally:
+        if made is not None:
+            drop_unused(made)  # of a run that was refused
+
+
+@asynccontextmanager
+async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
+    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine.
+
+    What is lost there is counted in `losses`.
+    """
+    if run.ray == OFF:
+        yield LocalParts(run)
+        return
+    with needs_extra():
+        from agentgym.cluster.on_ray import joined_cluster
+    async with joined_cluster(run, losses) as cluster:
+        yield cluster
+
+
+async def with_restarts(
+    run: RunConfig, held: LockedFolder | None, play: Callable[[RunConfig, Losses], Awaitable[T]]
+) -> T:
+    """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
+    losses = Losses()
+    for _ in range(run.cluster.restarts if run.ray != OFF else 0):
+        try:
+            return await play(run, losses)
+        except TrainerLost as lost:
+            _LOG.warning("%s; the run goes on from its last checkpoint", lost)
+            losses.trainers_lost += 1
+            losses.trainers_replaced += 1
+            run = replace(run, resume=None if held is None else held.path, out=None)
+    return await play(run, losses)

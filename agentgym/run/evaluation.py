@@ -1,0 +1,185 @@
+"""The held-out evaluations of a run: played between two steps, or by workers of their own while training goes on."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from agentgym.engines.base import weights_engine
+from agentgym.evals.evaluation import Evaluation
+from agentgym.run.collector import Collector
+from agentgym.run.config import RunConfig
+from agentgym.run.lost import WorkersLost
+from agentgym.run.metrics.clock import StepClock
+from agentgym.run.recorder import Recorder
+from agentgym.run.resume import CheckpointManager
+from agentgym.run.tasks.envs import env_figures
+from agentgym.run.trackers.tracker import Outlets
+from agentgym.scheduling.accounting import raise_if_all_failed
+
+if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+    from agentgym.train.trainer import Trainer
+
+PREFIX = ".evaluating-"
+"""What the names of the folders begin with that hold a policy until its evaluation has ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """An evaluation that is played while training goes on."""
+
+    done: int
+    """Steps that were done before it."""
+    playing: "asyncio.Task[Evaluation]"
+    policy: Path
+    """The folder of the policy that is evaluated."""
+    checkpoints: CheckpointManager
+
+
+class Evaluations:
+    """Plays the held-out tasks with the policies of a run, and records the results; open inside `async with`.
+
+    With `beside`, which has workers of its own, the evaluations of `begin` are played while training goes on, one at a
+    time. A result is recorded between two steps, under the step that it belongs to. A block that ends in an error
+    leaves what was under way, and the run that is resumed says which result is missing.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        trainer: "Trainer",
+        collector: Collector,
+        record: Recorder,
+        outlets: Outlets,
+        clock: StepClock,
+        *,
+        beside: Collector | None = None,
+    ) -> None:
+        self._run, self._trainer, self._collector = run, trainer, collector
+        self._record, self._outlets, self._clock = record, outlets, clock
+        self._beside = beside
+        self._pending: _Pending | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pending is not None:
+            self._pending.playing.cancel()
+            await asyncio.wait([self._pending.playing])
+
+    def say_missing(self, steps: int) -> None:
+        """Say which evaluations of the first `steps` steps a run that was stopped had under way; it blocks."""
+        folder = self._record.log.folder
+        for left in sorted(folder.glob(f"{PREFIX}*")):
+            done = int(left.name.removeprefix(PREFIX))
+            if done < steps:
+                self._record.log.alert(
+                    f"The evaluation after {done} steps was under way when the run stopped, and is missing."
+                )
+            shutil.rmtree(left, ignore_errors=True)
+
+    async def now(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:
+        """Play the held-out tasks after `done` steps and record them; their mean reward, None where the run has none.
+
+        With `checkpoints`, the policy is kept where it is the best of a run that evaluates it more than once.
+        """
+        run = self._run
+        if not run.eval_tasks:
+            return None
+        self._record.log.note("held-out evaluation")
+        with self._clock.part("eval"):
+            played = await self._played(self._collector)
+        reward = await self._recorded(played, phase, done)
+        if checkpoints is not None and run.eval_every and done:
+            await checkpoints.evaluated(reward, done)
+        return reward
+
+    async def begin(self, done: int, checkpoints: CheckpointManager) -> None:
+        """Play the held-out tasks after `done` steps: beside training where there are workers for it, or else now.
+
+        What is still under way of the evaluation before is waited for.
+        """
+        if self._beside is None:
+            await self.now("eval", done, checkpoints)
+            return
+        await self.end()
+        self._record.log.note(f"held-out evaluation after {done} steps, beside training")
+        policy = self._record.log.folder / f"{PREFIX}{done:06}"
+        save, then = partial(self._trainer.save, policy), f"the evaluation after {done} steps is missing"
+        if not await asyncio.to_thread(self._record.log.disk.attempt, "a policy to evaluate", save, then=then):
+            return
+        try:
+            await self._give(self._beside, done)
+        except WorkersLost as lost:
+            self._miss(done, policy, lost)
+            return
+        playing = asyncio.create_task(self._played(self._beside))
+        self._pending = _Pending(done, playing, policy, checkpoints)
+
+    async def settle(self) -> None:
+        """Record the evaluation that was under way, where it has ended."""
+        if self._pending is not None and self._pending.playing.done():
+            await self.end()
+
+    async def end(self) -> None:
+        """Wait for the evaluation that is under way, and record it; where its workers are lost, say that it is missing.
+
+        Raises AgentGymError where all of its rollouts failed.
+        """
+        if (pending := self._pending) is None:
+            return
+        try:
+            with self._clock.part("eval"):
+                played = await asyncio.shield(pending.playing)
+        except WorkersLost as lost:
+            self._pending = None
+            self._miss(pending.done, self._place(pending.policy), lost)
+            return
+        self._pending = None
+        reward = await self._recorded(played, "eval", pending.done)
+        await pending.checkpoints.evaluated(reward, pending.done, saved=self._place(pending.policy))
+
+    def _place(self, policy: Path) -> Path:
+        """Return where a policy's folder is now: the run's may have been moved."""
+        return self._record.log.folder / policy.name
+
+    def _miss(self, done: int, policy: Path, lost: WorkersLost) -> None:
+        self._record.log.alert(f"The evaluation after {done} steps is missing: {lost}")
+        shutil.rmtree(policy, ignore_errors=True)
+
+    async def _give(self, beside: Collector, done: int) -> None:
+        """Give the evaluation's workers the policy as it is after `done` steps."""
+        trainer, engine = self._trainer, beside.engine
+        if trainer.adapts:
+            await engine.load_adapter(await asyncio.to_thread(trainer.adapter), version=done)
+            return
+        weights = await asyncio.to_thread(lambda: trainer.weights(first_only=True))
+        assert weights is not None
+        await weights_engine(engine).load_weights(weights, version=done)
+
+    async def _played(self, collector: Collector) -> Evaluation:
+        run = self._run
+        played = await collector.evaluate(
+            run.eval_tasks,
+            n=run.eval_rollouts,
+            seed=run.held_out_seed,
+            must_score=False,
+            sampling=run.held_out_sampling,
+        )
+        return replace(played, solved=run.solved)
+
+    async def _recorded(self, played: Evaluation, phase: str, done: int) -> float:
+        """Record an evaluation in the store and the log, and return its mean reward."""
+        self._record.evaluated(played, phase=phase, done=done)
+        raise_if_all_failed(played.groups)
+        figures = await asyncio.to_thread(played.figures)
+        figures |= env_figures(self._collector.env, played.groups, "eval/")
+        await asyncio.to_thread(self._record.log.held_out, done, figures)
+        await self._outlets.figures(done, figures)
+        return figures["eval/reward"]

@@ -1,1 +1,0 @@
-"""The held-out evaluations of a run."""

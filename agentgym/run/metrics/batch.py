@@ -1,0 +1,86 @@
+"""The figures of one batch: lengths, spread of rewards, tools, failures, and how far the engine's policy is off."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agentgym.scheduling.accounting import Groups
+from agentgym.store.tool_counts import ToolCounts
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import policy_tokens
+from agentgym.types.sample import Sample
+
+QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
+"""The quantiles of lengths, by name."""
+MOST_TOOLS = 16
+"""Names of tools whose calls are counted apart; a model can make up names without end."""
+
+
+def batch_figures(groups: Groups, *, least_solved: float = 1.0) -> dict[str, float]:
+    """Return the spread of a batch's lengths and rewards, and its tool calls, tool errors and failures by name.
+
+    `least_solved` is the least reward of a solved task.
+    """
+    scored = [played for played in groups.rollouts if played.reward is not None]
+    figures = tool_figures(ToolCounts.of(groups.rollouts))
+    for kind, count in Counter(played.failure.type for played in groups.rollouts if played.failure).items():
+        figures[f"failures/{kind}"] = float(count)
+    if not scored:
+        return figures
+    turns = [
+        turn.stop - turn.start
+        for played in scored
+        for segment in played.own_segments
+        if not segment.model
+        for turn in segment.turns
+    ]
+    for what, lengths in (("rollout", [policy_tokens(played.own_segments) for played in scored]), ("turn", turns)):
+        if lengths:
+            values = np.quantile(lengths, list(QUANTILES.values()))
+            names = (f"length/{what}_{name}" for name in QUANTILES)
+            figures |= dict(zip(names, map(float, values), strict=True))
+    rewards = [[played.reward for played in group.scored] for group in groups if group.scored]
+    solved = [[reward is not None and reward >= least_solved for reward in of_task] for of_task in rewards]
+    figures |= {
+        "reward/std": float(np.std(np.array([played.reward for played in scored], np.float64))),
+        "groups/solved_by_none": float(np.mean([not any(of_task) for of_task in solved])),
+        "groups/solved_by_all": float(np.mean([all(of_task) for of_task in solved])),
+    }
+    return figures
+
+
+def tool_figures(counts: ToolCounts) -> dict[str, float]:
+    """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
+    shown = dict(counts.calls.most_common(MOST_TOOLS))
+    if others := counts.calls.total() - sum(shown.values()):
+        shown["(others)"] = others
+    calls = {f"tools/{name or '(no name)'}/calls": float(count) for name, count in shown.items()}
+    failed = dict(counts.errors.most_common(MOST_TOOLS))
+    if others := counts.errors.total() - sum(failed.values()):
+        failed["(others)"] = others
+    return calls | {f"tools/{name}/errors": float(count) for name, count in failed.items()}
+
+
+def mismatch_figures(
+    samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, bool]]
+) -> dict[str, float]:
+    """Return how far the trainer's log-probabilities are from those that the tokens were sampled with.
+
+    `scored` is what the trainer computed for each sample, and whether the policy had changed by then. Only samples
+    for which it had not changed count: the first mini-batch, or all with old_logprobs="trainer". `mismatch/ess` is the
+    effective sample size of the weights exp(trainer - engine), as a share of the tokens (Kish, 1965): 1 where both
+    policies are the same.
+    """
+    found = [(sample, scored.get((sample.rollout_id, sample.segment, sample.step))) for sample in samples]
+    gaps = [of[0] - sample.logprobs[sample.loss_mask] for sample, of in found if of and not of[1] and len(of[0])]
+    if not gaps:
+        return {}
+    gap = np.concatenate(gaps).astype(np.float64)
+    size, weights = np.abs(gap), np.exp(gap - gap.max())
+    return {
+        "mismatch/mean": float(size.mean()),
+        "mismatch/p99": float(np.quantile(size, 0.99)),
+        "mismatch/max": float(size.max()),
+        "mismatch/ess": float(weights.sum() ** 2 / (len(gap) * (weights**2).sum())),
+    }

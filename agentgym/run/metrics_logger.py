@@ -1,0 +1,253 @@
+"""The log of a run's figures: lines on disk, and a progress bar or lines on the screen."""
+
+import json
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agentgym.files.disk import Refusals, disk_trouble, write_whole
+from agentgym.files.foreign.content import DAMAGE, parsed
+from agentgym.files.foreign.opening import opened
+from agentgym.files.foreign.values import numbers, whole
+from agentgym.files.names import whole_path
+
+METRICS = "metrics.jsonl"
+"""The file in the run's folder that holds its figures."""
+EACH_STEP = ("rollouts", "training")
+"""The parts of every step: the bar shows them, and lines leave them out."""
+QUIET_S = 30.0
+"""Seconds without a line, after which a line says how far a batch is where stderr is no terminal."""
+LONGEST_LINE = 1 << 24
+"""Bytes of the longest line of figures that is read."""
+HELD_OUT = "eval/reward"
+"""The name of the held-out score, which has lines of its own in metrics.jsonl."""
+
+
+class MetricsLogger:
+    """Writes a run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
+
+    Where stderr is no terminal it writes a line a step there. Figures that are not finite are null in metrics.jsonl,
+    and `figures_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
+    steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays. A line that
+    the disk does not take is held in memory and tried again with the next one; no line is half written.
+    """
+
+    def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0, rollouts: int = 0) -> None:
+        self.folder = whole_path(folder)
+        self.disk = Refusals(self.alert)
+        """Counts what the disk did not take of this run."""
+        self.rows: list[dict[str, float]] = []
+        self.held_out_rewards: dict[int, float] = {}
+        """The held-out scores, those before a resume too, by the steps done before them."""
+        self._steps, self._shown, self._done = steps, shown, done
+        self._rollouts, self._ended = rollouts, 0
+        self._said_at = time.monotonic()
+        self._file: int | None = None
+        self._unwritten = b""
+        """What the disk has not taken of the file yet."""
+        self._console = Console(file=sys.stderr)
+        self._lines = shown and not self._console.is_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not shown or self._lines,
+        )
+
+    def __enter__(self) -> "MetricsLogger":
+        if self._shown:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / METRICS
+            if self._done:
+                self.rows, self.held_out_rewards = cut_back(path, self._done)
+            self._file = _opened(path, 0 if self._done else os.O_TRUNC)
+        self._began = time.monotonic()
+        self._bar.start()
+        self._job = self._bar.add_task("starting", total=self._steps, completed=self._done, figures="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if self._file is not None:
+            self._write_rest()
+            if left := self._unwritten.count(b"\n"):
+                self.disk.counts[f"lines of {METRICS} that are lost"] = left
+            os.close(self._file)
+            self._file = None
+
+    def follow(self, folder: Path, *, lost: bool) -> None:
+        """Write into this folder from now on: the file was moved there, or is `lost` and is written again."""
+        self.folder = folder
+        if lost and self._file is not None:
+            self._unwritten = _content(self._file) + self._unwritten
+            os.close(self._file)
+            self._file = _opened(folder / METRICS)
+            self._write_rest()
+
+    def note(self, doing: str) -> None:
+        """Show what the run is doing."""
+        self._bar.update(self._job, description=doing)
+        if doing not in EACH_STEP:
+            self._line(doing)
+
+    def rollout_ended(self) -> None:
+        """Show how many rollouts have ended since the last step; as a line where nothing was said for a while."""
+        self._ended += 1
+        of = f"rollouts {self._ended}" + (f" of {self._rollouts}" if self._rollouts else "")
+        self._bar.update(self._job, description=of)
+        if self._lines and time.monotonic() - self._said_at >= QUIET_S:
+            self._line(f"{of}  {self._pace(len(self.rows))}")
+
+    def say(self, said: str) -> None:
+        """Write a line on stderr; only the first process does."""
+        if self._shown:
+            self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+
+    def alert(self, said: str) -> None:
+        """Write on stderr what a user must not overlook; only the first process does."""
+        if self._shown:
+            self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        """Record one step; the line is on disk when this returns, if the disk takes it."""
+        self.rows.append(dict(figures))
+        self._ended = 0
+        self._write({"step": step, **figures})
+        recent = [reward for row in self.rows[-5:] if (reward := row.get("reward")) is not None]
+        last = f"{recent[-1]:.2f} (last 5: {sum(recent) / len(recent):.2f})" if recent else "none"
+        self._bar.update(self._job, advance=1, figures=f"reward {last}")
+        rate = figures.get("throughput/sampled_tokens_per_s")
+        speed = f", {rate:,.0f} tokens/s" if rate is not None and math.isfinite(rate) else ""
+        self._line(f"step {step}, {step + 1}/{self._steps} done  reward {last}  {self._pace(step + 1)}{speed}")
+
+    def held_out(self, done: int, figures: Mapping[str, float]) -> None:
+        """Record the figures of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""
+        self.held_out_rewards[done] = figures[HELD_OUT]
+        self._write({"step": done, **figures})
+        played, failed = figures["eval/rollouts"], figures["eval/failed"]
+        counted = f"{played:.0f} rollouts" + (f", {failed:.0f} of them failed," if failed else "")
+        self._line(f"held out: reward {figures[HELD_OUT]:.4f} of {counted} after {done} steps")
+
+    def sync(self) -> None:
+        """Return when the lines so far outlive a power cut."""
+        if self._file is not None:
+            self._write_rest()
+            os.fsync(self._file)
+
+    def summary(self) -> dict[str, Any]:
+        """Give the mean reward of the first and of the last five steps, and totals."""
+        rewards = [reward for row in self.rows if (reward := row.get("reward")) is not None]
+        calls = sum((row.get("rollout/tool_calls") or 0) * (row.get("rollouts/finished") or 0) for row in self.rows)
+        return {
+            "reward_first": round(float(np.mean(rewards[:5])), 4) if rewards else None,
+            "reward_last": round(float(np.mean(rewards[-5:])), 4) if rewards else None,
+            "steps": len(self.rows),
+            "rollouts": int(sum(row.get("rollouts/started") or 0 for row in self.rows)),
+            "tool_calls": round(calls),
+        }
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        if self._file is not None:
+            self._unwritten += f"{json.dumps(strict(row), allow_nan=False)}\n".encode()
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write what is not written yet, as far as the disk takes it."""
+        assert self._file is not None
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        except OSError as error:
+            if (why := disk_trouble(error)) is None:
+                raise
+            self.disk.refused(METRICS, why, then="its lines are held in memory and tried again at the next step")
+
+    def _line(self, said: str) -> None:
+        self._said_at = time.monotonic()
+        if self._lines:
+            print(said, file=self._console.file, flush=True)
+
+    def _pace(self, done: int) -> str:
+        """Say how many seconds have passed, and about how many are left, once a step has been taken."""
+        took = time.monotonic() - self._began
+        if done <= self._done:
+            return f"{took:.0f} s"
+        left = took / (done - self._done) * (self._steps - done)
+        return f"{took:.0f} s, about {left:.0f} s left"
+
+
+def _opened(path: Path, more: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o644)
+
+
+def _content(file: int) -> bytes:
+    """The whole content of an open file, which may have no name any more."""
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def strict(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace figures that are not finite by None, and count them in `figures_not_finite`."""
+    odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
+
+
+def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
+    """Cut the lines of later steps from the file at `path`; return the figures of the first `steps` steps.
+
+    With them come the held-out scores, by the steps that were done before each.
+
+    Warns where figures of one of them are missing.
+    """
+    lines = _lines(path)
+    kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
+    found = [json.loads(line) for line in kept]
+    held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
+    rows = {int(row.pop("step")): row for row in found if HELD_OUT not in row}
+    if len(rows) < steps:
+        warnings.warn(f"{path} has {len(rows)} of the {steps} steps that were done", stacklevel=2)
+    write_whole(path, b"".join(line + b"\n" for line in kept))
+    return list(rows.values()), held_out
+
+
+def steps_in(path: Path) -> int:
+    """Count the steps that the file at `path` has figures of."""
+    rows = map(_row, _lines(path))
+    return sum(row is not None and HELD_OUT not in row for row in rows)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of the file at `path`, however long the run has been; none if there is no file.
+
+    A line that is longer than any of a run comes in pieces, which are no figures.
+    """
+    with suppress(FileNotFoundError), opened(path, within=path.parent) as file:
+        while line := file.readline(LONGEST_LINE):
+            yield line.rstrip(b"\r\n")
+
+
+def _row(line: bytes) -> dict[str, float] | None:
+    """Read the figures of a line; None for one that was cut off in the middle or damaged, or holds other values."""
+    try:
+        row: dict[str, float] = parsed(line)
+        whole(row["step"], "step")
+        numbers({name: value for name, value in row.items() if value is not None}, "figures")
+    except DAMAGE:
+        return None
+    return row

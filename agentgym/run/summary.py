@@ -1,0 +1,242 @@
+"""The report at the end of a run: what was learned, what was not and why, and where to look."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any
+
+from agentgym.files.names import command, shown
+from agentgym.run.metrics_logger import METRICS
+from agentgym.scheduling.accounting import Groups
+from agentgym.store.tool_counts import FailureCounts, ToolCounts
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+MOST = 5
+"""The most different error texts that a summary names."""
+
+
+class Report:
+    """Counts failures by kind and tool calls by name, and sees whether rewards vary.
+
+    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
+    failures are of those since the resume.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.failures = FailureCounts()
+        self.tools = ToolCounts()
+        self.rewards: set[float] = set()
+        for row in rows:
+            self.tools.add(_tools_of(row))
+            if (mean := row.get("reward")) is not None:
+                spread = row.get("reward/std") or 0.0
+                self.rewards |= {mean - spread, mean + spread}
+
+    def add(self, groups: Groups) -> None:
+        """Count a batch."""
+        self.tools.add(ToolCounts.of(groups.rollouts))
+        self.failures.add(groups.rollouts)
+        for played in groups.rollouts:
+            if played.reward is not None and len(self.rewards) < 2:
+                self.rewards.add(played.reward)
+
+    def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The counts, under their names in summary.json."""
+        return {
+            "optimizer_steps": _total(rows, "train/optimizer_steps"),
+            "groups_without_signal": _total(rows, "samples/groups_without_signal"),
+            "failed": _total(rows, "rollouts/failed"),
+            "seconds_stood_still": round(sum(row.get("time/stood_still", 0.0) for row in rows), 1),
+            "failures": dict(self.failures.most_common(MOST)),
+            "tool_errors": dict(self.tools.errors.most_common()),
+            **{name: _of_rollouts(rows, name) for name in BRANCHES if any(f"rollout/{name}" in row for row in rows)},
+            **({"explained_variance": known[-1]} if (known := _known(rows)) else {}),
+        }
+
+    def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Give one sentence for each reason why this run may have learned nothing."""
+        said = []
+        if rows and not _total(rows, "train/optimizer_steps"):
+            said.append("No optimizer step was taken: the policy is the one that the run began with.")
+        if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
+            said.append("No group had a signal: in each of them all rollouts have the same reward.")
+            if _of_rollouts(rows, "branches"):
+                said[-1] += " So have the branches from each state."
+        played = [row for row in rows if "rollout/branches" in row and "rollout/branch_turn" not in row]
+        if played and not _of_rollouts(played, "branches"):
+            said.append("No branch was played: branching.after and branching.every chose no state of any rollout.")
+        taught = any("teacher/divergence" in row for row in rows)
+        if len(self.rewards) == 1 and not taught:
+            said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
+        failing = self.tools.failing().items()
+        said += [f"The tool {name!r} failed in {errors} of {calls} calls." for name, (errors, calls) in failing]
+        if len(self.failures):
+            text, times = self.failures.most_common(1)[0]
+            said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
+        return said
+
+
+def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
+    """The tool calls that the figures of a step count."""
+    counts = ToolCounts()
+    for name, value in row.items():
+        tool, _, what = name.removeprefix("tools/").rpartition("/")
+        if name.startswith("tools/") and value is not None and what in ("calls", "errors"):
+            (counts.calls if what == "calls" else counts.errors)[tool] += int(value)
+    return counts
+
+
+BRANCHES = ("branches", "branches_failed", "branch_tokens")
+"""The figures of a rollout that count its branches."""
+LIMITS = ("turns", "seconds", "context", "length", "tokens")
+"""The reasons to stop that are limits: such a rollout was cut off."""
+UNLEARNED = {
+    "rollouts/dropped": "rollouts that were dropped",
+    "samples/untrained_tokens": "tokens of segments that are not trained",
+    "train/skipped_steps": "optimizer steps that were not taken: the loss or the gradient was not finite",
+    "train/untrained_steps": "mini-batches without a token to train",
+}
+"""What was not learned from beside groups without a signal and failures, by the figure that counts it."""
+
+
+def account(
+    rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], lost: Mapping[str, int] = NOTHING, last: int = 5
+) -> list[str]:
+    """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off.
+
+    Where there are branches or a critic, a line says what they took, or how much it knew.
+    `lost` are the counts of what the run has lost on a cluster.
+    """
+    return [
+        *_under("reward fell" if _fell(rows, held_out, last) else "learned", _learned(rows, held_out, last)),
+        *_under("branches", _branches(rows)),
+        *_under("critic", _critic(rows)),
+        *_under("not learned from", _unlearned(rows)),
+        *_under("cut off", _cut_off(rows)),
+        *_under("lost", _lost(lost)),
+    ]
+
+
+def look_lines(folder: Path) -> list[str]:
+    """Return lines that say where to look at a run."""
+    return _under(
+        "next",
+        [
+            f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
+            f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
+            f"{command('report', folder)} writes curves, settings and rollouts into one file",
+            f"{shown(folder / METRICS)} has the figures of each step",
+        ],
+    )
+
+
+def _under(heading: str, lines: Sequence[str]) -> list[str]:
+    """Put the heading before the first line, and the others below it."""
+    indent = " " * (len(heading) + 2)
+    return [f"{indent if number else heading + ': '}{line}" for number, line in enumerate(lines)]
+
+
+def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> list[str]:
+    steps = _total(rows, "train/optimizer_steps")
+    if not steps:
+        return ["nothing; no optimizer step was taken"] if rows else []
+    said = []
+    rewards = [row["reward"] for row in rows if row.get("reward") is not None]
+    if rewards:
+        ends = f"{fmean(rewards[:last]):.2f} in the first {last} steps, {fmean(rewards[-last:]):.2f} in the last {last}"
+        said.append(
+            f"reward {ends}" if len(rewards) > last else f"reward {rewards[0]:.2f} at first, {rewards[-1]:.2f} at last"
+        )
+    if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
+        many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
+        said.append(f"of the rollouts that ended first: {many}, and have no reward")
+    if len(held_out) > 1:
+        said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
+    rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
+    return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
+
+
+def _fell(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> bool:
+    """Tell whether the held-out reward, or that of training if there is none, is lower at the end than at first."""
+    if len(held_out) > 1:
+        first, end = held_out[min(held_out)], held_out[max(held_out)]
+    elif rewards := [row["reward"] for row in rows if row.get("reward") is not None]:
+        many = last if len(rewards) > last else 1
+        first, end = fmean(rewards[:many]), fmean(rewards[-many:])
+    else:
+        return False
+    return round(end, 2) < round(first, 2)
+
+
+def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many branches were played, and what part of the sampled tokens is theirs."""
+    many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
+    if not many:
+        return []
+    sampled = sum((row.get("tokens/sampled") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
+    lost = f", of them failed {failed:,}" if failed else ""
+    return [f"{many:,}{lost}, with {tokens / sampled:.0%} of the sampled tokens" if sampled else f"{many:,}{lost}"]
+
+
+def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How much of the returns the critic knew beforehand."""
+    known = _known(rows)
+    return [f"explained variance {known[0]:.2f} at first, {known[-1]:.2f} at last"] if known else []
+
+
+def _known(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The explained variance of the steps that have one."""
+    found = [row.get("train/explained_variance") for row in rows]
+    return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    said = []
+    if silent := _total(rows, "samples/groups_without_signal"):
+        solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
+        beside = ", those of branches too" if _of_rollouts(rows, "branches") else ""
+        why = f"whose rewards are all equal{beside}" + (f"; all solved in {solved:.0f} groups" if solved else "")
+        said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
+    if failed := _total(rows, "rollouts/failed"):
+        kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})
+        named = ", ".join(f"{name.removeprefix('failures/')} {times:,}" for name, times in kinds.most_common(MOST))
+        said.append(f"{failed:,} rollouts that failed" + (f": {named}" if named else ""))
+    counts = {what: _total(rows, name) for name, what in UNLEARNED.items()}
+    return said + [f"{count:,} {what}" for what, count in counts.items() if count]
+
+
+def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The share of the rollouts that each limit ended."""
+    finished = sum(row.get("rollouts/finished") or 0 for row in rows)
+    ended = {
+        reason: sum((row.get(f"stop/{reason}") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
+        for reason in LIMITS
+    }
+    shares = {reason: count / finished for reason, count in ended.items() if count}
+    if not shares:
+        return []
+    return [", ".join(f"{share:.1%} of the rollouts by the limit {reason}" for reason, share in shares.items())]
+
+
+def _lost(counts: Mapping[str, int]) -> list[str]:
+    """The parts that a run on a cluster has lost, and the rollouts with them."""
+    said = [
+        f"{part.replace('_', ' ')} {lost:,}, of them replaced {counts[f'{part}_replaced']:,}"
+        for name, lost in counts.items()
+        if lost and (part := name.removesuffix("_lost")) != name and part != "rollouts"
+    ]
+    if rollouts := counts.get("rollouts_lost"):
+        said.append(f"{rollouts:,} rollouts in play on lost workers, counted as dropped and played again")
+    return said
+
+
+def _of_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    """The sum over the finished rollouts of what the figures of steps have in the mean."""
+    return round(sum((row.get(f"rollout/{name}") or 0) * (row.get("rollouts/finished") or 0) for row in rows))
+
+
+def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return int(sum(row.get(name) or 0 for row in rows))

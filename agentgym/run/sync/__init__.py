@@ -1,1 +1,0 @@
-"""The way of a trained policy to the engine, and the proof that it arrived."""

@@ -1,0 +1,93 @@
+"""The wire to the server in a container: the socket that it connects to, its first word, its network."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker.client import EngineFailed
+from agentgym.sandboxes.docker.settings import DockerSettings, server_config
+from agentgym.sandboxes.faults import readable
+from agentgym.sandboxes.network.box_network import BoxNetwork, receive
+from agentgym.sandboxes.network.modes import allow_of, sockets_of
+from agentgym.sandboxes.remote.box import START_S, RemoteBox
+from agentgym.sandboxes.remote.link import WhyItEnded
+from agentgym.sandboxes.remote.wire import Wire
+
+LOOK_S = 1.0
+"""Seconds after which a container is looked at that has not connected."""
+
+
+async def first_word(
+    wire: Wire, digest: str, end: Callable[[], Any], why_it_ended: WhyItEnded, network: BoxNetwork | None = None
+) -> RemoteBox:
+    """Return the box whose server has spoken; EngineFailed where it does not, and the wire is closed."""
+    try:
+        return await RemoteBox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
+    except SandboxError as error:
+        wire.close()
+        raise EngineFailed(str(error)) from error
+    except BaseException:
+        wire.close()
+        raise
+
+
+def listener(path: Path) -> socket.socket:
+    """Return a socket that the container's user may connect to; the folder above the mounted one keeps others out."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listening = socket.socket(socket.AF_UNIX)
+    except OSError:
+        os.close(folder)
+        raise
+    try:
+        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
+        listening.bind(f"/proc/self/fd/{folder}/{path.name}")
+        path.chmod(0o666)
+        listening.listen(1)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    finally:
+        os.close(folder)
+    return listening
+
+
+async def accepted(
+    listening: socket.socket, state: Callable[[], Awaitable[Mapping[str, Any]]], patience_s: float = START_S
+) -> socket.socket:
+    """Return the one connection of the server inside; EngineFailed as soon as its container has ended instead.
+
+    `state` asks the engine for the container's state. Where this is cancelled, no connection is lost or left open.
+    """
+    # Not loop.sock_accept: cancelled in the turn of the loop that has accepted, it leaves the connection open.
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while True:
+        try:
+            await readable(listening.fileno(), LOOK_S)
+        except TimeoutError:
+            found = await state()
+            if not found["Running"] or loop.time() > deadline:
+                raise EngineFailed(
+                    f"the box did not start: its container is {found['Status']}, "
+                    f"exit code {found['ExitCode']} {found['Error']}"
+                ) from None
+        with suppress(BlockingIOError):  # Nobody has connected, or it was closed again before it was accepted.
+            return listening.accept()[0]
+
+
+async def network_of(connection: socket.socket, spec: DockerSettings) -> BoxNetwork:
+    """Return the network of a box whose server has just connected."""
+    said = server_config(spec, connected=True).get("network")
+    try:
+        sockets = await receive(connection, sockets_of(said), START_S) if said is not None else []
+    except BaseException:
+        connection.close()
+        raise
+    return BoxNetwork(sockets, allow_of(spec.network))

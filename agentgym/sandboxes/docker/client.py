@@ -1,0 +1,189 @@
+"""A client of a Docker engine: it leaves no socket open where the engine is gone, and its errors are SandboxError."""
+
+import functools
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
+
+from agentgym.errors import SandboxError
+from agentgym.errors.extras import install_line
+from agentgym.sandboxes.docker.attach import TCP_PORT
+from agentgym.sandboxes.faults import exhausted, is_exhausted
+
+if TYPE_CHECKING:
+    import docker
+    from docker.types import Ulimit
+    from requests.adapters import BaseAdapter
+
+FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
+PROBE_S = 10.0
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineDown(SandboxError):
+    """The engine does not answer; it may come back."""
+
+
+class EngineFailed(SandboxError):
+    """The engine reported an internal error, or a box ended before its first frame."""
+
+
+class NoDockerPackage(SandboxError):
+    """The client library is not installed here; whether an engine runs is not known."""
+
+
+def address() -> str:
+    """Return the address of the engine that DOCKER_HOST names, else of the local one."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
+    """Open a client of an engine, local or over TCP; EngineDown where none answers, or NoDockerPackage."""
+    host = host or address()
+    _probe(host)
+    return _client_class()(timeout=timeout_s, **_client_settings(host))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """Says in what an engine differs from a plain Docker engine."""
+
+    is_podman: bool
+    """Whether it is podman's service that answers, which speaks the language of a Docker engine."""
+    maps_users: bool
+    """Whether the users of its containers are others on its machine, and few: rootless, or by userns-remap."""
+    memory_mb: int
+    """The memory of its machine in MB; 0 where it does not say."""
+
+
+def engine_traits(client: "docker.APIClient") -> EngineTraits:
+    """Ask an engine in what it differs."""
+    components = client.version().get("Components") or ()
+    info = client.info()
+    options = info.get("SecurityOptions") or ()
+    return EngineTraits(
+        is_podman=any("podman" in str(component.get("Name")).lower() for component in components),
+        maps_users=not {"name=rootless", "name=userns"}.isdisjoint(options),
+        memory_mb=int(info.get("MemTotal") or 0) >> 20,
+    )
+
+
+def podman_ulimits() -> "list[Ulimit]":
+    """Return limits of descriptors and processes that podman can set: its own defaults may be above the machine's."""
+    from docker.types import Ulimit
+
+    return [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Turn an engine's refusal into SandboxError, and its absence or failure into EngineDown or EngineFailed."""
+    _need_package()
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except APIError as error:
+        kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
+        # Its own words alone: the error's text begins with an address, which holds all that was asked.
+        raise kind(f"the Docker engine: {error.explanation or error.status_code}") from error
+    except (DockerException, RequestException) as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine: {exhausted()}") from error
+        raise EngineDown(f"the Docker engine: {error}") from error
+
+
+def translated(operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function under `engine_errors`."""
+    with engine_errors():
+        return operation(*args, **kwargs)
+
+
+def _need_package() -> None:
+    try:
+        import docker  # noqa: F401
+    except ImportError as error:
+        raise NoDockerPackage(f"the docker package is missing: {install_line('docker')}") from error
+
+
+def _probe(host: str) -> None:
+    """Connect once, before the docker package is loaded; EngineDown names the engine that does not answer."""
+    url = urlsplit(host)
+    try:
+        if url.scheme == "unix":
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(PROBE_S)
+                probe.connect(url.path)
+        elif url.scheme in ("tcp", "http", "https"):
+            socket.create_connection((url.hostname or "", url.port or TCP_PORT), PROBE_S).close()
+        else:
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
+    except OSError as error:
+        if is_exhausted(error):
+            raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
+        raise EngineDown(f"no Docker engine answers at {host}: {error.strerror or error}") from error
+
+
+def _client_settings(host: str) -> dict[str, Any]:
+    from docker.utils import kwargs_from_env
+
+    return {**kwargs_from_env({**os.environ, "DOCKER_HOST": host})}
+
+
+@functools.cache
+def _client_class() -> "type[docker.APIClient]":
+    """The docker package's client class, with two faults mended."""
+    _need_package()
+    from docker import APIClient
+    from docker.transport import UnixHTTPAdapter
+
+    class Client(APIClient):
+        def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
+            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
+            verify = self.verify if verify is None else verify
+            return super().merge_environment_settings(url, proxies, stream, verify, cert)
+
+        def mount(self, prefix: "str | bytes", adapter: "BaseAdapter") -> None:
+            """The library mounts its adapter for unix sockets before its first request; ours takes its place."""
+            if isinstance(adapter, UnixHTTPAdapter):
+                adapter = self._custom_adapter = _closing_adapter(adapter)
+            super().mount(prefix, adapter)
+
+    return Client
+
+
+def _closing_adapter(theirs: Any) -> Any:
+    """The library's adapter for a unix socket; its connections close their socket where connecting fails."""
+    from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
+
+    class Connection(UnixHTTPConnection):
+        def connect(self) -> None:
+            """The library's own leaves the socket to the garbage collector where the engine is gone."""
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(self.timeout)
+                connection.connect(self.unix_socket)
+            except BaseException:
+                connection.close()
+                raise
+            self.sock = connection
+
+    class Connections(UnixHTTPConnectionPool):
+        def _new_conn(self) -> Any:
+            return Connection(self.base_url, self.socket_path, cast("int", self.timeout))
+
+    class Adapter(UnixHTTPAdapter):
+        def get_connection(self, url: Any, proxies: Any = None) -> Any:
+            with self.pools.lock:
+                if (pool := self.pools.get(url)) is None:
+                    pool = Connections(url, self.socket_path, self.timeout, maxsize=self.max_pool_size)
+                    self.pools[url] = pool
+            return pool
+
+    return Adapter(theirs.socket_path, theirs.timeout, max_pool_size=theirs.max_pool_size)

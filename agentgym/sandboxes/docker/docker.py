@@ -1,0 +1,124 @@
+"""Boxes in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from agentgym.config_fields import names_its_fields
+from agentgym.errors import SandboxError
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.docker.client import EngineDown, EngineFailed, address, connect, translated
+from agentgym.sandboxes.docker.engine import Engine
+from agentgym.sandboxes.docker.images.names import default_image, image_digest
+from agentgym.sandboxes.docker.settings import GVISOR, GVISOR_LACKS, DockerSettings
+from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol.arguments import check_size
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.volumes import check_sockets
+
+RETRIES = 2
+DOWN_S = 0.5
+"""Seconds for which an engine that does not answer is not asked again."""
+PATIENCE_S = 60.0
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class Docker(DockerSettings):
+    """Boxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """Open a pool of at most `size` containers; a lease starts one in some 200 ms. All are removed at the end.
+
+        While an engine is down, leases wait for it up to a minute; the boxes that it took along raise SandboxError.
+        """
+        check_size(size)
+        if self.runtime == GVISOR:
+            _warn_once(GVISOR_LACKS)
+        return self._open(size)
+
+    @asynccontextmanager
+    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        engines = [Engine(host) for host in self.hosts or (address(),)]
+        try:
+            await _prepare(engines, self)
+            async with open_pool(
+                functools.partial(self._start, engines), size, functools.partial(_sweep, engines)
+            ) as pool:
+                yield pool
+        finally:
+            await finished(_close(engines))
+
+    async def _start(self, engines: Sequence[Engine]) -> RemoteBox:
+        """Start a box on the engine that has the fewest; another engine is tried where one is down or fails."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE_S
+        failures = 0
+        while True:
+            now = clock()
+            engine = min(engines, key=lambda engine: (engine.down_until > now, engine.boxes))
+            try:
+                return await engine.start(self)
+            except (EngineDown, EngineFailed) as error:
+                failures += isinstance(error, EngineFailed)
+                engine.down_until = clock() + DOWN_S
+                if failures > RETRIES or clock() > deadline:
+                    raise
+            if all(engine.down_until > clock() for engine in engines):
+                await asyncio.sleep(DOWN_S)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
+    """Check that at least one engine answers, else raise the error of the first one; ValueError for bad volumes."""
+    if all(engine.is_here for engine in engines):  # Else the folders are another machine's.
+        await asyncio.to_thread(check_sockets, spec.volumes)
+    down: list[EngineDown] = []
+    for engine in engines:
+        try:
+            await engine.prepare(spec)
+        except EngineDown as error:
+            _log.warning("%s", str(error))
+            down.append(error)
+    if len(down) == len(engines):
+        raise down[0]
+
+
+async def _close(engines: Sequence[Engine]) -> None:
+    async with AsyncExitStack() as ends:  # Each of them, also where one fails.
+        for engine in engines:
+            ends.push_async_callback(engine.close)
+
+
+async def _sweep(engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        try:
+            await engine.do(engine.sweep)
+        except SandboxError as error:
+            _log.warning("nothing was swept: %s", str(error))
+
+
+def why_no_docker(image: str | None = None) -> str | None:
+    """Return the reason why Docker boxes cannot run here; None where they can."""
+
+    def probe() -> None:
+        client = connect(timeout_s=5)
+        try:
+            image_digest(client, image or default_image())
+        finally:
+            client.close()
+
+    try:
+        translated(probe)
+    except SandboxError as error:
+        return str(error)
+    return None

@@ -1,0 +1,350 @@
+"""One Docker engine: containers created, started, connected to, swept and removed, a few at a time."""
+
+import asyncio
+import functools
+import itertools
+import json
+import logging
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from agentgym.errors import SandboxError, WireError
+from agentgym.machine.finished import finished
+from agentgym.machine.process_identity import new_folder, owner, sweep_folders
+from agentgym.sandboxes.docker.attach import attach
+from agentgym.sandboxes.docker.box_wire import accepted, first_word, listener, network_of
+from agentgym.sandboxes.docker.client import (
+    EngineDown,
+    EngineTraits,
+    connect,
+    engine_traits,
+    podman_ulimits,
+    translated,
+)
+from agentgym.sandboxes.docker.guard import Guard
+from agentgym.sandboxes.docker.heartbeat import (
+    DEAD_S,
+    OWNER_LABEL,
+    RUN_LABEL,
+    Heart,
+    Lookout,
+    engine_time,
+    remove_container,
+    remove_volume,
+    traces,
+)
+from agentgym.sandboxes.docker.images.names import INSIDE
+from agentgym.sandboxes.docker.images.ready import ready_image
+from agentgym.sandboxes.docker.settings import (
+    GVISOR,
+    DockerSettings,
+    box_user,
+    check_memory,
+    container_limits,
+    named_refusals,
+    server_config,
+    system_calls,
+)
+from agentgym.sandboxes.local.local_server import END_S
+from agentgym.sandboxes.network.box_network import release
+from agentgym.sandboxes.network.modes import NONE, proxy_environment
+from agentgym.sandboxes.network.services import LABEL, Services, check_images
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.wire import Wire
+from agentgym.sandboxes.server_files import BOX_KILLED
+from agentgym.sandboxes.volumes import read_only_mounts
+
+if TYPE_CHECKING:
+    import docker
+
+
+OPERATIONS_AT_ONCE = 8
+UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
+"""A kernel shows a new namespace its processes only where all of /proc is seen: the server masks it for the code."""
+_log = logging.getLogger("agentgym.sandboxes")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Engine:
+    """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
+
+    Every container carries a token, and the engine holds this client's heartbeat (`heartbeat.py`): what a killed client
+    left is removed by the next one's sweep.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.boxes = 0
+        self.down_until = 0.0
+        self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="agentgym-docker")
+        self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
+        self._owner = owner()
+        self._run = secrets.token_hex(6)
+        self._heart = Heart(self._run, lambda: self.client, self._missed)
+        self._lookout = Lookout()
+        self._guard = Guard(host, self._run)
+        self._numbers = itertools.count()
+        self._names: set[str] = set()
+        self._digest: str | None = None
+        self._folder = new_folder("run")
+
+    @functools.cached_property
+    def client(self) -> "docker.APIClient":
+        """The client of the engine, opened when it is first needed."""
+        return connect(host=self.host)
+
+    async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking operation in this engine's threads; errors of engine and connection are SandboxError."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
+
+    async def prepare(self, spec: DockerSettings) -> None:
+        """Begin the heartbeat, remove what ended clients left, and look for the images."""
+        await self.do(self._heart.start)
+        await self.do(self.sweep)
+        await self.do(lambda: check_memory(spec, self.host, self._traits.memory_mb))
+        await self.digest(spec)
+        await self.do(check_images, self.client, spec.services)
+        if spec.services and self.is_here:
+            self._guard.start()
+
+    async def digest(self, spec: DockerSettings) -> str:
+        """The id of the spec's image; what the engine does not have is built there first."""
+        if self._digest is None:
+            self._digest = await self.do(ready_image, self.host, spec)
+        return self._digest
+
+    async def start(self, spec: DockerSettings) -> RemoteBox:
+        """Start a box, and the services beside it; nothing is left of one that failed to start or was cancelled."""
+        if spec.needs_sockets and not self.is_here:
+            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
+        async with self._starting:
+            digest = await self.digest(spec)
+            name = f"agentgym-{self._run}-{next(self._numbers)}"
+            self._names.add(name)
+            self.boxes += 1
+            try:
+                with named_refusals(spec):
+                    start = self._start_connected if self.is_here else self._start_attached
+                    return await start(spec, name, digest)
+            except BaseException:
+                await self.end(name)
+                raise
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the engine is one of this machine, which shares folders and sockets with its containers."""
+        return self.host.startswith("unix://")
+
+    async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
+        folder = self.new_folder()
+        with listener(folder / "box.sock") as listening:
+            try:
+                # The thread cannot be cancelled: a cancelled start is waited for and undone.
+                await finished(self.do(self.create, spec, name, folder))
+                await finished(self.do(self.client.start, name))
+                connection = await accepted(listening, functools.partial(self.do, self._state, name))
+                return await self._open(connection, spec, name, folder, digest)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    async def _open(
+        self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
+    ) -> RemoteBox:
+        """The box at the other end of a new connection, with its network and its services."""
+        network = await network_of(connection, spec)
+        services = Services(self, name, spec.services, network)
+
+        async def end() -> None:
+            try:
+                await services.remove()
+            finally:
+                await self.end(name, folder)
+
+        try:
+            if services.each:
+                network.beside = services
+            why_it_ended = functools.partial(self.why_it_ended, spec, name)
+            box = await first_word(await Wire.over(connection), digest, end, why_it_ended, network)
+            services.cut = box.link.cut
+            await box.begin_surroundings()
+            return box
+        except BaseException:
+            connection.close()
+            await release(network, services.remove)
+            raise
+
+    async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
+        await finished(self.do(self.create, spec, name, None))
+        try:
+            wire = await attach(self.host, name)
+        except (OSError, TimeoutError, WireError) as error:
+            raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
+        try:
+            await finished(self.do(self.client.start, name))
+        except BaseException:
+            wire.close()
+            raise
+        end, why_it_ended = functools.partial(self.end, name), functools.partial(self.why_it_ended, spec, name)
+        return await first_word(wire, digest, end, why_it_ended)
+
+    def new_folder(self) -> Path:
+        """A folder to mount into one container."""
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        folder.chmod(0o755)
+        return folder
+
+    def create(self, spec: DockerSettings, name: str, folder: Path | None) -> None:
+        """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
+        client = self.client
+        client.create_container(
+            self._digest,
+            command=[json.dumps(server_config(spec, connected=folder is not None))],
+            name=name,
+            # Always under gVisor, which gives the input to the box's user: else it would be this machine's /dev/null.
+            stdin_open=folder is None or spec.runtime == GVISOR,
+            user=box_user(spec, engine_maps_users=self._traits.maps_users),
+            hostname="box",
+            use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
+            network_disabled=spec.network == NONE,
+            environment=proxy_environment(spec.network, list(spec.services)),
+            labels=self.labels(),
+            host_config=client.create_host_config(
+                binds=[] if folder is None else [f"{folder}:{INSIDE}:ro"],
+                mounts=read_only_mounts(spec.volumes),
+                **(container_limits(spec) | self._as_podman_has_it(spec)),
+            )
+            | UNMASKED,
+        )
+
+    def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
+        """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
+        if not self._traits.is_podman:
+            return {}
+        path = self._folder / f"seccomp-{spec.network != NONE}.json"
+        path.write_text(system_calls(spec))
+        return {"security_opt": ["no-new-privileges:true", f"seccomp={path}"], "ulimits": podman_ulimits()}
+
+    @functools.cached_property
+    def _traits(self) -> EngineTraits:
+        return engine_traits(self.client)
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels by which containers are found and removed."""
+        return {
+            OWNER_LABEL: self._owner,
+            RUN_LABEL: self._run,
+            "agentgym.created": str(int(time.time())),
+        }
+
+    @property
+    def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
+        """Whom to tell of a service's end, with its exit code; by its container's id."""
+        return self._guard.heard
+
+    def claim(self, name: str) -> None:
+        """Note a container as one in use, which no sweep removes."""
+        self._names.add(name)
+
+    async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
+        """How the code in a box ended it; None where its container goes on or is gone, or its engine does not say."""
+        deadline = asyncio.get_running_loop().time() + END_S
+        try:
+            while (state := await self.do(self._state, name))["Running"]:
+                if asyncio.get_running_loop().time() > deadline:
+                    return None
+                await asyncio.sleep(0.05)
+        except SandboxError:
+            return None
+        code = state["ExitCode"]
+        if state["OOMKilled"]:
+            return f"it used up the memory of its container ({spec.container_mb} MB: memory_mb, and what disk_mb adds)"
+        # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
+        if code == BOX_KILLED or (spec.runtime == "runsc" and code):
+            return f"its container ended with code {code}"
+        return None
+
+    async def end(self, name: str, folder: Path | None = None) -> None:
+        """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
+        self.boxes -= name in self._names
+        try:
+            await self.remove(name)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def remove(self, name: str) -> None:
+        """Remove a container of ours; what cannot be removed is left for a sweep."""
+        if name not in self._names:
+            return
+        self._names.discard(name)
+        try:
+            await finished(self.do(self._remove, name))
+        except SandboxError as error:
+            # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
+            _log.warning("a container is left for the next sweep: %s", str(error))
+
+    async def close(self) -> None:
+        """Remove what this process still has, and end the threads."""
+        try:
+            with suppress(SandboxError):
+                await self.do(self._remove_run)
+        finally:
+            try:
+                await self._guard.stop()
+            finally:
+                self._threads.shutdown(wait=False)
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove containers and folders of ended clients, and what is left of this one's own."""
+        found = traces(self.client)
+        mine = found.pop(self._run, None)
+        for container in mine.containers if mine is not None else ():
+            known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
+            # One that ended beside its box still has its last words to say.
+            ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
+            if ended or not known:
+                self._remove(container["Id"])
+        for token in self._lookout.ended(found, engine_time(self.client)):
+            for container in found[token].containers:
+                self._remove(container["Id"])
+            for volume in found[token].volumes:
+                remove_volume(self.client, volume)
+        sweep_folders()
+
+    def _missed(self, error: Exception) -> None:
+        _log.warning(
+            "no heartbeat at %s: %s. After %.0f s without one, clients elsewhere take this one for ended",
+            *(self.host, str(error), DEAD_S),
+        )
+
+    def _remove_run(self) -> None:
+        """Containers first: what cannot be removed now is found by its heartbeat's end."""
+        try:
+            if "client" in self.__dict__:
+                for container in self.client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):
+                    self._remove(container["Id"])
+        finally:
+            try:
+                self._heart.stop()
+            finally:
+                if "client" in self.__dict__:
+                    self.client.close()
+
+    def _state(self, container: str) -> dict[str, Any]:
+        state: dict[str, Any] = self.client.inspect_container(container)["State"]
+        return state
+
+    def _remove(self, container: str) -> None:
+        remove_container(self.client, container)

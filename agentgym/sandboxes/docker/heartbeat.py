@@ -1,0 +1,220 @@
+"""Heartbeats of the clients of a Docker engine, and the search for clients that ended without removing their boxes.
+
+A client keeps one empty volume in the engine, whose name carries the client's token and a time; every few seconds
+a new one takes its place. The engine is the one thing that all of its clients see: a name of a host or a number of a
+process means something else in another container or after a pod has moved.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from agentgym.machine.process_identity import owner, state_of
+from agentgym.sandboxes.docker.images.names import INSIDE
+
+if TYPE_CHECKING:
+    import docker
+
+BEAT_S = 20.0
+DEAD_S = 300.0
+"""Age of a heartbeat, in seconds of the engine's clock, from which on its client counts as silent."""
+LATE_S = 3 * BEAT_S
+"""Seconds between two heartbeats after which something has held them up, which is said."""
+LOOKS_S = 50.0
+"""Seconds between two looks that must both find a client silent: a machine that slept wakes up between them."""
+END_S = 10
+OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
+FIRST_WORD = "agentgym-alive-"
+BEAT_LABEL = "agentgym.alive"
+"""Marks the volumes that are heartbeats; their RUN_LABEL is the token."""
+
+
+@dataclass(slots=True)
+class Traces:
+    """What an engine holds of one client."""
+
+    who: str
+    beat: int = 0
+    """The time of its last heartbeat, or of its newest container where it has none; the engine's clock, seconds."""
+    containers: list[dict[str, Any]] = field(default_factory=list)
+    volumes: list[str] = field(default_factory=list)
+
+    @property
+    def holds_a_wire(self) -> bool:
+        """Whether a box of it runs whose wire is a socket: such a box ends with its client, which so lives."""
+        return any(
+            container["State"] == "running" and INSIDE in [mount["Destination"] for mount in container["Mounts"]]
+            for container in self.containers
+        )
+
+
+def engine_time(client: "docker.APIClient") -> int:
+    """Return the engine's own time in seconds."""
+    answer = client.get(f"{client.base_url}/_ping", timeout=client.timeout)
+    return int(parsedate_to_datetime(answer.headers["Date"]).timestamp())
+
+
+def traces(client: "docker.APIClient") -> dict[str, Traces]:
+    """Return what the engine holds of each client, by its token."""
+    found: dict[str, Traces] = {}
+    for container in client.containers(all=True, filters={"label": [OWNER_LABEL, RUN_LABEL]}):
+        labels = container["Labels"]
+        if not labels[RUN_LABEL]:
+            continue  # Somebody else's, of an image of ours.
+        of = found.setdefault(labels[RUN_LABEL], Traces(labels[OWNER_LABEL]))
+        of.containers.append(container)
+    beats: dict[str, int] = {}
+    for volume in client.volumes(filters={"label": BEAT_LABEL})["Volumes"] or ():
+        labels = volume["Labels"]
+        of = found.setdefault(labels[RUN_LABEL], Traces(labels[OWNER_LABEL]))
+        of.volumes.append(volume["Name"])
+        beats[labels[RUN_LABEL]] = max(beats.get(labels[RUN_LABEL], 0), _time_in(volume["Name"]))
+    for token, of in found.items():
+        of.beat = beats.get(token) or max(int(container["Created"]) for container in of.containers)
+    return found
+
+
+class Lookout:
+    """Finds the clients that have ended: at once where their process can be seen from here, else by two looks."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._silent: dict[str, tuple[int, float]] = {}
+        """The heartbeat of each silent client, and when it was first seen to be silent."""
+
+    def ended(self, found: dict[str, Traces], now: int) -> list[str]:
+        """Return the tokens of the clients that have ended; `now` is the engine's time."""
+        states = {token: state_of(of.who) for token, of in found.items()}
+        silent = {
+            token: found[token].beat
+            for token, state in states.items()
+            if state == "unknown" and len(found[token].who.split("/")) == 5 and now - found[token].beat > DEAD_S
+            if not found[token].holds_a_wire
+        }
+        at = self._clock()
+        self._silent = {
+            token: (beat, seen[1] if (seen := self._silent.get(token)) and seen[0] == beat else at)
+            for token, beat in silent.items()
+        }
+        gone = [token for token, (_, since) in self._silent.items() if at - since >= LOOKS_S]
+        return [token for token, state in states.items() if state == "ended"] + gone
+
+    @property
+    def silent(self) -> Iterable[str]:
+        """The tokens of the clients that the last look found silent."""
+        return self._silent.keys()
+
+
+class Heart:
+    """The heartbeat of one client, from a thread of its own: a busy event loop does not stop it."""
+
+    def __init__(
+        self,
+        token: str,
+        client: Callable[[], "docker.APIClient"],
+        failed: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`failed` is told of the first heartbeat that was missed or late, and of no other until the next good one."""
+        self._token, self._client, self._failed, self._clock = token, client, failed, clock
+        self._volume: str | None = None
+        self._missing = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._changing = threading.Lock()
+        """Held while it is started or stopped: whoever opens a pool may be interrupted, and close it meanwhile."""
+
+    def start(self) -> None:
+        """Beat once now, and then every few seconds; a second call does nothing, nor one after `stop`."""
+        with self._changing:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._go_on, name="agentgym-heartbeat", daemon=True)
+                try:
+                    self.beat()
+                finally:
+                    self._thread.start()
+
+    def beat(self) -> None:
+        """Put a volume with the engine's time into the engine, and remove the last one."""
+        client = self._client()
+        name = f"{FIRST_WORD}{self._token}-{engine_time(client)}"
+        if name == self._volume:
+            return
+        labels = {BEAT_LABEL: "yes", RUN_LABEL: self._token, OWNER_LABEL: owner()}
+        client.create_volume(name, labels=labels)
+        last, self._volume = self._volume, name
+        if last is not None:
+            remove_volume(client, last)
+
+    def stop(self) -> None:
+        """Stop, and remove the volume; the engine's errors are raised."""
+        self._stop.set()
+        with self._changing:
+            if self._thread is not None:
+                self._thread.join()
+            if self._volume is not None:
+                remove_volume(self._client(), self._volume)
+                self._volume = None
+
+    def _go_on(self) -> None:
+        last = self._clock()
+        while not self._stop.wait(BEAT_S):
+            why: Exception | None = None
+            try:
+                self.beat()
+            except Exception as error:  # The engine is down: its clients find no time to compare with either.
+                why = error
+            now = self._clock()
+            if why is None:
+                if now - last > LATE_S:
+                    why = TimeoutError(f"{now - last:.0f} s without one: this process or the engine was held up")
+                last = now
+            if why is not None and not self._missing:
+                self._failed(why)
+            self._missing = why is not None
+
+
+@contextmanager
+def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
+    """Yield labels for containers of this block, which count as owned by a living client until its end."""
+    token = secrets.token_hex(6)
+    heart = Heart(token, lambda: client, lambda error: None)
+    try:
+        heart.start()
+        yield {OWNER_LABEL: owner(), RUN_LABEL: token}
+    finally:
+        heart.stop()
+
+
+def remove_volume(client: "docker.APIClient", name: str) -> None:
+    """Remove a volume; one that is gone already is no error."""
+    from docker.errors import NotFound
+
+    try:
+        client.remove_volume(name)
+    except NotFound:
+        return
+
+
+def remove_container(client: "docker.APIClient", container: str) -> None:
+    """Remove a container with its volumes; one that is gone or being removed is no error."""
+    from docker.errors import APIError
+
+    try:
+        client.remove_container(container, v=True, force=True)
+    except APIError as error:
+        if "state improper" in str(error):  # Podman, of a container that ends by itself at this moment.
+            client.wait(container, timeout=END_S)
+            client.remove_container(container, v=True, force=True)
+        elif error.status_code not in (404, 409):  # Gone, or being removed.
+            raise
+
+
+def _time_in(name: str) -> int:
+    last = name.rpartition("-")[2]
+    return int(last) if last.isdigit() else 0

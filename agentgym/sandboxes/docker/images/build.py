@@ -1,0 +1,125 @@
+"""The build of a sandbox image, behind `agentgym sandbox build`."""
+
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.errors import SandboxError
+from agentgym.machine.process_identity import lent_folder
+from agentgym.sandboxes.docker.client import address, connect, engine_errors
+from agentgym.sandboxes.docker.images.build_log import announce
+from agentgym.sandboxes.docker.images.folder import build_folder
+from agentgym.sandboxes.docker.images.names import IMAGE, default_image, find
+from agentgym.sandboxes.docker.images.ready import forget, ready_image
+from agentgym.sandboxes.server_files import image_folder, server_digest
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+DEBOOTSTRAP = ("debootstrap", "--variant=minbase", "--include=python3,ca-certificates")
+SUITE = "bookworm"
+BUILD_S = 600
+LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an image is made of."""
+
+    image: str | None
+    dockerfile: str | None
+    pip: tuple[str, ...]
+    apt: tuple[str, ...]
+
+
+def build(
+    tag: str | None = None,
+    *,
+    base: str | None = None,
+    dockerfile: str | None = None,
+    from_debootstrap: bool = False,
+    pip: Sequence[str] = (),
+    apt: Sequence[str] = (),
+) -> str:
+    """Build the image and return its id; SandboxError that says why it could not be built.
+
+    It stands on `base`, any image, or on that of the folder `dockerfile`; without one on the Dockerfile's of
+    agentgym where its registry can be reached; else, or when told so, on a minimal Debian by debootstrap, which needs
+    root and a package mirror. Packages of `pip` and `apt` are installed on top.
+    """
+    if base is not None and dockerfile is not None:
+        raise SandboxError("base, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+    for field, names in (("tag", (tag,)), ("base", (base,)), ("pip", pip), ("apt", apt)):
+        for name in names:
+            if name is not None and name.lstrip().startswith("-"):
+                raise SandboxError(f"{field}: {name!r} begins with '-', which would make an option of it")
+    tag = tag or default_image()
+    with engine_errors():
+        client = connect(timeout_s=BUILD_S)
+        try:
+            if base is None and dockerfile is None:
+                base = _build(client, from_debootstrap=from_debootstrap)
+            wanted = Wanted(base, dockerfile, tuple(pip), tuple(apt))
+            image = ready_image(address(), wanted)
+            last = find(client, tag)
+            client.tag(image, *_split(tag))
+            if last is not None and last["Id"] != image:
+                forget(client, last["Id"])
+            return image
+        finally:
+            client.close()
+
+
+def _split(tag: str) -> tuple[str, str]:
+    """A name's repository and version; a colon before a slash is that of a registry's port."""
+    name, colon, version = tag.rpartition(":")
+    return (name, version) if colon and "/" not in version else (tag, "latest")
+
+
+def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
+    """The name of the plain image, without packages, that has just been built."""
+    tag = f"{IMAGE}:plain-{server_digest()}"
+    if not from_debootstrap:
+        try:
+            _build_on(client, tag, {})
+            return tag
+        except SandboxError as error:
+            announce(f"the base image cannot be had ({error}); building one with debootstrap")
+    _build_on(client, tag, {"BASE_IMAGE": _debian(client)})
+    return tag
+
+
+def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
+    last = find(client, tag)
+    image = build_folder(client, image_folder(), tag=tag, arguments=arguments, labelled=True)
+    if last is not None and last["Id"] != image:
+        forget(client, last["Id"])
+
+
+def _debian(client: "APIClient") -> str:
+    """The name of a minimal Debian of debootstrap; one that is there is used again, whatever server comes on top."""
+    made_of = "\0".join([*DEBOOTSTRAP, SUITE, *LEFT_OUT])
+    digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
+    base = f"{IMAGE}-base:{digest}"
+    if find(client, base) is not None:
+        announce(f"on {base}, which debootstrap made before; remove that image for Debian's packages of today")
+        return base
+    with lent_folder("image") as folder:
+        root, archive = Path(folder, "root"), Path(folder, "root.tar")
+        _run(*DEBOOTSTRAP, SUITE, str(root))
+        excluded = [f"--exclude=./{path}/*" for path in LEFT_OUT]
+        _run("tar", "--directory", str(root), *excluded, "--create", "--file", str(archive), ".")
+        client.import_image_from_file(str(archive), repository=f"{IMAGE}-base", tag=digest)
+    return base
+
+
+def _run(*command: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base") from error
+    if done.returncode:
+        raise SandboxError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")

@@ -1,0 +1,68 @@
+"""Images that agentgym made and no longer needs: those with another version's server, and builds that were killed."""
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL
+from agentgym.sandboxes.server_files import server_digest
+
+if TYPE_CHECKING:
+    import docker
+
+NAMELESS_S = 3600.0
+"""Age in seconds from which on an image without a name is of no build that still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """An image that nobody needs any more."""
+
+    id: str
+    names: tuple[str, ...]
+    size_mb: int
+    """Its whole size; what it shares with other images stays there when it is removed."""
+
+    def __str__(self) -> str:
+        return f"image {', '.join(self.names) or 'without a name'} ({self.id[7:19]}, {self.size_mb} MB)"
+
+
+def former_images(client: "docker.APIClient") -> list[Former]:
+    """Return the images of ours with the server of another version, and those without a name; no container uses them.
+
+    An image that has a name of the user's own is none of them.
+    """
+    used = {container["ImageID"] for container in client.containers(all=True)}
+    found = [image for image in client.images(filters={"label": SERVER_LABEL}) if image["Id"] not in used]
+    return [
+        Former(image["Id"], _names(image), int(image["Size"]) >> 20)
+        for image in sorted(found, key=lambda image: -int(image["Created"]))  # What stands on another goes first.
+        if _is_former(image)
+    ]
+
+
+def _is_former(image: dict[str, Any]) -> bool:
+    server, names = image["Labels"][SERVER_LABEL], _names(image)
+    if not server:
+        return False  # Somebody has taken our server out of it.
+    if names:
+        return server != server_digest() and all(name.startswith(f"{IMAGE}:") for name in names)
+    return time.time() - int(image["Created"]) > NAMELESS_S
+
+
+def _names(image: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in image["RepoTags"] or () if name != "<none>:<none>")
+
+
+def remove_former(client: "docker.APIClient", image: Former) -> None:
+    """Remove the image with its names; one that something stands on keeps its last name, one that is gone is fine."""
+    from docker.errors import APIError, ImageNotFound
+
+    for name in image.names or (image.id,):
+        try:
+            client.remove_image(name)
+        except ImageNotFound:
+            continue
+        except APIError as error:
+            if error.status_code != 409:  # Another image stands on it.
+                raise

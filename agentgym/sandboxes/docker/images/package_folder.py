@@ -1,0 +1,89 @@
+"""Packages for boxes that run this machine's Python: a folder of them, made once by pip and bound into each box."""
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentgym.errors import SandboxError
+from agentgym.machine.process_identity import dead_folders, new_folder, remove_folder
+from agentgym.sandboxes.docker.images.build_log import BuildLog, announce
+
+TIED = Path(__file__).with_name("tied.py")
+FIRST_SITE = """
+import json, os, site, sys
+print(json.dumps([sys.version, next(iter(filter(os.path.isdir, site.getsitepackages())), None)]))
+"""
+
+
+@functools.cache
+def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
+    """Return bubblewrap's arguments that put the packages where that interpreter looks for them; none without any.
+
+    pip installs them first, with the user's own settings, unless a folder of these packages and this interpreter is
+    there. They take the place of what the host has in that folder. What clients left that were killed meanwhile is
+    removed. SandboxError with pip's last words where it fails.
+    """
+    if not pip:
+        return ()
+    for left in dead_folders(cache_folder()):
+        remove_folder(left)
+    version, site = _ask(python)
+    key = hashlib.sha256(json.dumps([sorted(pip), python, version]).encode()).hexdigest()[:16]
+    folder = cache_folder() / key
+    if not folder.is_dir():
+        announce(f"installing {' '.join(pip)} for {python} into {folder}, once")
+        _install(pip, python, folder)
+    return ("--ro-bind", str(folder), site)
+
+
+def volume_binds(volumes: Mapping[str, str]) -> list[str]:
+    """Return bubblewrap's arguments that show folders and files of this machine in a box, read-only."""
+    return [word for inside, outside in volumes.items() for word in ("--ro-bind", outside, inside)]
+
+
+def cache_folder() -> Path:
+    """Return the folder of package folders; root's is one that the user inside a box can reach, too."""
+    if os.geteuid() == 0:
+        return Path("/var/cache/agentgym/packages")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")
+
+
+def _ask(python: str) -> tuple[str, str]:
+    """The interpreter's version, and the first of its package folders that there is."""
+    try:
+        asked = subprocess.run([python, "-I", "-c", FIRST_SITE], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SandboxError(f"pip: the interpreter of the boxes does not run: {error}") from error
+    version, site = json.loads(asked.stdout)
+    if site is None:
+        raise SandboxError(f"pip: {python} has no folder for packages; make one of those that `site` names")
+    return version, site
+
+
+def _install(pip: Sequence[str], python: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = new_folder("packages", target.parent)
+    try:
+        install = ["install", "--no-input", "--target", str(new), "--", *pip]
+        command = [sys.executable, "-m", "pip", "--python", python, *install]
+        said = BuildLog()
+        # By a program that ends it with this process: pip has a process of its own below it, and asks for no parent.
+        tied = [sys.executable, "-I", "-S", "-B", str(TIED), *command]
+        with subprocess.Popen(tied, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            assert process.stdout is not None
+            said.read(process.stdout)
+        if process.returncode:
+            raise SandboxError(f"pip failed with exit code {process.returncode}:\n{said}")
+        for path in (new, *new.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        if not target.is_dir():  # Another process may have been faster.
+            new.rename(target)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -1,0 +1,177 @@
+"""Packages of pip and apt put on an image that has the server, inside a container that has a network."""
+
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker.heartbeat import remove_container
+from agentgym.sandboxes.docker.images.build_log import BuildLog
+from agentgym.sandboxes.docker.images.layer import add_file, commit, new_container, put, python_of, settings
+
+if TYPE_CHECKING:
+    import docker
+
+import ast
+import os
+import subprocess
+import sys
+from urllib.parse import unquote, urlsplit
+
+OURS = "/run/agentgym-build"
+"""The folder of what only the build needs; it is removed before the image is made."""
+APTS = ("/var/lib/apt/lists/*", "/var/cache/apt/*.bin", "/var/cache/apt/archives/*.deb")
+"""What apt-get downloads: lists of packages, and the packages before they are installed."""
+FORGET = f"""
+import glob, os, shutil
+for pattern in {(OURS, *APTS)!r}:
+    for path in glob.glob(pattern):
+        shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
+"""
+CARRIED = frozenset(
+    {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "proxy", "timeout", "retries"}
+    | {"default-timeout", "pre", "prefer-binary", "only-binary", "no-binary"}
+)
+"""The settings that say where packages come from; those that say where they go, or which Python is meant, stay here."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
+
+
+def add_packages(
+    client: "docker.APIClient",
+    image: str,
+    *,
+    pip: Sequence[str],
+    apt: Sequence[str],
+    tag: str,
+    labels: Mapping[str, str],
+    is_local: bool,
+) -> str:
+    """Return the id of a new image, named `tag`, with the packages; SandboxError with the last words of pip or apt-get.
+
+    The user's index, proxies and certificates are used, and are not in the image.
+    """
+    config = client.inspect_image(image)["Config"]  # type: ignore[no-untyped-call]
+    python = python_of(config)
+    binds = [f"{path}:{path}:ro" for path in indexes()] if is_local else []
+    waiting = [*python, "-c", "import sys; sys.stdin.read()"]
+    container = new_container(client, image, waiting, labels, network_disabled=False, stdin_open=True, binds=binds)
+    try:
+        environment = _bring(client, container) | proxy_settings()
+        client.start(container)
+        if apt:
+            quiet = environment | {"DEBIAN_FRONTEND": "noninteractive"}
+            _run(client, container, ["apt-get", "update", "-qq"], quiet)
+            _run(client, container, ["apt-get", "install", "-y", "--no-install-recommends", "--", *apt], quiet)
+        if pip:
+            _run(client, container, [*python, "-m", "pip", "install", "--no-cache-dir", "--", *pip], environment)
+        _run(client, container, [*python, "-c", FORGET], {})
+        return commit(client, container, settings(python), config, tag)
+    finally:
+        remove_container(client, container)
+
+
+def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
+    """Put pip itself and the user's certificates into the container; the settings of pip as environment."""
+    environment = pip_settings() | {
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PYTHONPATH": f"{OURS}/pip",
+    }
+    with tempfile.TemporaryFile() as archive:
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            add_file(tar, f"{OURS}/used", b"")
+            if (own := _own_pip()) is not None:
+                tar.add(own, f"{OURS}/pip/pip".lstrip("/"), filter=_root)
+            certificates = environment.get("PIP_CERT")
+            if certificates:
+                add_file(tar, f"{OURS}/certificates", Path(certificates).read_bytes())
+                environment["PIP_CERT"] = f"{OURS}/certificates"
+        put(client, container, archive)
+    return environment
+
+
+def _own_pip() -> str | None:
+    """Return the folder of this Python's own pip.
+
+    It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported
+    afterwards.
+    """
+    found = PathFinder.find_spec("pip")
+    folders = None if found is None else found.submodule_search_locations
+    return folders[0] if folders else None
+
+
+def _output(client: "docker.APIClient", command: str) -> Iterator[bytes]:
+    """What a command writes, as it comes; the library's own stream leaves the connection open."""
+    from docker.utils.socket import frames_iter
+
+    connection: Any = client.exec_start(command, socket=True)
+    try:
+        for _, piece in frames_iter(connection, tty=False):  # type: ignore[no-untyped-call]
+            yield piece
+    finally:
+        connection._response.close()
+        connection.close()
+
+
+def _root(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    info.uid = info.gid = 0
+    return None if info.name.endswith("__pycache__") else info
+
+
+def _run(client: "docker.APIClient", container: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    said = BuildLog()
+    made = client.exec_create(container, list(command), environment=dict(environment), user="0:0", workdir="/")
+    said.read(_output(client, made["Id"]))
+    code = client.exec_inspect(made["Id"])["ExitCode"]
+    if code:
+        name = next((word for word in ("pip", "apt-get") if word in command), command[0])
+        raise SandboxError(f"{name} failed with exit code {code}:\n{said}")
+
+
+def proxy_settings() -> dict[str, str]:
+    """Return the proxies of this process's environment, in capitals and in small letters."""
+    return {name: os.environ[name] for each in PROXIES for name in (each, each.lower()) if name in os.environ}
+
+
+def pip_settings() -> dict[str, str]:
+    """Return what the user's environment and pip.conf say about where packages come from, as PIP_ variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    # Lowest first: a setting for `install` is above a global one, and the environment is above both.
+    rank = {"global": 0, "install": 1, ":env:": 2}
+    found: dict[str, tuple[int, str]] = {}
+    for line in listed:
+        section, _, setting = line.partition(".")
+        name, value = _pair(setting)
+        if section in rank and name in CARRIED and rank[section] >= found.get(name, (-1, ""))[0]:
+            found[name] = (rank[section], value)
+    return {f"PIP_{name.upper().replace('-', '_')}": " ".join(value.split()) for name, (_, value) in found.items()}
+
+
+def indexes() -> list[str]:
+    """Return the folders of this machine that the settings of pip name as places of packages.
+
+    An index's files may lie beside it: of an index, it is the folder above.
+    """
+    settings = pip_settings()
+    found = {path for name in PLACES for path in _folders(settings.get(name, ""), is_index="INDEX" in name)}
+    return sorted(str(path) for path in found if path.is_dir() and path != Path("/"))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, str(ast.literal_eval(value))
+
+
+def _folders(value: str, *, is_index: bool) -> Iterator[Path]:
+    for word in value.split():
+        if word.startswith("file:") or word.startswith("/"):
+            path = Path(unquote(urlsplit(word).path))
+            yield path.parent if is_index else path

@@ -1,0 +1,205 @@
+"""Settings of boxes in Docker containers, and what the engine and the server inside are told of them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentgym.config_fields import Above0, Name, Names, Positive, Word, Words, check_fields
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.docker.client import FORWARD, address
+from agentgym.sandboxes.docker.images.names import INSIDE
+from agentgym.sandboxes.network.modes import LOOPBACK, NONE, engine_network, has_own_loopback, server_network
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.network.services import Service, check_services
+from agentgym.sandboxes.protocol.arguments import BoxMemory
+from agentgym.sandboxes.seccomp import filters, profile
+from agentgym.sandboxes.server_files import BRANCHES, RESERVE, SERVERS, arena, next_user
+from agentgym.sandboxes.volumes import check_volumes
+
+GVISOR = "runsc"
+GVISOR_MB, GVISOR_PIDS = 256, 1024
+GVISOR_LACKS = (
+    "under gVisor a program that a hidden test starts can read and write the processes that judge it, and forge its "
+    "verdict; where tests run code that may attack them, give expect=, or take Docker without gVisor, or bubblewrap"
+)
+NOBODY = 65534
+SPOKEN = ("unix://", "tcp://", "http://", "https://")
+FOLDERS = 3
+"""Folders of `disk_mb` that have memory of their own: the working folder, its branches, and the copy of a verifier."""
+OWN_LOOPBACK = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_abort_on_overflow": "1"}
+"""No connection of an episode is there in the next; a server in a box of bubblewrap sets them itself."""
+NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
+"""What TCP measured of an address in one episode is not known in the next; bubblewrap's server sets them itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerSettings:
+    """The image of each container and the resources that it may use."""
+
+    image: Word | None = None
+    """The name of any image in the engine; None takes the one that `agentgym sandbox build` makes for this version.
+
+    An image without the sandbox's server gets it on top, once, and a Python of its own where it has none.
+    """
+    dockerfile: Name | None = None
+    """A folder with a Dockerfile to build the image from, once for each content of the folder; in place of `image`."""
+    pip: Words = ()
+    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    apt: Words = ()
+    """Packages of the image's Debian or Ubuntu; they are installed in the same way."""
+    volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Folders and files of the engine's machine by their path in the box; code in the box can only read them."""
+    memory_mb: BoxMemory = 512
+    """Memory of the programs of a box in MB, all together. Its files have room beside it: see `disk_mb`."""
+    disk_mb: Positive = 64
+    """The size of each of its folders in MB. They are in memory, so that the container may use `memory_mb` and three
+    times `disk_mb`: for the working folder, for its branches, and for the copy that `verify` judges."""
+    cpus: Above0 = 1.0
+    pids: Positive = 128
+    """Processes and threads; the container has 64 more, which a verifier always finds free."""
+    network: Word | Allow = NONE
+    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for the
+    hosts listed there through a logging proxy, or the name of one of the engine's networks."""
+    services: Mapping[str, Service] = field(default_factory=dict, hash=False)
+    """Containers beside the box by their names: they share its loopback, end with it, and are new in every episode."""
+    hosts: Names = ()
+    """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
+    runtime: Word | None = None
+    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, for those of gVisor itself count too."""
+
+    def __post_init__(self) -> None:
+        if self.image is not None and self.dockerfile is not None:
+            raise ValueError("image, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+        for name in ("pip", "apt", "hosts"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name}: a tuple of texts, such as ({getattr(self, name)!r},)")
+        check_fields(self, DockerSettings)
+        if self.dockerfile is not None and not (Path(self.dockerfile) / "Dockerfile").is_file():
+            raise ValueError(f"dockerfile: {self.dockerfile!r} is no folder with a file named Dockerfile in it")
+        for number, host in enumerate(self.hosts):
+            if not host.startswith(SPOKEN):
+                raise ValueError(f"hosts.{number}: {host!r}: only unix:// and tcp:// are spoken; {FORWARD}")
+        if isinstance(self.network, str) and (self.network == "host" or ":" in self.network):
+            raise ValueError(f"network: {self.network!r} would be the network of this machine or of another container")
+        check_volumes(self.volumes, here=all(host.startswith("unix://") for host in self.hosts or (address(),)))
+        check_services(self.services)
+        if self.services and self.network == NONE:
+            raise ValueError('services: the box reaches them over its loopback; say network="loopback"')
+        if self.needs_sockets and self.runtime == GVISOR:
+            raise ValueError(f"runtime: {GVISOR!r} hands no sockets to this machine: no services and no Allow(...)")
+
+    @property
+    def container_mb(self) -> int:
+        """The memory of a container in MB: what its files use takes nothing from its programs."""
+        return self.memory_mb + FOLDERS * self.disk_mb + (GVISOR_MB if self.runtime == GVISOR else 0)
+
+    @property
+    def needs_sockets(self) -> bool:
+        """Whether the box is of no use without sockets that its server hands to this machine."""
+        return bool(self.services) or isinstance(self.network, Allow)
+
+
+REFUSED = ((r"\bCPUs\b", "cpus"), ("runtime", "runtime"), (r"\bnetwork\b", "network"), ("[Mm]emory", "memory_mb"))
+"""What an engine's refusal speaks of, and the setting that it is about."""
+
+
+@contextmanager
+def named_refusals(spec: DockerSettings) -> Iterator[None]:
+    """Name the setting that an engine refuses, such as a runtime that it does not have."""
+    try:
+        yield
+    except SandboxError as error:
+        said = str(error)
+        names = [name for words, name in REFUSED if "the Docker engine: " in said and re.search(words, said)]
+        if not names:
+            raise
+        raise type(error)(f"{names[0]}: {getattr(spec, names[0])!r} is refused: {said}") from error
+
+
+def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
+    """Raise SandboxError where a box may use more memory than its engine's machine has; 0 MB says that is unknown."""
+    if 0 < machine_mb < spec.container_mb:
+        raise SandboxError(
+            f"memory_mb, disk_mb: a box may use memory_mb and three times disk_mb, {spec.container_mb} MB, and the "
+            f"machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
+        )
+
+
+def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
+    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
+
+    That is a socket in the mounted folder where `connected`, else its own input and output.
+    """
+    limits = {"NOFILE": 512, "CORE": 0}
+    if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the box with it.
+        limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
+    else:
+        limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
+    wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
+    config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+    config["reserve"] = RESERVE
+    config["nice"] = 19  # Code and server share `cpus`: else the code could leave the server no time to end it.
+    if spec.runtime != GVISOR:  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
+        config["filter"] = filters(network=spec.network != NONE)
+        config["arena"] = arena(
+            spec.disk_mb,
+            shared=list(spec.volumes),
+            users=True,
+            networked=spec.network != NONE,
+            leads_out=bool(spec.services) or spec.network not in (NONE, LOOPBACK),
+        )
+    if connected and spec.network != NONE and spec.runtime != GVISOR:
+        config["network"] = server_network(spec.network)
+    return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
+
+
+def box_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
+    """Return the user of a new container, which is that of no other box; the code sees itself as nobody (65534).
+
+    It is nobody itself where the engine maps users, and so has few, and under gVisor, which is nobody in any case.
+    """
+    user = NOBODY if engine_maps_users or spec.runtime == GVISOR else next_user()
+    return f"{user}:{user}"
+
+
+def container_limits(spec: DockerSettings) -> dict[str, Any]:
+    """The container's limits, in the form that the docker package takes."""
+    from docker.types import LogConfig
+
+    gvisor = spec.runtime == GVISOR
+    memory = f"rw,exec,nosuid,nodev,mode=1777,size={spec.disk_mb}m"
+    return {
+        "runtime": spec.runtime,
+        "network_mode": engine_network(spec.network),
+        "sysctls": network_settings(spec),
+        "extra_hosts": dict.fromkeys(spec.services, "127.0.0.1"),
+        "read_only": True,
+        "tmpfs": {"/tmp": memory, BRANCHES: memory},
+        "shm_size": spec.disk_mb << 20,
+        "ipc_mode": "private",
+        "mem_limit": spec.container_mb << 20,
+        "memswap_limit": spec.container_mb << 20,
+        "nano_cpus": int(spec.cpus * 1e9),
+        "pids_limit": max(spec.pids, GVISOR_PIDS) if gvisor else spec.pids + SERVERS + RESERVE,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={system_calls(spec)}"],
+        "log_config": LogConfig(type="none"),
+    }
+
+
+def network_settings(spec: DockerSettings) -> dict[str, str] | None:
+    """Return what the kernel is told of the container's network; gVisor has one of its own, which keeps nothing."""
+    if spec.network == NONE or spec.runtime == GVISOR:
+        return None
+    return NOTHING_LEARNT | (OWN_LOOPBACK if has_own_loopback(spec.network) else {})
+
+
+def system_calls(spec: DockerSettings) -> str:
+    """Return the system calls that the container may make, as the JSON text that an engine takes.
+
+    The keeper of a box makes namespaces; what runs code is under a stricter filter, which the server installs.
+    """
+    return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

@@ -1,0 +1,98 @@
+"""Files of fake boxes: their paths, and their way from and to this machine."""
+
+import copy
+import errno
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from agentgym.sandboxes.host_files import open_file
+from agentgym.sandboxes.protocol.arguments import check_text
+from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
+
+
+def path_of(path: str) -> str:
+    """The path below the working folder; ValueError for one that leads out of it."""
+    check_text("path", path)
+    names: list[str] = []
+    for name in PurePosixPath(path).parts:
+        if name == "/" or (name == ".." and not names):
+            raise WrongContent(f"{path!r} is outside of the working folder: a FakeBox has no other")
+        names = names[:-1] if name == ".." else [*names, name]
+    return str(PurePosixPath(*names))
+
+
+def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
+    """Return the bytes of one of the files; BoxContentError where there is none, and over `limit` bytes."""
+    name = path_of(path)
+    if name not in files:
+        folder = any(is_below(other, PurePosixPath(name)) for other in files)
+        raise NotAFile(f"{path!r} is not a file") if folder else of_number(errno.ENOENT, path)
+    if len(files[name]) > limit:
+        raise WrongContent(f"{path}: {len(files[name])} bytes, the limit is {limit}")
+    return files[name]
+
+
+def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
+    """Return the sorted names in a folder, those of folders with a slash; BoxContentError where nothing is in it."""
+    folder = PurePosixPath(path_of(path))
+    inside = [PurePosixPath(name).relative_to(folder) for name in files if is_below(name, folder)]
+    if str(folder) in files:
+        raise of_number(errno.ENOTDIR, path)
+    if not inside and str(folder) != ".":
+        raise of_number(errno.ENOENT, path)
+    return sorted({p.parts[0] + ("/" if len(p.parts) > 1 else "") for p in inside})
+
+
+def load_tree(source: Path, target: str) -> dict[str, bytes]:
+    """Return the contents of a file, or of all files in a folder, by their paths in the box."""
+    if not source.is_dir():
+        return {path_of(source.name if target in ("", ".") else target): source.read_bytes()}
+    found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
+    return {path_of(f"{target}/{path.relative_to(source)}"): path.read_bytes() for path in found}
+
+
+def load_archive(path: Path) -> bytes:
+    """Return the bytes of a file; ValueError for what is none."""
+    with open_file(path, "archive") as file:
+        return file.read()
+
+
+def store(files: Mapping[Path, bytes]) -> None:
+    """Write files of this machine, making their folders."""
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def is_below(name: str, folder: PurePosixPath) -> bool:
+    """Whether a file is in the folder, or in one below it."""
+    return PurePosixPath(name).is_relative_to(folder) and PurePosixPath(name) != folder
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value that a branch goes on with; what cannot be copied is shared: a module, a lock."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def bytes_of(data: str | bytes) -> bytes:
+    """Return the bytes of a content."""
+    return data.encode() if isinstance(data, str) else data
+
+
+def tar_of(files: Mapping[str, bytes], limit: int) -> bytes:
+    """Return the files as a tar archive; ValueError where it has over `limit` bytes."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    if len(packed.getvalue()) > limit:
+        raise WrongContent(f"limit: the archive has {len(packed.getvalue())} bytes, and the limit is {limit}")
+    return packed.getvalue()

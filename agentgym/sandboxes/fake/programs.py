@@ -1,0 +1,98 @@
+"""Programs, shells and cells of fake boxes: programs have ended already with their answer, cells run for real."""
+
+import ast
+import asyncio
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from signal import SIGKILL
+from typing import Any
+
+from agentgym.sandboxes.protocol import OUTPUT_LIMIT, Box, ExecResult, HostFunction
+from agentgym.sandboxes.protocol.arguments import check_data, check_limit, check_patience, check_text, check_timeout
+
+
+class FakeStream:
+    """An output of a program that has ended; implements `boxes.BoxStream`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.left = data
+
+    async def read(self, size: int = 1 << 16, *, timeout_s: float | None = None) -> bytes:
+        """Return the next `size` bytes, b"" at the end."""
+        check_limit("size", size, 1)
+        check_patience(timeout_s)
+        piece, self.left = self.left[:size], self.left[size:]
+        return piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what is left of it."""
+        while piece := await self.read():
+            yield piece
+
+
+class FakeProcess:
+    """A program that has ended, with its answer; `input` is what it was given. Implements `boxes.BoxProcess`."""
+
+    def __init__(self, answer: ExecResult) -> None:
+        self.stdout, self.stderr = FakeStream(answer.stdout_bytes), FakeStream(answer.stderr_bytes)
+        self.exit_code: int | None = answer.exit_code
+        self.input = b""
+
+    async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
+        """Keep the bytes in `input`."""
+        check_data("data", data)
+        check_patience(timeout_s)
+        self.input += data.encode() if isinstance(data, str) else data
+
+    async def close_stdin(self) -> None:
+        """Do nothing: it reads no input."""
+
+    async def wait(self, *, timeout_s: float | None = None) -> int:
+        """Return its exit code."""
+        check_patience(timeout_s)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    async def kill(self, number: int = SIGKILL) -> None:
+        """Do nothing: it has ended."""
+
+
+class FakeShell:
+    """A shell whose commands the box answers; implements `boxes.BoxShell`."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+
+    async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
+        """Return the box's answer."""
+        check_text("command", command)
+        check_timeout(timeout_s)
+        return await self.box.exec(command)
+
+
+def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
+    """Return the host function as blocking code in another thread may call it."""
+
+    async def answer(*args: Any, **kwargs: Any) -> object:
+        value = function(*args, **kwargs)
+        return await value if isinstance(value, Awaitable) else value
+
+    return lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(answer(*args, **kwargs), loop).result()
+
+
+def run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
+    """Run code for real as a cell of Python, with what it prints as the result's stdout."""
+    printed: list[str] = []
+    namespace["print"] = lambda *values, sep=" ", end="\n", **_: printed.append(sep.join(map(str, values)) + end)
+    error = ""
+    try:
+        tree = ast.parse(code)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<cell>", "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)
+            printed += [] if value is None else [f"{value!r}\n"]
+    except (Exception, SystemExit):
+        error = traceback.format_exc(limit=-1)
+    status = "error" if error else "ok"
+    return ExecResult(status=status, exit_code=int(bool(error)), stdout="".join(printed), stderr=error)  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""The program that runs one case of hidden tests, in a process of its own inside the box.
+
+Standard library only, Python 3.9 and later. It reads its orders as JSON from stdin, and writes one line to the
+descriptor `report`: the token, then JSON. A process that ends without this line has not passed, whatever its exit code.
+`verify.case_program` puts the finder of modules and the runners before this text, and a call of `main` behind it.
+"""
+
+import ctypes
+import inspect
+import json
+import os
+import runpy
+import shlex
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from importlib import util
+from json import dumps
+from os import write
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # In the box they are of one text with this.
+    from agentgym.sandboxes.hidden_tests.runners import (
+        note_pytest,
+        read,
+        reason,
+        returned,
+        returns_fail,
+        run_pytest,
+        run_unittest,
+        skips_fail,
+    )
+
+PR_SET_DUMPABLE = 4
+
+
+def main(own_imports: Callable[..., Any]) -> None:
+    """Run what the orders say, and report."""
+    orders = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    seal(orders["report"])
+    orders["places"] = list(sys.path)
+    own_imports(orders["folder"], ("<hidden>", "<command>", orders["hidden"] + os.sep), asked_for(orders)).install()
+    sys.path += import_folders(orders)  # Last: no file of the box stands in for a module of the standard library.
+    try:
+        said = {"function": run_function, "value": run_value, "command": run_command}[orders["kind"]](orders)
+    except BaseException as error:
+        said = {"failed": reason(error)}
+    data = (orders["token"] + dumps(said) + "\n").encode()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    while data:
+        data = data[write(orders["report"], data) :]
+
+
+def seal(report: int) -> None:
+    """Keep the processes that tests start from our memory and from the report: they run the code under test."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    os.set_inheritable(report, False)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def asked_for(orders: dict[str, Any]) -> "list[str]":
+    """Return the modules of the working folder that the command itself names."""
+    words = orders.get("words", [])
+    return ["__main__", words[1].partition(".")[0]] if words[:1] == ["-m"] else ["__main__"]
+
+
+def import_folders(orders: dict[str, Any]) -> "list[str]":
+    """Return where modules are looked for: in the folders of the hidden files first, in the working folder last."""
+    found = {os.path.dirname(path) for path in orders["files"] if path.endswith(".py")} if "words" in orders else set()
+    folders = [os.path.join(orders["hidden"], folder) for folder in sorted(found - {""})]
+    return [orders["hidden"], *folders, orders["folder"]]
+
+
+def names_of(orders: dict[str, Any]) -> dict[str, Any]:
+    """Return the names that the hidden code defines, as a module that can be imported."""
+    module = types.ModuleType("hidden")
+    sys.modules["hidden"] = module
+    exec(compile(orders["code"], "<hidden>", "exec", dont_inherit=True), module.__dict__)
+    return module.__dict__
+
+
+def run_function(orders: dict[str, Any]) -> dict[str, Any]:
+    """Run one test function of the hidden code; it passes where it returns."""
+    import asyncio  # Before any code under test; the other kinds do not need what takes most of the start.
+
+    # A frame of the hidden code's, as which its decorators import what they are told.
+    value = eval(compile(f"{orders['name']}()", "<hidden>", "eval"), names_of(orders))
+    if inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    return {"passed": True} if value is None else {"failed": returned(value)}
+
+
+def run_value(orders: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of an expression, with the names of the hidden code."""
+    value = eval(compile(orders["name"], "<hidden>", "eval", dont_inherit=True), names_of(orders))
+    return {"value": json.dumps(value)}
+
+
+def run_command(orders: dict[str, Any]) -> dict[str, Any]:
+    """Run a Python command that is made of options and a file, `-m unittest`, `-m pytest`, `-m MODULE` or `-c CODE`."""
+    words: list[str] = orders["words"]
+    sys.argv = words[1:] if words[0] in ("-m", "-c") else words
+    try:
+        if words[:2] == ["-m", "unittest"]:
+            return {"cases": run_unittest(words[2:], orders)}
+        if words[:2] == ["-m", "pytest"]:
+            return {"cases": run_pytest(words[2:], orders)}
+        hidden = "\n".join([*words, *(read(path) for path in orders["files"] if path.endswith(".py"))])
+        if "unittest" in hidden:
+            skips_fail()
+            returns_fail()
+        if "pytest" in hidden and util.find_spec("pytest"):
+            note_pytest(orders)
+        if words[0] == "-c":
+            exec(compile(words[1], "<command>", "exec"), {"__name__": "__main__"})
+        elif words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script(words[0], orders), run_name="__main__")
+    except SystemExit as leaving:
+        return of_exit(leaving, orders)
+    return {"cases": {shlex.join(words): None}}
+
+
+def script(word: str, orders: dict[str, Any]) -> str:
+    """Return the path of the file that a command runs: a hidden one, else one of the working folder."""
+    if os.path.normpath(word) in orders["files"]:
+        return os.path.join(orders["hidden"], os.path.normpath(word))
+    sys.path.append(os.path.dirname(os.path.abspath(word)))
+    return word
+
+
+def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
+    """Tell a test that ends with `sys.exit(0)` from tested code that does."""
+    main: dict[str, Any] | None = None
+    for frame, _ in traceback.walk_tb(leaving.__traceback__):
+        names, path = frame.f_globals, frame.f_code.co_filename
+        if names is globals() or is_of_a_module(names, orders):
+            continue
+        if main is None and (path == "<command>" or is_trusted(path, orders)):
+            main = names
+        if names is not main:
+            return {"failed": f"SystemExit raised by {os.path.relpath(path, orders['folder'])}"}
+    if leaving.code in (None, 0, False):
+        return {"cases": {shlex.join(orders["words"]): None}}
+    return {"failed": f"it exited with {leaving.code!r}"}
+
+
+def is_of_a_module(names: dict[str, Any], orders: dict[str, Any]) -> bool:
+    """Return whether these are the names of a module that is a hidden file, or is not in the folder."""
+    module = sys.modules.get(str(names.get("__name__")))
+    if module is None or vars(module) is not names or module.__spec__ is None:
+        return False
+    return module.__spec__.origin == "frozen" or is_trusted(str(module.__spec__.origin), orders)
+
+
+def is_trusted(path: str, orders: dict[str, Any]) -> bool:
+    """Return whether a file is a hidden one, or is not in the folder of the tested ones."""
+    folder = orders["folder"] + os.sep
+    path = os.path.join(orders["folder"], path)
+    return path[len(folder) :] in orders["files"] if path.startswith(folder) else os.path.exists(path)

@@ -1,0 +1,141 @@
+"""The verdict of the host on hidden tests: each case is judged when the box reports it, and its output is let go."""
+
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.errors.tracebacks import encodable
+from agentgym.sandboxes.protocol import ExecResult, Expected, Verdict
+from agentgym.sandboxes.protocol.programs import cut_middle
+from agentgym.sandboxes.remote.refusals import with_advice
+
+MAX_OUTPUT = 1 << 20
+"""Characters of output that a verdict keeps, of all cases together."""
+MAX_REASON = 1000
+"""Characters that are kept of why a case has failed."""
+
+
+class Judging:
+    """The outcomes of cases that are reported one after the other, in memory that their number does not decide."""
+
+    def __init__(self, kind: str, names: Sequence[str], expect: Mapping[str, Expected] | None) -> None:
+        """Begin a verdict over cases of a kind; ValueError where an expected value is not JSON."""
+        self.kind, self.names, self.expect = kind, names, expect
+        self.cases: dict[str, str | None] = {}
+        self.printed: list[str] = []
+        self.kept = self.cut = 0
+        self.lacks = ""
+        """The module that the command runs and the box does not have."""
+        if kind == "value":
+            self.expect = {name: value if callable(value) else plain(value) for name, value in (expect or {}).items()}
+
+    def report(self, name: str | None, heard: Mapping[str, Any]) -> None:
+        """Judge a case by what it said and printed; without a name, the harness says of itself what the box lacks."""
+        if name is None:
+            self.lacks = str(heard["lacks"])
+            return
+        if self.kind == "command" and isinstance(cases := heard.get("cases"), dict) and cases:
+            self.cases |= {encodable(case): None if why is None else reason(why) for case, why in cases.items()}
+        else:
+            why_not = self.judge(name, heard)
+            self.cases[name] = None if why_not is None else reason(why_not)
+        self.keep(str(heard.get("printed", "")))
+        self.keep(str(heard.get("beside", "")))  # What it wrote to stderr, where only stdout is compared.
+
+    def keep(self, printed: str) -> None:
+        """Keep the begin of all that is printed."""
+        head = encodable(printed[: MAX_OUTPUT - self.kept])[: MAX_OUTPUT - self.kept]
+        if head:
+            self.printed.append(head)
+        self.kept += len(head)
+        self.cut += len(printed) - len(head)
+
+    def judge(self, name: str, heard: Mapping[str, Any]) -> str | None:
+        """Return why a case has failed, by the one sign that counts for its kind; None where it has passed."""
+        if "failed" in heard:
+            return str(heard["failed"])
+        if self.kind == "command":
+            return "no test ran"
+        if self.kind == "function":
+            return None if heard.get("passed") is True else "the test did not say that it passed"
+        if self.kind == "shell":
+            if heard.get("exit_code") != 0:
+                return f"exit code {heard.get('exit_code')}"
+            return None if self.expect is None else of_value(str(heard.get("printed")), self.expect[name], printed=True)
+        assert self.expect is not None
+        try:
+            value = json.loads(heard["value"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return "the value is not JSON"
+        return of_value(value, self.expect[name], printed=False)
+
+    def verdict(self, result: ExecResult) -> Verdict:
+        """Return the verdict; a case that was not reported has failed. ValueError where the box lacks the runner."""
+        if self.lacks:
+            raise ValueError(
+                f"command: the box has no {self.lacks}, so that no test can pass: give it one, such as "
+                f'ag.AnyBox(pip=("{self.lacks}",)), or run the tests with `python3 -m unittest`'
+            )
+        if self.kind != "command" or not self.cases:
+            why = reason(f"it did not run to its end: {result.text(500) or 'the process ended'}")
+            self.cases = {**dict.fromkeys(self.names, why), **self.cases}
+        note = f"\n[... {self.cut} characters cut ...]\n" if self.cut else ""
+        return Verdict(cases=self.cases, output="".join([*self.printed, note]), result=result)
+
+
+def reason(why: object) -> str:
+    """Return why a case has failed, as text that files take, with the setting that lacked room."""
+    return with_advice(cut_middle(encodable(str(why)), MAX_REASON))
+
+
+def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
+    """Return why a value is not the expected one; a printed text is compared without the blanks at line ends."""
+    if callable(expected):
+        try:
+            said = expected(value)
+            if inspect.isawaitable(said):
+                raise TypeError("it is async, and nobody awaits it")
+            right = bool(said)
+        except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
+            return f"the function raised {type(error).__name__} for {shown(value)}: {error}"
+    elif printed:
+        right = lines(value) == lines(str(expected))
+    else:
+        right = same(value, expected)
+    return None if right else f"{shown(value)} is not right"
+
+
+def shown(value: Any) -> str:
+    """Return the begin of a value's text."""
+    try:
+        return repr(str(value)[:200])
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__}"
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of a text without blanks at their ends, and without empty lines at its end."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON gives it back; ValueError where it is not JSON."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"expect: {value!r} is not JSON; give a function that takes the value instead") from error
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values of JSON are equal; 1 and 1.0 are, 1 and true are not, and NaN equals itself."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+        return math.isnan(other)
+    return bool(one == other)

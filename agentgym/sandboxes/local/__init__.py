@@ -1,0 +1,1 @@
+"""Sandboxes on this machine without containers: bubblewrap, and unprotected processes."""

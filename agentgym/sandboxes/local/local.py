@@ -1,0 +1,236 @@
+"""Boxes without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
+
+import asyncio
+import functools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentgym.config_fields import Name, Positive, Words, check_fields, names_its_fields
+from agentgym.errors import SandboxError
+from agentgym.machine.process_identity import new_folder, sweep_folders
+from agentgym.sandboxes import seccomp
+from agentgym.sandboxes.docker.docker import Docker
+from agentgym.sandboxes.docker.images.package_folder import package_binds, volume_binds
+from agentgym.sandboxes.local.bubblewrap import bwrap, drop_root, interpreter_of, shared_folders
+from agentgym.sandboxes.local.local_server import memory_file, remove_folders, start_server
+from agentgym.sandboxes.network.modes import LOOPBACK, NONE, allow_of, proxy_environment, server_network
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.pool import open_pool
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol.arguments import BoxMemory, check_size
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.server_files import (
+    BRANCHES,
+    RESERVE,
+    SERVER,
+    SERVERS,
+    arena,
+    box_files,
+    image_folder,
+    server_digest,
+)
+from agentgym.sandboxes.volumes import check_sockets, check_volumes
+
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class Bubblewrap:
+    """Boxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
+
+    `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
+    box's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
+    and user namespaces. See sandbox/README.md.
+    """
+
+    ELSEWHERE: ClassVar = (Docker,)
+    memory_mb: BoxMemory = 512
+    disk_mb: Positive = 128
+    pids: Positive = 128
+    python: Name | None = None
+    """The Python inside the box; None takes /usr/bin/python3, else the one that runs this."""
+    pip: Words = ()
+    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Folders and files of this machine by their path in the box; code in the box can only read them."""
+    network: str | Allow = NONE
+    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, or `Allow(...)` for
+    the hosts listed there through a logging proxy."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pip, str):
+            raise ValueError(f"pip: a tuple of texts, such as ({self.pip!r},)")
+        check_fields(self, Bubblewrap)
+        if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
+            raise ValueError(f"python: {self.python!r} is no absolute path of a program of this machine")
+        if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
+            raise ValueError(f'network: {self.network!r} is none of "none", "loopback" and Allow(...)')
+        check_volumes(self.volumes)
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms.
+
+        SandboxError that says what is missing where this machine cannot make such boxes; nothing is started then.
+        """
+        check_size(size)
+        return self._open(size)
+
+    @asynccontextmanager
+    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
+            raise SandboxError(f"no bubblewrap box can be made here: {why_not}")
+        # Here, and not with the first box: it may take minutes, and a lease has no time for that.
+        await asyncio.to_thread(self._prepare)
+        async with open_pool(self._start, size) as pool:
+            yield pool
+
+    async def _start(self) -> RemoteBox:
+        limits = {
+            "AS": self.memory_mb << 20,
+            "NPROC": self.pids + SERVERS,
+            "SIGPENDING": 1024,
+            "MSGQUEUE": 256 << 10,
+            "NOFILE": 512,
+            "FSIZE": self.disk_mb << 20,
+            "CORE": 0,
+        }
+        wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
+        config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
+        config["reserve"] = RESERVE
+        config["filter"] = seccomp.filters(network=self.network != NONE)
+        config["arena"] = arena(
+            self.disk_mb,
+            shared=[*shared_folders(), *self._bound()],
+            networked=self.network != NONE,
+            leads_out=isinstance(self.network, Allow),
+        )
+        if self.network != NONE:
+            config["network"] = server_network(self.network)
+        with ExitStack() as stack:
+            given = box_files(tuple(interpreter_of(self.python)))
+            files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in given.items()}
+            return await start_server(
+                [*self._command(files), *interpreter_of(self.python), SERVER],
+                config,
+                digest=f"bubblewrap:{server_digest()}",
+                keep=list(files.values()),
+                held=stack,
+                allow=allow_of(self.network),
+            )
+
+    def _prepare(self) -> None:
+        """Make what all boxes share; SandboxError where there can be no box, ValueError for sockets in a volume."""
+        check_sockets(self.volumes)
+        self._command({})  # First: a Python that no box may see is not run here either.
+        box_files(tuple(interpreter_of(self.python)))
+
+    def _command(self, files: Mapping[str, int]) -> list[str]:
+        interpreter = interpreter_of(self.python)[0]
+        extra = [*package_binds(self.pip, interpreter), *volume_binds(self.volumes)]
+        variables = proxy_environment(self.network).items()
+        return [
+            *drop_root(),
+            *bwrap(interpreter, self.disk_mb << 20, files, extra),
+            *(word for name, value in variables for word in ("--setenv", name, value)),
+            "--",
+        ]
+
+    def _bound(self) -> list[str]:
+        """The paths in a box at which packages and volumes of this machine stand."""
+        packages = package_binds(self.pip, interpreter_of(self.python)[0])
+        return [*packages[2:], *self.volumes]
+
+
+def why_no_bubblewrap() -> str | None:
+    """Return the reason why bubblewrap boxes cannot run here; None where they can, which is found out once."""
+    try:
+        _check_bubblewrap()
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+@functools.cache  # What raises is not kept: it may have been a machine that was full at that moment.
+def _check_bubblewrap() -> None:
+    """Make a box that does nothing; SandboxError in one line where that fails."""
+    if shutil.which("bwrap") is None:
+        raise SandboxError("bwrap is not installed (apt-get install bubblewrap)")
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        raise SandboxError("setpriv is not installed (apt-get install util-linux)")
+    seccomp.program()
+    try:
+        probe = subprocess.run([*Bubblewrap()._command({}), "true"], capture_output=True, text=True)
+    except OSError as error:
+        raise SandboxError(f"bwrap cannot be started: {error}") from error
+    if probe.returncode:
+        said = " ".join(probe.stderr.split())
+        raise SandboxError(f"bwrap cannot make a box: {said[-300:]}")
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """Boxes without protection: plain processes of this user, which reach this user's files, network and processes.
+
+    Limits of time, memory and output hold against mistakes; nothing holds against intent.
+    """
+
+    unsafe: bool = False
+    memory_mb: Positive = 1024
+
+    def __post_init__(self) -> None:
+        check_fields(self, Process)
+        if not self.unsafe:
+            raise ValueError(
+                "unsafe: a plain process isolates nothing (files, network and processes of this user are open to "
+                "the model's code); use Bubblewrap or Docker, or say Process(unsafe=True)"
+            )
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """Open a pool of at most `size` processes, each with a private working folder."""
+        check_size(size)
+        _warn_once()
+        return self._open(size)
+
+    @asynccontextmanager
+    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+        async def sweep() -> None:
+            await asyncio.to_thread(sweep_folders)
+
+        await sweep()
+        async with open_pool(self._start, size, sweep) as pool:
+            yield pool
+
+    async def _start(self) -> RemoteBox:
+        work, branches = (str(new_folder(name)) for name in ("box", "branches"))
+        limits = {"AS": self.memory_mb << 20, "NOFILE": 512, "CORE": 0}
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": work,
+            "TMPDIR": work,
+            "LANG": "C.UTF-8",
+        }
+        try:
+            return await start_server(
+                [*interpreter_of(sys.executable), str(image_folder() / "server")],
+                {"work": work, "branches": branches, "wipe": [work, branches], "limits": limits},
+                digest=f"process:{server_digest()}",
+                environment=environment,
+                scratch=[work, branches],
+            )
+        except BaseException:
+            remove_folders([work, branches])
+            raise
+
+
+@functools.cache
+def _warn_once() -> None:
+    _log.warning("unsafe boxes: the model's code runs as this user, with nothing between it and this machine")

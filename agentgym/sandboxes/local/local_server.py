@@ -1,0 +1,124 @@
+"""Servers of boxes as child processes of this one: started, watched and ended."""
+
+import asyncio
+import functools
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from agentgym.errors import SandboxError
+from agentgym.machine.process_identity import remove_folder
+from agentgym.sandboxes.faults import exits
+from agentgym.sandboxes.network.box_network import BoxNetwork, receive, release
+from agentgym.sandboxes.network.modes import sockets_of
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.remote.box import START_S, RemoteBox
+from agentgym.sandboxes.remote.link import WhyItEnded
+from agentgym.sandboxes.remote.wire import Wire
+from agentgym.sandboxes.server_files import BOX_KILLED
+
+END_S = 3.0
+
+
+def memory_file(content: bytes) -> Any:
+    """Return a file that exists in memory only, open at its start."""
+    file = os.fdopen(os.memfd_create("agentgym"), "w+b")
+    file.write(content)
+    file.seek(0)
+    return file
+
+
+async def start_server(
+    command: Sequence[str],
+    config: Mapping[str, Any],
+    *,
+    digest: str,
+    environment: Mapping[str, str] | None = None,
+    keep: Sequence[int] = (),
+    held: ExitStack | None = None,
+    scratch: Sequence[str] = (),
+    allow: Allow | None = None,
+) -> RemoteBox:
+    """Start a server with one end of a socket pair as its wire; SandboxError with its error output where it fails.
+
+    It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
+    a hundred boxes that start at once hold no more files than one.
+    """
+    with memory_file(b"") as errors:
+        ours, theirs = socket.socketpair()
+        try:
+            # In the loop's thread on purpose: --die-with-parent means the thread that forked.
+            process = subprocess.Popen(  # noqa: ASYNC220
+                [*command, json.dumps({**config, "ends": [theirs.fileno()]})],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=environment,
+                pass_fds=[theirs.fileno(), *keep],
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"the box did not start: {error}") from error
+        finally:
+            theirs.close()
+            if held is not None:
+                held.close()
+        ending = functools.partial(_end, process, scratch)
+        why_it_ended = functools.partial(_why_it_ended, process, open_to_signals=bool(scratch))
+        network = BoxNetwork()
+        try:
+            if "network" in config:
+                network = BoxNetwork(await receive(ours, sockets_of(config["network"]), START_S), allow)
+            box = await _first_word(await Wire.over(ours), digest, ending, network, why_it_ended)
+            await box.begin_surroundings()
+            return box
+        except BaseException as error:
+            ours.close()
+            await release(network, ending)
+            if isinstance(error, SandboxError):
+                errors.seek(0)
+                said = errors.read(2000).decode("utf-8", "replace").strip()
+                raise SandboxError(f"{error}{f': {said}' if said else ''}") from error.__cause__
+            raise
+
+
+async def _first_word(wire: Wire, digest: str, ending: Any, network: BoxNetwork, why_it_ended: WhyItEnded) -> RemoteBox:
+    try:
+        return await RemoteBox.open(wire, digest=digest, end=ending, network=network, why_it_ended=why_it_ended)
+    except BaseException:
+        wire.close()
+        raise
+
+
+async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:
+    """How the code in a box ended it; None where it goes on, or the machine or this client ended it.
+
+    `open_to_signals` is whether the code can kill the server: then whatever ended it is put down to the code.
+    """
+    if process.poll() is None and not await exits(process.pid, END_S):
+        return None
+    code = process.poll()
+    if code == BOX_KILLED or (open_to_signals and code):
+        return f"its server ended with code {code}"
+    return None
+
+
+async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
+    """Wait until the server has ended, and kill it where it does not; its wire is cut already. Nobody cancels it."""
+    if process.poll() is None and not await exits(process.pid, END_S):
+        process.kill()
+        await asyncio.to_thread(process.wait)
+    process.poll()
+    if scratch:
+        await asyncio.to_thread(remove_folders, scratch)
+
+
+def remove_folders(folders: Sequence[str]) -> None:
+    for folder in folders:
+        remove_folder(folder)

@@ -1,0 +1,192 @@
+"""The network of one box, as its client holds it: the proxy's log, forwarded ports, and the services beside it."""
+
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+from urllib.parse import SplitResult
+
+from agentgym.errors import SandboxError
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.faults import readable
+from agentgym.sandboxes.network.acceptor import forget_waiting
+from agentgym.sandboxes.network.background import BACKGROUND
+from agentgym.sandboxes.network.forward import Forward
+from agentgym.sandboxes.network.proxy import Proxy
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.network.stock import Stock
+from agentgym.sandboxes.protocol import BoxService, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol.content import LateContent
+
+NO_NETWORK = (
+    'this box has no sockets of its network here; Docker(network="loopback") and Bubblewrap(network="loopback")'
+)
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+class Beside(Protocol):
+    """The services beside a box."""
+
+    @property
+    def each(self) -> Mapping[str, BoxService]: ...
+
+    async def remove(self) -> None:
+        """Remove every container of them."""
+        ...
+
+    async def start(self) -> None:
+        """Start each from its image and wait until it is ready."""
+        ...
+
+
+class BoxNetwork:
+    """What a client can do with a box's network; without sockets of it, nothing.
+
+    `sockets` are those that the box's server made, the proxy's listener first where `allow` is given. It owns them.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:
+        self._allow = allow
+        self._listener = sockets[0] if allow is not None else None
+        self._stock = Stock(sockets[1:] if allow is not None else sockets) if sockets else None
+        self._proxy: Proxy | None = None
+        self._forwards: set[Forward] = set()
+        self._episode = 0
+        self.beside: Beside | None = None
+        self.late = 0
+        """Connections to the proxy that were made while their episode ended, and dropped."""
+        if self._stock is not None:
+            BACKGROUND.hold()
+
+    async def begin(self) -> None:
+        """Begin an episode, when nobody of the last one is left in the box: new services, and an empty log.
+
+        What was said to the proxy while the last episode ended is dropped and counted.
+        """
+        if self.beside is not None:
+            await self.beside.remove()
+        if self._listener is not None and self._allow is not None:
+            self._proxy = Proxy(self._listener, self._allow)
+            late = await BACKGROUND.complete(_begin(self._listener, self._proxy))
+            if late:
+                self.late += late
+                _log.info("%d connections to a box's proxy were dropped: they were made as its episode ended", late)
+        if self.beside is not None:
+            await self.beside.start()
+
+    async def end(self) -> None:
+        """End an episode: its requests and its forwarded ports."""
+        self._episode += 1
+        running: list[Forward | Proxy] = [*self._forwards, *([self._proxy] if self._proxy is not None else [])]
+        self._forwards.clear()
+        if running:
+            await BACKGROUND.complete(_stop(running))
+
+    async def close(self) -> None:
+        """End everything, and close every socket; closing twice is harmless."""
+        stock, self._stock = self._stock, None
+        if stock is None:
+            return
+        try:
+            await self.end()
+        finally:
+            self._proxy = None
+            stock.close()
+            if self._listener is not None:
+                self._listener.close()
+            BACKGROUND.release()
+
+    def requests(self) -> list[NetworkRequest]:
+        """Return every request of this episode to the proxy, in the order of their beginning."""
+        return [record.view() for record in self._proxy.records] if self._proxy is not None else []
+
+    @asynccontextmanager
+    async def port(self, port: int, timeout_s: float) -> AsyncIterator[LocalAddress]:
+        """Yield an address of this machine that leads to the port, once something listens there."""
+        if type(port) is not int or not 1 <= port <= 65535:
+            raise ValueError(f"port: must be a whole number from 1 to 65535, got {port!r}")
+        stock = self._usable("port")
+        episode = self._episode
+        try:
+            await BACKGROUND.run(stock.wait_for(port, timeout_s))
+        except TimeoutError as error:
+            raise LateContent(str(error)) from error
+        if episode != self._episode:
+            raise SandboxError(f"port: the episode that asked for port {port} has ended")
+        forward = Forward(stock, port)
+        self._forwards.add(forward)
+        try:
+            yield await BACKGROUND.complete(_start(forward))
+        finally:
+            if forward in self._forwards:  # Else its episode has ended, and it too.
+                self._forwards.discard(forward)
+                await BACKGROUND.complete(forward.stop())
+
+    async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
+        """Return when something in the box's network listens at the port, and answers the URL with a status below 400.
+
+        TimeoutError where nothing does in time.
+        """
+        await BACKGROUND.run(self._usable("port").wait_for(port, timeout_s, url))
+
+    def service(self, name: str) -> BoxService:
+        """Return the service; ValueError where the box has none of that name."""
+        services = {} if self.beside is None else self.beside.each
+        if name not in services:
+            raise ValueError(f"service: the box has none named {name!r}; it has {sorted(services)}")
+        return services[name]
+
+    def _usable(self, call: str) -> Stock:
+        if self._stock is None:
+            raise ValueError(f"{call}: {NO_NETWORK} have")
+        return self._stock
+
+
+async def _begin(listener: socket.socket, proxy: Proxy) -> int:
+    late = forget_waiting(listener)
+    proxy.start()
+    return late
+
+
+async def _stop(running: Sequence[Forward | Proxy]) -> None:
+    for each in running:
+        await each.stop()
+
+
+async def _start(forward: Forward) -> LocalAddress:
+    return forward.start()
+
+
+async def release(network: BoxNetwork, end: Callable[[], Awaitable[None]]) -> None:
+    """Close a box's network and then `end` the box, however often the caller is cancelled meanwhile."""
+
+    async def both() -> None:
+        try:
+            await network.close()
+        finally:
+            await end()
+
+    await finished(both())
+
+
+async def receive(connection: socket.socket, count: int, timeout_s: float) -> list[socket.socket]:
+    """Return the sockets that a box's server sends before its first frame; SandboxError where they do not come.
+
+    Nothing is taken from the connection but the one byte that they come with.
+    """
+    connection.setblocking(False)
+    try:
+        await readable(connection.fileno(), timeout_s)
+    except TimeoutError:
+        raise SandboxError(f"the box did not start: it made no sockets within {timeout_s:.0f} s") from None
+    try:
+        said, numbers, _, _ = socket.recv_fds(connection, 1, count, socket.MSG_CMSG_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"the box did not start: {error}") from error
+    made = [socket.socket(fileno=number) for number in numbers]
+    if said and len(made) == count:
+        return made
+    for each in made:
+        each.close()
+    raise SandboxError("the box did not start: it ended, or sent other sockets than those that were asked for")

@@ -1,0 +1,61 @@
+"""A port of this machine that leads to a port inside a box."""
+
+import logging
+import socket
+
+from agentgym.sandboxes.network.acceptor import Acceptor
+from agentgym.sandboxes.network.stock import Stock
+from agentgym.sandboxes.network.streams import Stream, both_ways
+from agentgym.sandboxes.protocol import LocalAddress
+
+CONNECTIONS = 32
+_log = logging.getLogger("agentgym.sandboxes")
+
+
+class Forward:
+    """Listens on a free port of 127.0.0.1 and connects whoever comes to a port of the box; all in one event loop."""
+
+    def __init__(self, stock: Stock, port: int) -> None:
+        self._stock, self._port = stock, port
+        self._listener = socket.socket()
+        try:
+            self._listener.bind(("127.0.0.1", 0))
+            self._listener.listen(CONNECTIONS)
+        except BaseException:
+            self._listener.close()
+            raise
+        self._acceptor = Acceptor(self._listener, self._serve, CONNECTIONS)
+
+    def start(self) -> LocalAddress:
+        """Begin to serve, and return the address."""
+        self._acceptor.start()
+        return LocalAddress(*self._listener.getsockname())
+
+    async def stop(self) -> None:
+        """End every connection, and listen no more."""
+        await self._acceptor.stop()
+        self._listener.close()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Carry one connection; where nothing listens in the box, the client's is reset."""
+        try:
+            async with self._stock.connected(self._port) as there:
+                await _join(connection, there)
+        except (OSError, TimeoutError) as error:
+            _log.debug("a connection to port %d of a box ended: %s", self._port, error)
+
+
+async def _join(here: socket.socket, there: socket.socket) -> None:
+    client = await Stream.over(here)
+    try:
+        box = await Stream.over(there)
+        try:
+            await both_ways(client, box, _any, _any)
+        finally:
+            box.close()
+    finally:
+        client.close()
+
+
+def _any(size: int) -> None:
+    """No limit: it is this machine's own side that connects."""

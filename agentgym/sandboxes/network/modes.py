@@ -1,0 +1,44 @@
+"""The values of a box's `network`: no network, its own loopback, a list of hosts, or a network of the engine."""
+
+from collections.abc import Mapping, Sequence
+
+from agentgym.sandboxes.network.proxy import PROXY_PORT
+from agentgym.sandboxes.network.rules import Allow
+
+NONE, LOOPBACK = "none", "loopback"
+SOCKETS = 32
+"""How many connections into a box there can be at once."""
+
+
+def allow_of(network: str | Allow) -> Allow | None:
+    """Return the list of hosts; None where the box has none."""
+    return network if isinstance(network, Allow) else None
+
+
+def engine_network(network: str | Allow) -> str:
+    """Return the engine's network of the container: none, unless the engine's own is asked for by name."""
+    return network if isinstance(network, str) and network != LOOPBACK else NONE
+
+
+def has_own_loopback(network: str | Allow) -> bool:
+    """Whether the box's network is a loopback that it alone has."""
+    return isinstance(network, Allow) or network == LOOPBACK
+
+
+def server_network(network: str | Allow) -> dict[str, int | None]:
+    """Return what the server's configuration says of the sockets that it is to make."""
+    return {"listen": PROXY_PORT if isinstance(network, Allow) else None, "sockets": SOCKETS}
+
+
+def sockets_of(config: Mapping[str, int | None]) -> int:
+    """Return how many sockets a server of this configuration sends."""
+    return SOCKETS + (config["listen"] is not None)
+
+
+def proxy_environment(network: str | Allow, services: Sequence[str] = ()) -> dict[str, str]:
+    """Return the variables by which programs in the box find the proxy; the services are reached without it."""
+    if not isinstance(network, Allow):
+        return {}
+    proxy = f"http://127.0.0.1:{PROXY_PORT}"
+    found = {"http_proxy": proxy, "https_proxy": proxy, "no_proxy": ",".join(["localhost", "127.0.0.1", *services])}
+    return found | {name.upper(): value for name, value in found.items()}

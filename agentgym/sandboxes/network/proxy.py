@@ -1,0 +1,322 @@
+"""The HTTP proxy of one box: it asks the rule, connects to what is allowed, and writes every request down."""
+
+import asyncio
+import ipaddress
+import socket
+import time
+from dataclasses import dataclass, field
+
+from agentgym.sandboxes.network.acceptor import Acceptor
+from agentgym.sandboxes.network.heads import MAX_HEAD, Malformed, Request, parse_answer, parse_request
+from agentgym.sandboxes.network.hello import Tunnel
+from agentgym.sandboxes.network.rules import TLS_PORT, Address, Allow, Rule, parse_address
+from agentgym.sandboxes.network.streams import PIECE, Count, Stream, both_ways, first_error, pump
+from agentgym.sandboxes.protocol import NetworkRequest, RequestOutcome
+from agentgym.sandboxes.protocol.programs import cut_middle
+
+PROXY_PORT = 3128
+CONNECTIONS = 32
+LOOK_UPS = 4
+HEAD_S, CONNECT_S, IDLE_S, LIFE_S = 10.0, 10.0, 60.0, 900.0
+LINGER_S = 1.0
+MAX_SAID = 1000
+"""Characters of each text in the log: the code chooses them, and this machine holds the log."""
+REASONS = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 429: "Too Many Requests", 502: "Bad Gateway"}
+
+
+class Refusal(Exception):
+    """The end of a request that is answered by the proxy itself: the outcome, the status of the answer, and why."""
+
+    def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
+        super().__init__(why)
+        self.outcome, self.status = outcome, status
+
+
+@dataclass(slots=True)
+class Record:
+    """A request while it runs."""
+
+    at: float = field(default_factory=time.time)
+    method: str = ""
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    outcome: RequestOutcome = "failed"
+    why: str = "it has not ended its head"
+    sent: int = 0
+    received: int = 0
+
+    def view(self) -> NetworkRequest:
+        """Return what is known now."""
+        return NetworkRequest(
+            at=self.at,
+            method=self.method,
+            host=self.host,
+            port=self.port,
+            path=self.path,
+            outcome=self.outcome,
+            why=self.why,
+            sent=self.sent,
+            received=self.received,
+        )
+
+
+class Proxy:
+    """Serves what connects to a listener in the box's network, for one episode; all of it runs in one event loop."""
+
+    def __init__(self, listener: socket.socket, allow: Allow) -> None:
+        self.rule = Rule(allow)
+        self.records: list[Record] = []
+        self.room = allow.mb << 20
+        """Bytes that the episode may still send and receive."""
+        self._acceptor = Acceptor(listener, self._serve, CONNECTIONS)
+        self._looking_up = asyncio.Semaphore(LOOK_UPS)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._acceptor.start()
+
+    async def stop(self) -> None:
+        """End every request; those that wait to be accepted are left to `forget_waiting`."""
+        await self._acceptor.stop()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        client = await Stream.over(connection, MAX_HEAD)
+        connection.close()  # Its duplicate is enough.
+        record = Record()
+        try:
+            await self._answer(client, record)
+        except Refusal as refusal:
+            record.outcome, record.why = refusal.outcome, str(refusal)
+            client.writer.write(_refused(refusal.status, str(refusal)))
+            await client.finish(LINGER_S)
+        except OSError as error:
+            if record.outcome != "allowed":  # Else it was carried, and one end has closed it.
+                record.why = f"the connection ended: {error}"
+        finally:
+            client.close()
+
+    async def _answer(self, client: Stream, record: Record) -> None:
+        if len(self.records) >= self.rule.allow.requests:
+            raise Refusal("refused", 429, f"over {self.rule.allow.requests} requests in one episode")
+        self.records.append(record)
+        request = await _request(client, record)
+        record.method, record.path = cut_middle(request.method, MAX_SAID), cut_middle(request.path, MAX_SAID)
+        record.host, record.port = request.host, request.port
+        why_not = self.rule.why_not(request.host, request.port, tunnel=request.is_tunnel)
+        if why_not is not None:
+            raise Refusal("refused", 403, why_not[:MAX_SAID])
+        connection = await self._connect(request.host, request.port)
+        try:
+            record.outcome, record.why = "allowed", ""
+            host = await Stream.over(connection, MAX_HEAD)
+            connection.close()
+            try:
+                await self._carry(client, host, request, record)
+            finally:
+                host.close()
+        finally:
+            connection.close()
+
+    async def _carry(self, client: Stream, host: Stream, request: Request, record: Record) -> None:
+        """Carry the bytes of an allowed request within its limits."""
+        meter = Meter(self, record)
+        work = asyncio.ensure_future(_exchange(client, host, request, meter))
+        try:
+            while not work.done():
+                why = meter.over()
+                if why is not None:
+                    record.outcome, record.why = "cut", why
+                    return
+                await asyncio.wait({work}, timeout=meter.left())
+            work.result()
+        except (Refusal, Malformed) as refusal:
+            record.outcome, record.why = "cut", str(refusal)
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _connect(self, host: str, port: int) -> socket.socket:
+        """A connection to the host at an address that it may have; the name is not looked up a second time."""
+        error: OSError | None = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                async with self._looking_up:
+                    addresses = await _look_up(host, port)
+                allowed = [each for each in addresses if self.rule.may_connect(each, port)]
+                if not allowed:
+                    found = ", ".join(map(str, addresses))
+                    raise Refusal(
+                        "refused",
+                        403,
+                        f"{host} leads to {found}, which is no public address; to allow it, list that address too",
+                    )
+                for address in allowed:
+                    try:
+                        return await self._connect_to(address, port)
+                    except OSError as caught:
+                        error = caught
+        except TimeoutError:
+            raise Refusal("failed", 502, f"{host}:{port} did not answer within {CONNECT_S:.0f} s") from None
+        except OSError as caught:
+            error = caught
+        raise Refusal("failed", 502, f"{host}:{port} cannot be reached: {error}")
+
+    async def _connect_to(self, address: Address, port: int) -> socket.socket:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, (str(address), port))
+            own = connection.getsockname()[0] == connection.getpeername()[0]
+            if own and not self.rule.lists(str(address), port):
+                raise Refusal("refused", 403, f"{address} is this machine's own address; to allow it, list it")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Meter:
+    """Counts the bytes of one request, against the limit of its episode, and the time since the last ones."""
+
+    def __init__(self, proxy: Proxy, record: Record) -> None:
+        self._proxy, self._record = proxy, record
+        self._clock = asyncio.get_running_loop().time
+        self._last = self._clock()
+        self._end = self._last + LIFE_S
+
+    def over(self) -> str | None:
+        """Why the request has to end now; None where it may go on."""
+        now = self._clock()
+        if now >= self._end:
+            return f"over {LIFE_S:.0f} s"
+        return f"idle for {IDLE_S:.0f} s" if now >= self._last + IDLE_S else None
+
+    def left(self) -> float:
+        """Seconds until `over` has to be asked again."""
+        return min(self._last + IDLE_S, self._end) - self._clock() + 0.01
+
+    def sent(self, size: int) -> None:
+        self._take(size)
+        self._record.sent += size
+
+    def received(self, size: int) -> None:
+        self._take(size)
+        self._record.received += size
+
+    def _take(self, size: int) -> None:
+        self._last = self._clock()
+        self._proxy.room -= size
+        if self._proxy.room < 0:
+            raise Refusal("cut", 0, f"over {self._proxy.rule.allow.mb} MB in one episode")
+
+
+async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter) -> None:
+    """Carry a tunnel both ways; or one request there, while its answer comes back and ends it."""
+    if request.is_tunnel:
+        client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        if parse_address(request.host) is not None:  # Whoever lists an address lists all that answers there.
+            await both_ways(client, host, meter.sent, meter.received)
+            return
+        tunnel = Tunnel(client, host, request, only_tls=request.port == TLS_PORT)
+        await first_error(tunnel.send(meter.sent), tunnel.receive(meter.received))
+        return
+    head = request.for_host()
+    meter.sent(len(head))
+    host.writer.write(head)
+    body = asyncio.ensure_future(_send_body(client, host, request, meter.sent))
+    answer = asyncio.ensure_future(_pass_answer(host, client, request.method, meter.received))
+    try:
+        await asyncio.wait({body, answer}, return_when=asyncio.FIRST_COMPLETED)
+        if body.done():
+            body.result()
+        await answer
+    finally:
+        body.cancel()
+        answer.cancel()
+        await asyncio.gather(body, answer, return_exceptions=True)
+    await client.finish(LINGER_S)
+
+
+async def _request(client: Stream, record: Record) -> Request:
+    try:
+        async with asyncio.timeout(HEAD_S):
+            head = await client.reader.readuntil(b"\r\n\r\n")
+        return parse_request(head)
+    except TimeoutError:
+        raise Refusal("malformed", 408, f"the head did not end within {HEAD_S:.0f} s") from None
+    except asyncio.LimitOverrunError:
+        raise Refusal("malformed", 400, f"a head of over {MAX_HEAD} bytes") from None
+    except asyncio.IncompleteReadError as error:
+        record.outcome = "malformed"
+        raise ConnectionError("the client closed the connection") from error
+    except Malformed as error:
+        raise Refusal("malformed", 400, str(error)) from None
+
+
+async def _look_up(host: str, port: int) -> list[Address]:
+    """The host's addresses, each once. OSError where it has none."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return list(dict.fromkeys(ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
+
+
+async def _send_body(client: Stream, host: Stream, request: Request, sent: Count) -> None:
+    """Send exactly the body that the head announces: what comes behind it is another request, and is dropped."""
+    if request.length is None:
+        await _send_chunks(client, host, sent)
+        return
+    await _copy(client, host, request.length, sent)
+
+
+async def _send_chunks(client: Stream, host: Stream, sent: Count) -> None:
+    """Read the chunks and write them anew, without extensions and trailers."""
+    while True:
+        try:
+            line = (await client.reader.readuntil(b"\r\n")).partition(b";")[0].strip()
+            size = int(line, 16) if line and all(digit in b"0123456789abcdefABCDEF" for digit in line) else -1
+            if not 0 <= size <= MAX_HEAD << 10:
+                raise Malformed("a chunk without a size")
+            host.writer.write(b"%x\r\n" % size)
+            left = await _copy(client, host, size, sent)
+            if left or (size and await client.reader.readexactly(2) != b"\r\n"):
+                raise Malformed("a chunk that does not end")
+            host.writer.write(b"\r\n")
+            if not size:
+                return
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            raise Malformed("a body that does not end") from None
+
+
+async def _pass_answer(host: Stream, client: Stream, method: str, received: Count) -> None:
+    """Pass on one answer: as long as it says, or until the host closes the connection."""
+    answer = None
+    while answer is None or answer.is_interim:
+        try:
+            head = await host.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            raise Malformed("the host's answer has no end of its head") from None
+        received(len(head))
+        answer = parse_answer(head, method)
+    client.writer.write(answer.head)
+    if answer.length is None:
+        await pump(host, client, received)
+        return
+    await _copy(host, client, answer.length, received)
+
+
+async def _copy(source: Stream, target: Stream, size: int, count: Count) -> int:
+    """Carry at most `size` bytes; return how many are missing because the source ended."""
+    while size and (data := await source.reader.read(min(size, PIECE))):
+        size -= len(data)
+        count(len(data))
+        target.writer.write(data)
+        await target.writer.drain()
+    return size
+
+
+def _refused(status: int, why: str) -> bytes:
+    body = f"agentgym proxy: {why}\n".encode()
+    head = f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body

@@ -1,0 +1,318 @@
+"""Containers beside a box, which share its loopback: made with it, new in every episode, removed with it."""
+
+import asyncio
+import logging
+import re
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from agentgym.config_fields import Above0, Name, Positive, Text, Word, check_fields, names_its_fields
+from agentgym.errors import SandboxError
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.network.box_network import BoxNetwork
+from agentgym.sandboxes.seccomp import profile
+from agentgym.types.transcript import one_line
+
+if TYPE_CHECKING:
+    import docker
+
+LABEL = "agentgym.service"
+MAX_LOGS = 64 << 10
+LOG_ON_DISK = "1m"
+SAID_LINES = 20
+STEP_S = 0.5
+KILLED = 128 + signal.SIGKILL
+"""The exit code of a container whose first process was ended by SIGKILL."""
+_log = logging.getLogger("agentgym.sandboxes")
+Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
+TAKEN = ("localhost", "box")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
+
+
+@names_its_fields
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A container beside a box: an application or a database that code in the box talks to by the service's name.
+
+    The names of all services lead to the one loopback that they share with the box: two cannot listen on the same port,
+    and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in memory, and
+    root in it to its /dev, 64 MB that are new in each episode, too.
+    """
+
+    image: Word
+    command: Sequence[Text] = ()
+    """The words behind the image's entrypoint; empty takes the image's own."""
+    entrypoint: Sequence[Text] | None = None
+    """The program in place of the image's entrypoint."""
+    env: Mapping[Name, Text] = field(default_factory=dict)
+    ready: Port | Name | None = None
+    """The port that it listens on, or the URL that answers with a status below 400, when it is ready."""
+    ready_s: Above0 = 30.0
+    user: Word | None = None
+    """The user in the container; None takes the image's. No user of it has a capability, root neither."""
+    writable: Sequence[Name] = ("/tmp", "/run")
+    memory_mb: Positive = 512
+    """Memory of the container in MB, its files in memory included."""
+    disk_mb: Positive = 128
+    cpus: Above0 = 1.0
+    pids: Positive = 256
+
+    def __post_init__(self) -> None:
+        check_fields(self, Service)
+        if isinstance(self.ready, str) and not _is_url(self.ready):
+            raise ValueError(f"ready: {self.ready!r} is neither a port nor a URL such as 'http://db:8000/health'")
+        for name in self.env:
+            if "=" in name or "\0" in name:
+                raise ValueError(f"env: {name!r} is no name of a variable")
+        for path in self.writable:
+            if not path.startswith("/") or ":" in path or path.strip("/") in ("", ".", "..") or "/.." in path:
+                raise ValueError(f"writable: {path!r} is not an absolute path of a folder, such as '/tmp'")
+
+    @property
+    def ready_port(self) -> int | None:
+        """The port that has to be listened on; None where the service counts as ready when it has started."""
+        return (urlsplit(self.ready).port or 80) if isinstance(self.ready, str) else self.ready
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return (
+            url.scheme == "http" and bool(url.hostname) and url.port != 0 and re.fullmatch(r"[!-~]+", text) is not None
+        )
+    except ValueError:  # A port that is none.
+        return False
+
+
+def check_services(services: Mapping[str, Service]) -> None:
+    """Raise ValueError for a name that cannot be a host's, and for a `ready` that asks a host that is no service."""
+    for name, service in services.items():
+        if name in TAKEN:
+            raise ValueError(f"services: {name!r} is the name of the box itself; give the service another one")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"services: {name!r} is no name; use lower-case letters, digits and '-', a letter first")
+        host = urlsplit(service.ready).hostname if isinstance(service.ready, str) else None
+        if host is not None and host not in (*services, "localhost", "127.0.0.1"):
+            known = ", ".join(map(repr, services))
+            raise ValueError(f"services[{name!r}].ready: {host!r} is no service; they are {known}")
+
+
+def check_images(client: "docker.APIClient", services: Mapping[str, Service]) -> None:
+    """Raise SandboxError for a service whose image the engine does not have."""
+    from docker.errors import ImageNotFound
+
+    for name, service in services.items():
+        try:
+            client.inspect_image(service.image)  # type: ignore[no-untyped-call]
+        except ImageNotFound as error:
+            raise SandboxError(
+                f"services: the Docker engine has no image {service.image!r} for {name!r}: docker pull {service.image}"
+            ) from error
+
+
+class ServiceEngine(Protocol):
+    """What the services need of the engine that their box runs on."""
+
+    @property
+    def client(self) -> "docker.APIClient": ...
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels by which containers are found and removed."""
+        ...
+
+    def claim(self, name: str) -> None:
+        """Note a container as one in use, which no sweep removes."""
+        ...
+
+    @property
+    def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
+        """Whom to tell of a container's end, with its exit code; by the container's id."""
+        ...
+
+    async def do(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """Run a blocking operation in the engine's threads."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove a container; what is gone is no error."""
+        ...
+
+
+class Services:
+    """The services of one box."""
+
+    def __init__(self, engine: ServiceEngine, box: str, settings: Mapping[str, Service], network: BoxNetwork) -> None:
+        self._network = network
+        self.each = {name: RunningService(engine, box, name, service, self._lose) for name, service in settings.items()}
+        self.cut: Callable[..., None] | None = None
+        """`Link.cut`, for where a service has ended: what is left of the episode could only fail."""
+        self.lost = 0
+        """How many ended in the middle of an episode, so far."""
+
+    async def start(self) -> None:
+        """Start each from its image and wait until it is ready; SandboxError with its last words if it is not."""
+        await _all(each.start() for each in self.each.values())
+        await _all(each.wait_until_ready(self._network) for each in self.each.values())
+
+    async def remove(self) -> None:
+        """Remove every container of them; those that ended before are counted and named."""
+        await _all(each.remove() for each in self.each.values())
+
+    def _lose(self, end: "ServiceEnd") -> None:
+        """Count a service that ended; its box ends too where the episode goes on."""
+        self.lost += 1
+        if end.in_the_episode and self.cut is not None:
+            self.cut(end.how, by_its_code=end.by_code)
+        _log.warning("%s, number %d beside this box; its last output: %s", end.how, self.lost, end.last_words)
+
+
+async def _all(works: Any) -> None:
+    """Await all to their end; raise the first error."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEnd:
+    """How a service ended that should go on."""
+
+    how: str
+    last_words: str
+    by_code: bool
+    """Whether it ended by itself or for want of memory: of what the code in the box sent it. Nothing inside of a
+    container can send SIGKILL to its first process."""
+    in_the_episode: bool
+    """Whether the episode goes on, or it was noticed when the episode ended."""
+
+
+class RunningService:
+    """One service; implements `boxes.BoxService`."""
+
+    def __init__(
+        self, engine: ServiceEngine, box: str, name: str, service: Service, lose: Callable[["ServiceEnd"], None]
+    ) -> None:
+        self._engine, self._box, self._name, self._service, self._lose = engine, box, name, service, lose
+        self._container = f"{box}-{name}"
+        self._id = ""
+        self._in_use = False
+        """Whether it was ready, and has not ended since."""
+
+    async def start(self) -> None:
+        """Create and start the container."""
+        self._engine.claim(self._container)
+        self._id = await finished(asyncio.ensure_future(self._engine.do(self._create)))
+        self._engine.heard[self._id] = self._ended
+        await finished(asyncio.ensure_future(self._engine.do(self._start)))
+
+    async def remove(self) -> None:
+        """Remove the container, and say where it had ended before."""
+        self._engine.heard.pop(self._id, None)
+        if self._in_use:
+            with suppress(SandboxError):  # The engine is gone, and all its containers may be.
+                state = await self._state()
+                if not state["Running"]:
+                    await self._ended(state["ExitCode"], in_the_episode=False)
+        self._in_use = False
+        await self._engine.remove(self._container)
+
+    async def _ended(self, code: int, *, in_the_episode: bool = True) -> None:
+        """Tell that it has ended; one that listens on no port may end with success."""
+        if not self._in_use or not (code or self._service.ready is not None):
+            return
+        self._in_use = False
+        how = f"the service {self._name!r} ended in the middle of an episode with exit code {code}"
+        try:
+            by_code = code != KILLED or bool((await self._state())["OOMKilled"])
+            last_words = await self._last_words()
+        except SandboxError as error:  # The engine does not say.
+            by_code, last_words = False, str(error)
+        self._lose(ServiceEnd(how, last_words, by_code, in_the_episode))
+
+    async def logs(self, *, lines: int = 200) -> str:
+        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
+        if lines < 1:
+            raise ValueError(f"lines: must be at least 1, got {lines}")
+        said: bytes = await self._engine.do(
+            lambda: self._engine.client.logs(self._container, stdout=True, stderr=True, tail=lines)
+        )
+        return said[-MAX_LOGS:].decode("utf-8", "replace")
+
+    async def wait_until_ready(self, network: BoxNetwork) -> None:
+        """Return when it is ready; SandboxError with its last output where it ends first, or takes too long."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._service.ready_s
+        while not await self._is_ready(network):
+            state = await self._state()
+            if not state["Running"]:
+                raise SandboxError(await self._failed(f"ended with exit code {state['ExitCode']} {state['Error']}"))
+            if loop.time() >= deadline:
+                ready, seconds = self._service.ready, self._service.ready_s
+                raise SandboxError(await self._failed(f"was not ready within {seconds:g} s (ready={ready!r})"))
+        self._in_use = True
+
+    async def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = await self._engine.do(
+            lambda: self._engine.client.inspect_container(self._container)["State"]
+        )
+        return state
+
+    async def _is_ready(self, network: BoxNetwork) -> bool:
+        ready, port = self._service.ready, self._service.ready_port
+        if port is None:
+            return True
+        with suppress(TimeoutError):
+            await network.wait_for(port, STEP_S, urlsplit(ready) if isinstance(ready, str) else None)
+            return True
+        return False
+
+    async def _failed(self, how: str) -> str:
+        return f"the service {self._name!r} {how.strip()}; its last output: {await self._last_words()}"
+
+    async def _last_words(self) -> str:
+        """The end of its output as one line: what it was sent by code can be in it, and it goes into logs."""
+        return one_line((await self.logs(lines=SAID_LINES)).strip()) or "none"
+
+    def _start(self) -> None:
+        self._engine.client.start(self._container)
+
+    def _create(self) -> str:
+        client, service = self._engine.client, self._service
+        made: dict[str, str] = client.create_container(
+            service.image,
+            command=list(service.command) or None,
+            entrypoint=None if service.entrypoint is None else list(service.entrypoint),
+            name=self._container,
+            user=service.user,
+            environment=dict(service.env),
+            labels={**self._engine.labels(), LABEL: self._name},
+            host_config=client.create_host_config(**_limits(service, self._box)),
+        )
+        return made["Id"]
+
+
+def _limits(service: Service, box: str) -> dict[str, Any]:
+    from docker.types import LogConfig, Ulimit
+
+    memory = f"rw,exec,nosuid,nodev,mode=1777,size={service.disk_mb}m"
+    return {
+        "network_mode": f"container:{box}",
+        "read_only": True,
+        "tmpfs": dict.fromkeys(service.writable, memory),
+        "shm_size": service.disk_mb << 20,
+        "ipc_mode": "private",
+        "mem_limit": service.memory_mb << 20,
+        "memswap_limit": service.memory_mb << 20,
+        "nano_cpus": int(service.cpus * 1e9),
+        "pids_limit": service.pids,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true", f"seccomp={profile(network=True)}"],
+        "ulimits": [Ulimit(name="nofile", soft=4096, hard=4096), Ulimit(name="core", soft=0, hard=0)],
+        "log_config": LogConfig(type="json-file", config={"max-size": LOG_ON_DISK, "max-file": "1"}),
+    }

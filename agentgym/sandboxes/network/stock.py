@@ -1,0 +1,88 @@
+"""Unconnected sockets of a box's network, which its server made: each connects there, again and again."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from urllib.parse import SplitResult
+
+from agentgym.sandboxes.network.streams import Stream
+
+CONNECT_S = 10.0
+READY_EVERY_S = 0.02
+_libc = ctypes.CDLL(None, use_errno=True)
+_NOWHERE = ctypes.create_string_buffer(struct.pack("=H14x", socket.AF_UNSPEC))
+
+
+class Stock:
+    """Connects to 127.0.0.1 inside the box; as many connections at once as there are sockets, others wait.
+
+    All of it runs in one event loop.
+    """
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._all = list(sockets)
+        self._free: asyncio.Queue[socket.socket] = asyncio.Queue()
+        for each in sockets:
+            each.setblocking(False)
+            self._free.put_nowait(each)
+
+    @asynccontextmanager
+    async def connected(self, port: int) -> AsyncIterator[socket.socket]:
+        """Yield a socket that is connected to the port; OSError or TimeoutError where the box does not answer."""
+        one = await self._free.get()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
+            yield one
+        finally:
+            disconnect(one)
+            self._free.put_nowait(one)
+
+    async def answers(self, port: int, url: SplitResult | None) -> bool:
+        """Whether something accepts connections at the port, and answers the URL with a status below 400."""
+        try:
+            async with self.connected(port) as connection:
+                return url is None or await _status(connection, url) < 400
+        except OSError:
+            return False
+
+    async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
+        """Return when something listens at the port, and answers the URL; TimeoutError where nothing does in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self.answers(port, url):  # noqa: ASYNC110 - nothing in the box tells of it
+                    await asyncio.sleep(READY_EVERY_S)
+        except TimeoutError:
+            raise TimeoutError(f"nothing listens on port {port} of the box after {timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """Close every socket."""
+        for each in self._all:
+            each.close()
+
+
+async def _status(connection: socket.socket, url: SplitResult) -> int:
+    """The status of the answer to a GET request; 999 where it is no HTTP."""
+    path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    stream = await Stream.over(connection)
+    try:
+        stream.writer.write(f"GET {path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())
+        words = (await stream.reader.readline()).split()
+        return int(words[1]) if len(words) > 1 and words[1].isdigit() else 999
+    except ValueError:
+        return 999  # A line without an end.
+    finally:
+        stream.close()
+
+
+def disconnect(connection: socket.socket) -> None:
+    """Dissolve a TCP socket's connection, so that it can connect again; what was not read or sent is lost."""
+    if _libc.connect(connection.fileno(), _NOWHERE, len(_NOWHERE.raw)) != 0:
+        number = ctypes.get_errno()
+        if number != errno.ENOTCONN:
+            raise OSError(number, os.strerror(number))

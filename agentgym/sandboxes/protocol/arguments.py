@@ -1,0 +1,138 @@
+"""Checks of what the calls of a box are given; each raises a ValueError that names the argument and what to give."""
+
+import keyword
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from agentgym.sandboxes.protocol.content import WrongContent
+
+BoxMemory: TypeAlias = Annotated[int, Field(ge=32)]
+"""Memory of a box in MB, in which at least a Python can start."""
+MAX_OUTPUT = 16 << 20
+"""Bytes of output that a call can ask for."""
+MAX_SECONDS = 7 * 24 * 3600
+"""The longest time limit of a call: a week."""
+
+
+def check_text(name: str, value: object) -> None:
+    """Raise ValueError where it is no text; paths in a box are text."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be text, got {value!r:.80}")
+
+
+def check_data(name: str, value: object) -> None:
+    """Raise ValueError where it is neither text nor bytes."""
+    if not isinstance(value, str | bytes):
+        raise ValueError(f"{name}: must be text or bytes, got {value!r:.80}")
+
+
+def check_path_here(name: str, value: object) -> None:
+    """Raise ValueError where it is no path of this machine."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{name}: must be a path of this machine, got {value!r:.80}")
+
+
+def check_timeout(timeout_s: object, most: int = MAX_SECONDS) -> None:
+    """Raise ValueError where it is no number of seconds above 0, and of at most a week."""
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s <= most:
+        raise ValueError(
+            f"timeout_s: must be a number of seconds above 0 and of at most {most}, got {shown(timeout_s)}"
+        )
+
+
+def check_patience(timeout_s: object) -> None:
+    """Raise ValueError where it is neither a time limit nor None, which waits without one."""
+    if timeout_s is not None:
+        check_timeout(timeout_s)
+
+
+def shown(value: object) -> str:
+    """Return an argument's repr, cut to 80 characters; Python has none of a number of over 4300 digits."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return f"a {type(value).__name__} that is too long to be shown"
+
+
+def check_cell(code: object, functions: object, fresh: object) -> None:
+    """Raise ValueError where no cell can be run with this."""
+    check_text("code", code)
+    check_functions(functions)
+    if not isinstance(fresh, bool):
+        raise ValueError(f"fresh: must be True or False, got {fresh!r:.80}")
+
+
+def check_progress(progress: object) -> None:
+    """Raise ValueError where it is neither a function nor None."""
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress: must be a function that takes a number of bytes, got {progress!r:.80}")
+
+
+def check_size(size: object) -> None:
+    """Raise ValueError where it is no number of boxes that a pool can have."""
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"size: must be a whole number of boxes of at least 1, got {size!r:.80}")
+
+
+def check_limit(name: str, value: object, least: int = 0, most: int | None = None) -> None:
+    """Raise ValueError where it is no whole number of bytes within these bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{name}: must be a whole number of bytes {bounds}, got {value!r:.80}")
+
+
+def check_files(name: str, files: object) -> None:
+    """Raise ValueError where it is no mapping of paths to contents."""
+    if not isinstance(files, Mapping):
+        raise ValueError(f"{name}: must be a mapping of paths to contents, such as {{'a': 'text'}}, got {files!r:.80}")
+    for path, content in files.items():
+        check_text(f"{name}: a path", path)
+        check_data(f"{name}[{path!r}]", content)
+
+
+def check_functions(functions: object) -> None:
+    """Raise ValueError where it is no mapping of names to functions."""
+    if not isinstance(functions, Mapping):
+        raise ValueError(f"functions: must be a mapping such as {{'get': get}}, got {functions!r:.80}")
+    for name, function in functions.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"functions: {name!r} is not a name")
+        if not callable(function):
+            raise ValueError(f"functions[{name!r}]: must be a function, got {function!r:.80}")
+
+
+def check_command(command: object) -> None:
+    """Raise ValueError where it is neither a text nor a program and its arguments."""
+    words = [command] if isinstance(command, str) else command
+    if not isinstance(words, Sequence) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"command: must be text, or a list of texts: a program and its arguments, got {command!r:.80}")
+
+
+def check_program(command: object, cwd: object, env: object, stdin: object) -> None:
+    """Raise ValueError where a program cannot be started with this; None leaves a part out."""
+    check_command(command)
+    check_surroundings(cwd, env)
+    if stdin is not None:
+        check_data("stdin", stdin)
+
+
+def check_surroundings(cwd: object, env: object) -> None:
+    """Raise ValueError where these are no folder and no variables to begin with; None leaves a part out."""
+    if cwd is not None:
+        check_text("cwd", cwd)
+    if env is not None:
+        check_variables(env)
+
+
+def check_variables(env: object) -> None:
+    """Raise ValueError where it is no mapping of names of variables to texts."""
+    if not isinstance(env, Mapping):
+        raise ValueError(f"env: must be a mapping of names to texts, such as {{'PORT': '8000'}}, got {env!r:.80}")
+    for name, value in env.items():
+        check_text("env: a name", name)
+        check_text(f"env[{name!r}]", value)
+        if not name or "=" in name or "\0" in name + value:
+            raise WrongContent(f"env: {name!r} cannot be a variable with the value {value!r:.80}")

@@ -1,0 +1,267 @@
+"""The protocols of a box, its branches, and the pools and sandboxes that boxes come from."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+
+from agentgym.sandboxes.protocol.network import BoxService, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol.programs import OUTPUT_LIMIT, BoxProcess, BoxShell, ExecResult, Verdict
+
+FILE_LIMIT = 64 << 20
+"""Bytes that `get` and `archive` take out of a box, where the call does not say how many."""
+HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
+"""A function of the host that code in the box may call: it takes and returns plain JSON."""
+Expected: TypeAlias = object | Callable[[Any], bool]
+"""The right value of a hidden case, or a function of the host that says whether a value is right."""
+Progress: TypeAlias = Callable[[int], object]
+"""Called with the number of bytes that were copied so far."""
+
+
+class Box(Protocol):
+    """One leased sandbox: files, a shell and a stateful Python, all under limits.
+
+    A program that fails is a result; a box that died raises SandboxError. What is in the box and is not what a call
+    asks for raises BoxContentError, of the kinds that each call names. Relative paths start at the box's working
+    folder, which is also the folder programs start in.
+    """
+
+    @property
+    def digest(self) -> str:
+        """The image digest that the box was made from, or the kind of the box."""
+        ...
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float = 10.0,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run a shell command, or a program and its arguments, in a process of its own; it ends with the call.
+
+        It starts in `cwd`, with `env` beside the box's own environment, and reads `stdin`, which is empty without it.
+        Of each stream the first and the last bytes are kept, `output_limit` (2 to 16 MiB) in all.
+        """
+        ...
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> AbstractAsyncContextManager[BoxProcess]:
+        """Start a program that goes on beside other calls: `async with box.start("./serve") as process`.
+
+        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end.
+        """
+        ...
+
+    def shell(
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> AbstractAsyncContextManager[BoxShell]:
+        """Open a shell whose folder, variables and functions stay from run to run: `async with box.shell() as shell`.
+
+        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end.
+        """
+        ...
+
+    async def python(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 10.0,
+        functions: Mapping[str, HostFunction] | None = None,
+        fresh: bool = False,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        """Run Python as a REPL cell: names persist from call to call, a last expression is printed by repr.
+
+        `functions` are callable from the code by name and run on the host, in this event loop: the way to
+        give code access to a secret or a counter without putting it into the box. `fresh` runs in a new
+        namespace and process that the earlier code never touched, for verifiers; the session goes on after it.
+        """
+        ...
+
+    async def verify(
+        self,
+        *,
+        code: str | None = None,
+        command: str | Sequence[str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        expect: Mapping[str, Expected] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Verdict:
+        """Run hidden tests over a copy of the working folder, in processes that the episode never touched.
+
+        `code` is Python: each function whose name begins with `test` is a case, in a process of its own. With
+        `expect` the cases are expressions instead, and their values are compared on the host, which alone knows the
+        right ones. `command` is a command that runs tests, or its words: plain commands of Python (a file,
+        `-m unittest`, `-m pytest`) count as passed where the tests came to their end; of any other one the exit code
+        counts. With `expect` it runs once for each text, given on stdin, and its output is compared on the host.
+        `files` are hidden files, by path, laid anew for each case. They take the place of what could stand in for
+        them; in `code` and plain commands of Python, tests find no module, fixture or configuration of the episode's
+        beside them, and no library finds a module of its own there. The cases share the copy, and `timeout_s`: each
+        may take half of what is left of it, and the last one all of that. Nothing is left in the box.
+        Whatever the code does, there is a verdict with a reason for each case that has not passed. What ends early,
+        by `os._exit(0)` for instance, has failed.
+        ValueError names the argument that makes no sense, before the box is asked.
+        """
+        ...
+
+    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
+        """Write whole files of any size by path, making folders; no link is followed.
+
+        BoxContentError, which is also a ValueError, for a path that is a link, a folder, or leads out of the working
+        folder, and if the box cannot write it, such as for a full disk: then also an OSError with the kernel's number.
+        """
+        ...
+
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
+        """Return the file's bytes; BoxContentError if there is none or it is over `limit` bytes.
+
+        Also for a link, a folder, a pipe, a device, a path that leads out, and a file that cannot be read. A missing
+        file is also a FileNotFoundError, any other one a ValueError; what the kernel says has its number (OSError).
+        """
+        ...
+
+    async def read_text(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> str:
+        """Return the file's text; BoxContentError as of `read`, and if it is not UTF-8."""
+        ...
+
+    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
+        """Return the sorted names in a folder, those of folders with a trailing slash.
+
+        A name that is not UTF-8 has its other bytes as `os.fsdecode` says them, and every call takes it as it is.
+        BoxContentError if there is no such folder, for what is none and for a path that leads out.
+        """
+        ...
+
+    async def put(
+        self,
+        source: str | Path,
+        target: str = ".",
+        *,
+        timeout_s: float = 30.0,
+        progress: Progress | None = None,
+    ) -> None:
+        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`, of any size."""
+        ...
+
+    async def get(
+        self,
+        source: str,
+        target: str | Path,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+        progress: Progress | None = None,
+    ) -> Sequence[str]:
+        """Copy a file of the box to `target`, or what is in a folder into the folder `target`.
+
+        An empty folder makes an empty folder: look at what `target` is. Links, pipes and devices are left out; their
+        names are the answer. BoxContentError if there is nothing, over `limit` bytes in all, over 10,000 files and
+        folders and over 100 folders deep; nothing is written then.
+        """
+        ...
+
+    async def archive(
+        self,
+        path: str = ".",
+        target: str | Path | None = None,
+        *,
+        limit: int = FILE_LIMIT,
+        timeout_s: float = 30.0,
+    ) -> bytes:
+        """Return a file, or what is in a folder, as a tar archive; with `target` it is written there and b"" returned.
+
+        Modes and times are exact, links are in it as links; pipes, sockets and devices are left out. BoxContentError
+        if there is nothing, and over `limit` bytes of archive.
+        """
+        ...
+
+    async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = 30.0) -> None:
+        """Make the files, folders and links of a tar archive, compressed or not, below the folder `path`.
+
+        They have the archive's modes and times, and take the place of files of their names.
+        The archive is its bytes, or a file of this machine. ValueError for what is none, and for a name that leads out;
+        what came before that name is made.
+        """
+        ...
+
+    async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
+        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
+
+        From now on neither meets what the other does. A branch ends when it is closed, and with its box's episode.
+        """
+        ...
+
+    def requests(self) -> Sequence[NetworkRequest]:
+        """Return every request of this episode to the box's proxy, in order; empty where `network` is no allow-list."""
+        ...
+
+    def port(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[LocalAddress]:
+        """Lend an address of this machine that leads to 127.0.0.1:port in the box, once something listens there.
+
+        TimeoutError where nothing listens in time, ValueError where the box has no network of its own.
+        """
+        ...
+
+    def service(self, name: str) -> BoxService:
+        """Return the container of that name beside the box; ValueError where there is none."""
+        ...
+
+    async def snapshot(self, path: str | Path, *, limit: int = 1 << 30, timeout_s: float = 120.0) -> None:
+        """Write the working folder to a tar file on this machine: exact modes, times, links and sizes.
+
+        Everything else in the box is stopped meanwhile. ValueError over `limit` bytes; no file is written then.
+        """
+        ...
+
+    async def restore(self, path: str | Path, *, timeout_s: float = 120.0) -> None:
+        """Replace the working folder's content by that of a snapshot, which may come from another box.
+
+        ValueError for a file that is no snapshot, or is cut off; the folder stays as it is then. ValueError for one
+        that leads out of the folder or does not fit; the folder is empty then.
+        """
+        ...
+
+    async def reset(self, *, timeout_s: float = 10.0) -> None:
+        """Bring the box back to the state of a new one: no process, file, name or branch is left."""
+        ...
+
+
+class Branch(Box, Protocol):
+    """A forked box: `async with await box.fork() as branch`."""
+
+    async def close(self) -> None:
+        """End the branch, its processes and its files; closing twice is harmless."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Boxes(Protocol):
+    """An open pool of boxes."""
+
+    def lease(self) -> AbstractAsyncContextManager[Box]:
+        """Lease a clean box for one rollout: wait for a free one, and take it back at the end, also on cancellation."""
+        ...
+
+
+class Sandbox(Protocol):
+    """The boxes that an environment needs, as it declares them."""
+
+    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+        """Open a pool that leases at most `size` boxes at once and leaves nothing behind when it closes."""
+        ...

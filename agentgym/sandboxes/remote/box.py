@@ -1,0 +1,201 @@
+"""A box over a wire, with the same calls for every kind of box."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
+
+from agentgym.errors import BoxContentError, ClosedError, SandboxError, WireError
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.hidden_tests.verify import verify
+from agentgym.sandboxes.network.box_network import BoxNetwork, release
+from agentgym.sandboxes.protocol import ExecResult, Expected, HostFunction, Lifetime, Verdict
+from agentgym.sandboxes.protocol.content import WrongContent
+from agentgym.sandboxes.remote.calls import MARGIN_S
+from agentgym.sandboxes.remote.files import FILES_S, Files
+from agentgym.sandboxes.remote.link import TRUNK, Link, WhyItEnded, tell_of_place
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, with_advice
+from agentgym.sandboxes.remote.surroundings import Surroundings
+from agentgym.sandboxes.remote.wire import Wire
+
+PROTOCOL = 2
+RESET_S = 10.0
+START_S = 30.0
+
+
+class RemoteBox(Files, Surroundings):
+    """One session of a box at the end of a wire; implements `boxes.Box`, and `boxes.Branch` where it is a fork."""
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        digest: str,
+        end: Callable[[], Awaitable[None]],
+        session: int = TRUNK,
+        network: BoxNetwork | None = None,
+        reset_in_place: bool = False,
+        lifetime: Lifetime | None = None,
+    ) -> None:
+        super().__init__(link, session, lifetime)
+        self.network = network or BoxNetwork()
+        self.reset_s = 0.0
+        """Seconds that the last reset of the box itself took, without that of the services beside it."""
+        self.reset_in_place = reset_in_place
+        """Whether a reset wipes the box, because no episode can have a place of its own in it."""
+        self._digest = digest
+        self._end = end
+
+    @classmethod
+    async def open(
+        cls,
+        wire: Wire,
+        *,
+        digest: str,
+        end: Callable[[], Awaitable[None]],
+        network: BoxNetwork | None = None,
+        why_it_ended: WhyItEnded | None = None,
+    ) -> "RemoteBox":
+        """Wait for the server's first frame; SandboxError where it is not the expected one."""
+        try:
+            frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
+        except (WireError, TimeoutError) as error:
+            raise SandboxError(f"the box did not start: {error}") from error
+        if frame.envelope.get("hello") != PROTOCOL:
+            raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
+        in_place = frame.envelope.get("place") == "old"
+        tell_of_place(frame.envelope, digest)
+        digest = f"{digest}+python{frame.envelope.get('python')}"
+        return cls(Link(wire, why_it_ended), digest=digest, end=end, network=network, reset_in_place=in_place)
+
+    @property
+    def digest(self) -> str:
+        """The image's digest, or the kind of the box and the version of its Python."""
+        return self._digest
+
+    async def verify(
+        self,
+        *,
+        code: str | None = None,
+        command: str | Sequence[str] | None = None,
+        files: Mapping[str, str | bytes] | None = None,
+        expect: Mapping[str, Expected] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Verdict:
+        """Run hidden tests over a copy of the working folder; see `boxes.Box.verify`."""
+
+        async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
+            try:
+                return await self._cell(cell, limit_s, functions, fresh=True, hides=True)
+            except BoxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
+                why = f"the working folder cannot be copied: {error}"
+                return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
+
+        return await verify(
+            run,
+            copied=not self.reset_in_place,
+            code=code,
+            command=command,
+            files=files,
+            expect=expect,
+            timeout_s=timeout_s,
+        )
+
+    async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
+        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
+
+        Of a process with several threads only the main one goes on in the branch. The copied folder stands at
+        another path, which is the branch's current folder: use relative paths. Close it, or use `async with`.
+        ValueError where the folder or the session cannot be copied.
+        """
+        branch = self.link.new_number()
+        try:
+            await self._call("fork", b"", timeout_s, branch=branch)
+            lifetime = Lifetime("the branch", self.lifetime)
+        except BoxContentError as error:
+            raise WrongContent(with_advice(str(error))) from error
+        except (asyncio.CancelledError, ClosedError):
+            self.link.end_later("end", branch=branch)
+            raise
+
+        async def end() -> None:
+            await self.link.finish("end", RESET_S + MARGIN_S, branch=branch, timeout_s=RESET_S)
+
+        return RemoteBox(
+            self.link,
+            digest=self._digest,
+            end=end,
+            session=branch,
+            network=self.network,
+            reset_in_place=self.reset_in_place,
+            lifetime=lifetime,
+        )
+
+    def leased(self, within: Lifetime) -> "RemoteBox":
+        """Return this box for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has ended."""
+        return RemoteBox(
+            self.link,
+            digest=self._digest,
+            end=self._end,
+            network=self.network,
+            reset_in_place=self.reset_in_place,
+            lifetime=Lifetime("the box", within),
+        )
+
+    async def reset(self, *, timeout_s: float = RESET_S) -> None:
+        """Bring the box back to the state of a new one; SandboxError, and a broken box, where something is left.
+
+        It ends every branch; a branch itself cannot be reset.
+        """
+        if self._session != TRUNK:
+            raise ValueError("a branch cannot be reset, only closed")
+        self.lifetime.check()
+        self.lifetime.end_inner("the box was reset")
+        await self.network.end()
+        self.link.lose_processes()
+        began = asyncio.get_running_loop().time()
+        try:
+            frame = await self.link.call("reset", b"", timeout_s, timeout_s=timeout_s)
+        except (OSError, ValueError) as error:
+            self.link.cut(f"it could not be reset: {error}")
+            raise SandboxError(f"{SANDBOX_LOST}: {self.broken}") from error
+        if frame.envelope.get("clean") is not True:
+            why = frame.envelope.get("why")
+            self.link.cut(f"something of the last episode could not be removed{f': {why}' if why else ''}")
+            raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
+        self.reset_s = asyncio.get_running_loop().time() - began
+        try:
+            await self.begin_surroundings()
+        except SandboxError as error:
+            raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
+
+    @property
+    def broken(self) -> str | None:
+        """The reason why no call can be answered any more; None while the box works."""
+        return self.link.broken
+
+    def cut(self) -> None:
+        """Cut the wire at once, without waiting; the box then ends by itself."""
+        self.lifetime.end("its close() was called")
+        self.link.cut("it was closed")
+
+    async def close(self) -> None:
+        """End the box and everything in it, or this branch alone, however often this task is cancelled meanwhile.
+
+        Closing twice is harmless.
+        """
+        if self._session != TRUNK and self.lifetime.is_over:
+            return  # It ended with the box's lease, or was closed.
+        self.lifetime.end("its close() was called")
+        if self._session == TRUNK:
+            self.cut()
+            await release(self.network, self._end)
+        else:
+            await finished(self._end())
+
+    async def __aenter__(self) -> "RemoteBox":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,286 @@
+"""Calls over the wire of one box, one at a time, and the host functions that code in the box calls."""
+
+import asyncio
+import functools
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeAlias
+
+from agentgym.errors import BoxKilledError, SandboxError, WireError
+from agentgym.machine.finished import finished
+from agentgym.sandboxes.protocol import HostFunction
+from agentgym.sandboxes.protocol.content import WrongContent
+from agentgym.sandboxes.remote.host_functions import MAX_ASKS, begin_answer, cancelled
+from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, raise_refusal
+from agentgym.sandboxes.remote.wire import Frame, FrameTooLarge, Wire
+
+TRUNK = 0
+"""The number of the session that a box starts with; forks get the others."""
+MAX_OPEN_ASKS = 8
+"""Calls of host functions that wait for their answer at once; the server's limit is the same."""
+SERVER_ASKS = 2 * MAX_ASKS
+"""Calls of host functions after which the server ends a cell; one that goes on is not ours any more."""
+MAX_QUESTION = 1 << 20
+"""Bytes of the longest call of a host function; the server's limit is the same."""
+IN_PLACE = (
+    "episodes are reset in place: counters of the kernel carry over, and what a hidden test starts can change its files"
+)
+_log = logging.getLogger("agentgym.sandboxes")
+
+Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+"""Takes each part of a stream, and returns the bytes to answer it with."""
+WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
+"""Waits for the end of a box whose wire has closed: how the code in it ended it; None where something else did."""
+
+
+_serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
+"""The boxes whose code waits for the host function that runs now."""
+
+
+class Listener(Protocol):
+    """A program in the background, as far as the wire is concerned."""
+
+    def hear(self, frame: Frame) -> None: ...
+
+    def lose(self) -> None: ...
+
+
+class Link:
+    """The wire of one box: one call at a time, whichever session it is for; others wait for their turn."""
+
+    def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
+        self._wire = wire
+        self._why_it_ended = why_it_ended
+        self._killed: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._ending: list[dict[str, object]] = []
+        self._broken: str | None = None
+        self.processes: dict[int, Listener] = {}
+        """The programs in the background, by their numbers."""
+        wire.aside, wire.lost = self._hear, self.lose_processes
+        self.needs_replacement = False
+        """Whether the box works but should be replaced by a new one before its next lease."""
+        self.created_at = self.used = self._loop.time()
+        """The times at which the wire was opened and the last call began or ended, on the loop's clock."""
+
+    @property
+    def broken(self) -> str | None:
+        """The reason why no call can be answered any more; None while the box works."""
+        return self._broken or self._wire.error
+
+    def cut(self, why: str, *, by_its_code: bool = False) -> None:
+        """Close the wire at once; the box then ends by itself. Where its code did it, calls raise BoxKilledError."""
+        if by_its_code and self.broken is None:
+            self._killed = why
+        self._broken = self.broken or why
+        self._wire.close()
+
+    async def call(
+        self,
+        op: str,
+        body: bytes,
+        patience_s: float,
+        serve: Mapping[str, HostFunction] | None = None,
+        carry: Carry | None = None,
+        **fields: object,
+    ) -> Frame:
+        """Make one call and return its answer; SandboxError if the box gives none, BoxContentError if it refuses.
+
+        A call that is cancelled is ended inside the box too. `carry` gets each part of a stream and returns the bytes
+        to answer it with, before which the box sends no other part.
+        """
+        if id(self) in _serving.get():
+            raise RuntimeError("a host function cannot call the box whose code waits for it")
+        async with self._lock:
+            if self.broken:
+                raise await self.lost()
+            call = 0
+            try:
+                if self._ending:
+                    self._end_now()
+                call = next(self._ids)
+                self._wire.send({"id": call, "op": op, **fields}, body)
+                now = self.used = self._loop.time()
+                frame = await self._answer(call, now + patience_s, serve or {}, carry)
+            except FrameTooLarge as error:
+                raise WrongContent(f"the call is too large: {error}") from None  # The box has heard nothing of it.
+            except WireError as error:
+                raise await self.lost(str(error)) from error
+            except TimeoutError as error:
+                self.cut(str(error))
+                raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
+            except BaseException:
+                # The call still runs in the box: end it. The next call skips its answer.
+                with suppress(WireError):
+                    self._wire.send({"id": call, "op": "cancel"})
+                raise
+            self.used = self._loop.time()
+        if len(frame.envelope) > 1:
+            self._check_refusal(frame, fields)
+        return frame
+
+    def _check_refusal(self, frame: Frame, fields: Mapping[str, object]) -> None:
+        """Raise what the box says against a call; a box that says what makes no sense is cut."""
+        try:
+            raise_refusal(frame.envelope, fields)
+        except WireError as error:
+            self.cut("it was closed")
+            raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
+
+    def tell(self, envelope: dict[str, Any], body: bytes = b"") -> None:
+        """Say something that has no answer, whatever call runs; WireError where the wire is closed."""
+        self._wire.send(envelope, body)
+        self.used = self._loop.time()
+
+    async def finish(self, op: str, patience_s: float, **fields: Any) -> None:
+        """Make a call that ends something, also where this task is cancelled; it is nothing where the box is gone."""
+        with suppress(SandboxError):
+            await finished(asyncio.ensure_future(self.call(op, b"", patience_s, **fields)))
+
+    def _hear(self, frame: Frame) -> None:
+        """Hand a frame to the program that it tells of; those of programs that were closed are dropped."""
+        number = frame.envelope["process"]
+        listener = self.processes.get(number) if type(number) is int else None
+        if listener is not None:
+            listener.hear(frame)
+            self.used = self._loop.time()
+
+    def lose_processes(self) -> None:
+        """Tell those who wait for programs in the background that these are gone."""
+        for listener in [*self.processes.values()]:
+            listener.lose()
+
+    async def lost(self, why: str = "") -> SandboxError:
+        """Return the error for a box that is gone: BoxKilledError where it ended of what the code in it did."""
+        if self._broken is None and self._why_it_ended is not None:
+            self._wire.close()  # A box that still runs ends now, by our will, and not of its code.
+            self._killed = await self._why_it_ended()
+        self.cut(self._killed or why or "the wire is closed")
+        if self._killed is not None:
+            return BoxKilledError(f"the box was ended by the code that ran in it: {self._killed}")
+        return SandboxError(f"{SANDBOX_LOST}: {self.broken}")
+
+    def new_number(self) -> int:
+        """Return a number that no other call, session or program of this box ever has."""
+        return next(self._ids)
+
+    def end_later(self, op: str, **fields: object) -> None:
+        """Make a call that ends something before the next call; its answer is skipped."""
+        self._ending.append({"op": op, **fields})
+
+    def _end_now(self) -> None:
+        while self._ending:
+            self._wire.send({"id": next(self._ids), **self._ending.pop()})
+
+    async def _answer(
+        self, call: int, deadline: float, serve: Mapping[str, HostFunction], carry: Carry | None
+    ) -> Frame:
+        """Return the frame that ends the call; parts of a stream and calls of host functions before it are answered."""
+        asked = 0
+        waiting: deque[Frame] = deque()
+        while True:
+            frame = waiting.popleft() if waiting else await self._next(call, deadline)
+            if carry is not None and "part" in frame.envelope:
+                self._wire.send({"id": call, "answer": frame.envelope["part"]}, await carry(frame.body))
+                await self._give_a_turn(waiting)
+                continue
+            if "ask" not in frame.envelope:
+                return frame
+            asked += 1
+            if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
+                raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
+            end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
+            if end is not None:
+                return end
+            await self._give_a_turn(waiting)
+
+    async def _give_a_turn(self, waiting: "deque[Frame]") -> None:
+        """Let the loop do other work before the frames that were sent ahead: taking them needs no wait."""
+        if waiting or self._wire.holds_frames:
+            await asyncio.sleep(0)
+
+    async def _next(self, call: int, deadline: float) -> Frame:
+        """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.
+
+        An answer that is there at the deadline counts: the loop may have been held up.
+        """
+        late = 0
+        while True:
+            frame = await self._wire.receive(deadline)
+            number = frame.envelope.get("id")
+            if type(number) is not int or number > call:
+                raise WireError(f"an answer to call {number!r} while {call} runs")
+            if self._loop.time() < deadline:
+                if number == call:
+                    return frame
+            elif number == call and not {"ask", "part"} & frame.envelope.keys():
+                return frame
+            else:
+                late += 1
+                if late > MAX_OPEN_ASKS:
+                    raise TimeoutError("the box did not answer in time")
+
+    async def _serve(
+        self,
+        ask: Frame,
+        call: int,
+        deadline: float,
+        serve: Mapping[str, HostFunction] | None,
+        waiting: "deque[Frame]",
+    ) -> Frame | None:
+        """Answer one call of a host function; return the call's end where that comes before the function's.
+
+        The calls that come meanwhile are put behind those that are `waiting`.
+        """
+        number = ask.envelope["ask"]
+        inside = _serving.set(_serving.get() | {id(self)})
+        try:
+            answer = begin_answer(ask.body, serve)
+            working = None if isinstance(answer, bytes) else asyncio.ensure_future(answer)
+        finally:
+            _serving.reset(inside)
+        if working is None:
+            assert isinstance(answer, bytes)
+            self._wire.send({"id": call, "answer": number}, answer)
+            return None
+        hearing = asyncio.ensure_future(self._hear_end(call, deadline, waiting))
+        try:
+            await asyncio.wait({working, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if hearing.done():
+                return hearing.result()
+            self._wire.send({"id": call, "answer": number}, working.result())
+            return None
+        finally:
+            await cancelled(working)
+            await cancelled(hearing)
+
+    async def _hear_end(self, call: int, deadline: float, waiting: "deque[Frame]") -> Frame:
+        """Return the frame that ends the call; put the calls of host functions before it aside."""
+        while "ask" in (frame := await self._next(call, deadline)).envelope:
+            waiting.append(frame)
+            if len(waiting) > MAX_OPEN_ASKS:
+                raise WireError(f"over {MAX_OPEN_ASKS} calls of host functions at once")
+        return frame
+
+
+def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
+    """Log, once for each kind of box, how it is reset; as a warning, what its kernel does not let it have."""
+    if hello.get("place") == "new":
+        _tell_once(digest, "each episode has a place of its own", logging.INFO)
+    elif hello.get("why"):
+        _tell_once(digest, f"{IN_PLACE}: it lets no episode have namespaces of its own ({hello['why']})")
+    else:
+        _tell_once(digest, IN_PLACE, logging.INFO)
+    if hello.get("not_private"):
+        _tell_once(digest, f"boxes share the locks and watches of {hello['not_private']} with this machine")
+
+
+@functools.cache
+def _tell_once(digest: str, what: str, level: int = logging.WARNING) -> None:
+    _log.log(level, "%s: %s", digest, what)

@@ -1,0 +1,84 @@
+"""Rewards that raised: counted over all rollouts by reward and line, and reported once they are more than a few."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from agentgym.environments.rewards import ZERO
+from agentgym.errors import EnvError
+from agentgym.scheduling.group_rewards import NAME
+from agentgym.types.rollout import Rollout
+from agentgym.types.transcript import printable
+
+SHARE = 0.01
+"""The share of the rollouts above which failing rewards are reported."""
+
+
+class RewardFailures:
+    """Counts rollouts without a reward because one raised, and rewards that are 0.0 for what the policy left."""
+
+    def __init__(self) -> None:
+        self.rollouts = 0
+        self._raised: Counter[str] = Counter()
+        self._zero: Counter[str] = Counter()
+        self._said = {"raised": 0, "zero": 0}
+        """How many there were when it was last said."""
+
+    def add(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """Count rollouts that have ended; return what is to be said now: at 1 %, and whenever there are twice as many.
+
+        Each sentence names the reward and the line that it is most often about.
+        """
+        self.rollouts += len(rollouts)
+        for played in rollouts:
+            if (line := _line_of_failure(played)) is not None:
+                self._raised[line] += 1
+            if (zero := next(_lines_of_zeros(played), None)) is not None:
+                self._zero[zero] += 1
+        said = []
+        if self._is_due("raised", self._raised):
+            said.append(
+                f"{self._count(self._raised)} have no reward because one raised or returned no number; "
+                f"{_most(self._raised)}. Score whatever the policy left behind, or it learns to escape low rewards "
+                "that way: `agentgym check` finds such lines, and the reward should return 0.0 there."
+            )
+        if self._is_due("zero", self._zero):
+            said.append(
+                f"{self._count(self._zero)} have a reward that is 0.0 because of what the policy said or left in its "
+                f"box; {_most(self._zero)}."
+            )
+        return said
+
+    def _is_due(self, kind: str, counts: Counter[str]) -> bool:
+        count = counts.total()
+        if count <= SHARE * self.rollouts or count < 2 * self._said[kind]:
+            return False
+        self._said[kind] = count
+        return count > 0
+
+    def _count(self, counts: Counter[str]) -> str:
+        share = 100 * counts.total() / self.rollouts
+        return f"{counts.total()} of {self.rollouts} rollouts ({share:.1f} %)"
+
+
+def _line_of_failure(played: Rollout) -> str | None:
+    """The reward that a rollout failed in, and its line; None where it failed elsewhere, or not at all."""
+    failure = played.failure
+    if failure is None or failure.type != EnvError.__name__:
+        return None
+    named = failure.where.endswith((".score", f".{NAME}")) or ": reward " in failure.where
+    if not named:
+        return None
+    place = failure.message.partition("; ")[0].rpartition(", at ")[2] if ", at " in failure.message else ""
+    return f"{failure.where}, at {place}" if place else failure.where
+
+
+def _lines_of_zeros(played: Rollout) -> Iterator[str]:
+    """Yield each reward of a rollout that is 0.0 because of what the policy left, and the line that found it so."""
+    for name, why in played.failed_cases.items():
+        if why.startswith(ZERO):
+            yield f"{name}, at {why.rpartition(', at ')[2]}"
+
+
+def _most(counts: Counter[str]) -> str:
+    (line, times) = counts.most_common(1)[0]
+    return f"most often ({times} times) it was {printable(line)}"

@@ -1,0 +1,73 @@
+"""The search for secrets in the texts that the model reads."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from agentgym.testing.env_checks.findings import Finding
+from agentgym.testing.env_checks.observed import ObservedRollout
+from agentgym.types.messages import Message, text_of
+from agentgym.types.task import Task
+
+CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
+"""Fields of a task that no prompt and no tool may show if they hold at least `LONG` characters of text."""
+ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
+"""Fields that no exception of a tool may show. A tool's answer may: a tool is there to find the answer."""
+LONG = 8
+CHANGE = "keep it out of what tools return and raise, and out of files that the box can read"
+
+
+def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
+    """Return a finding for each secret and place in which the model reads it before it wrote it itself.
+
+    `secrets`, and a check or solution in a field of the task, must be in no message at all; an answer must be in no
+    exception text. Text in the task's own prompt is not secret.
+    """
+    found: dict[str, Finding] = {}
+    for play in plays:
+        for what, text in _all(task, secrets):
+            place = _place(play, text, anywhere=what == "secrets" or (what in CHECKS and len(text) >= LONG))
+            if place is not None:
+                named = "a text of secrets=[...]" if what == "secrets" else f"the task's {what!r}"
+                finding = Finding("secret", f"{named} ({text!r:.60}) is in {place}, which the model reads", CHANGE)
+                found.setdefault(str(finding), finding)
+    return list(found.values())
+
+
+def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from (("secrets", text) for text in secrets)
+    prompt = " ".join(text_of(message["content"]) for message in task.prompt)
+    for name in ANSWERS:
+        value: Any = getattr(task, name, None)
+        is_text = isinstance(value, str | int | float) and not isinstance(value, bool) and len(str(value)) >= 2
+        if is_text and not _holds(prompt, str(value)):
+            yield name, str(value)
+
+
+def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
+    """Return where the model first reads the secret; None if it does not, or had written it before."""
+    if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
+        return "the first prompt"
+    for turn in play.turns:
+        if turn.over or any(_holds(text, secret) for text in _written(turn.action)):
+            return None
+        for message in turn.messages:
+            if _holds(text_of(message["content"]), secret) and (anywhere or _is_exception(message)):
+                return f"the answer of tool {message['name']!r}" if "name" in message else "the answer of step()"
+    return None
+
+
+def _written(action: Message) -> Iterator[str]:
+    """Yield the texts that the model wrote in one message."""
+    yield str(action["content"])
+    for call in action.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        yield from [arguments] if isinstance(arguments, str) else map(str, arguments.values())
+
+
+def _is_exception(message: Message) -> bool:
+    return message["role"] == "tool" and bool(re.match(r"error: tool '[^']*' failed: ", text_of(message["content"])))
+
+
+def _holds(text: str, secret: str) -> bool:
+    return bool(re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text))

@@ -1,0 +1,239 @@
+"""Hostile content that a policy may say or leave in its box, and the box that shows it to an env."""
+
+import asyncio
+import copy
+import errno
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentgym.errors import BoxContentError, EngineError, EnvError, MachineError, SandboxError
+from agentgym.sandboxes.protocol import Box, ExecResult, Verdict
+from agentgym.sandboxes.protocol.content import NotAFile, TextFiles, WrongContent, of_number
+from agentgym.types.messages import Message, ToolCall
+
+MB = 1 << 20
+TEXTS: Mapping[str, str] = {
+    "nothing": "",
+    "1 MB of text": "a " * (MB // 2),
+    "the character NUL": "a\0b",
+    "broken JSON": '{"answer": [1, ',
+    "JSON of another type, null": "null",
+    "JSON of another type, a list": "[null]",
+    "JSON of another type, an empty object": "{}",
+    "JSON of 100,000 levels": "[" * 100_000 + "]" * 100_000,
+    "a number of 5,000 digits": "9" * 5000,
+    "a number that is not finite": "NaN",
+    "a number that is too large": "1e999",
+    "a division by zero": "1/0",
+    "a path that leads out": "../../\0/etc/passwd",
+}
+"""Texts that a model may write, by their description."""
+NO_TEXT: Mapping[str, bytes] = {"bytes that are not UTF-8": b"\xff\xfe\x00\x01"}
+MOST_VARIED = 4
+"""Keys of an object that are each given wrong values."""
+
+
+def wrong_types(text: str) -> Iterator[tuple[str, str]]:
+    """Yield variants of a right JSON text with values of other types, each after its description."""
+    try:
+        right = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    keys: list[Any] = list(right)[:MOST_VARIED] if isinstance(right, dict) else []
+    for key in keys:
+        wrong: Any
+        for wrong in (None, [], "x", {"x": [None]}):
+            yield f"JSON whose {key!r} is {json.dumps(wrong)}", json.dumps({**right, key: wrong})
+        yield f"JSON without {key!r}", json.dumps({name: value for name, value in right.items() if name != key})
+
+
+ARGUMENTS: Mapping[str, Mapping[type, Any]] = {
+    "numbers of 900 digits": {int: 10**900, float: 1e308, str: "9" * 900, list: [], dict: {}},
+    "numbers below zero": {int: -1, float: -1e308, str: "-1", list: [None], dict: {"x": None}},
+    "texts with NUL": {str: "../a\0b"},
+    "empty texts": {int: 0, float: 0.0, str: "", list: [""], dict: {"": ""}},
+}
+"""Replacements for a call's arguments, by their type; arguments of other types stay as they are."""
+
+
+def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield hostile variants of the first right call of each tool: description, name and arguments."""
+    seen: set[str] = set()
+    for call in calls:
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        if name in seen or not isinstance(given, Mapping):
+            continue
+        seen.add(name)
+        for what, kinds in ARGUMENTS.items():
+            yield what, name, {key: kinds.get(type(value), value) for key, value in given.items()}
+
+
+@dataclass(slots=True)
+class Hostile:
+    """The hostile content that an env meets in one rollout, and the errors that its own code raised."""
+
+    text: str | None = None
+    """The text that replaces everything that the model says; None leaves that as it is."""
+    answers: Sequence[tuple[str, str | None]] = ()
+    """Answers with which the env is scored again, after their description; None is a missing answer."""
+    box: bool = False
+    """Whether the env is scored again for each hostile content of its box."""
+    raised: list[tuple[str, BaseException]] = field(default_factory=list)
+    """The content that the env met in those scores, and the error that it raised."""
+
+    def said(self, message: Message) -> Message:
+        """Return a message with the hostile text in it."""
+        if self.text is None:
+            return message
+        changed = copy.copy(message)
+        changed["content"] = self.text
+        return changed
+
+
+Score = Callable[[], Awaitable[dict[str, float]]]
+
+
+async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, float]:
+    """Return the score of an env, and score it again for each answer and each hostile content of its box."""
+    real, metrics = env._box, dict(env.metrics)
+    shown = SpoiledBox(real) if hostile.box and real is not None else None
+    env._box = real if shown is None else shown
+    try:
+        first = await score()
+        for what, content in [] if shown is None else shown.contents():
+            assert shown is not None
+            shown.spoil(content)
+            await _scored(hostile, f"a box that holds {what}", score)
+    finally:
+        env._box = real
+    given = getattr(env, "answer", None)
+    for what, env.answer in hostile.answers:
+        await _scored(hostile, what, score)
+    if hostile.answers:
+        env.answer = given
+    env.metrics = metrics
+    return first
+
+
+async def _scored(hostile: Hostile, what: str, score: Score) -> None:
+    """Score once more, and note errors that come neither from an engine nor from a box."""
+    try:
+        wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
+        if wrong:
+            raise EnvError(f"its score is {wrong}, which is not finite")
+    except (SandboxError, EngineError, MachineError):
+        pass
+    except Exception as error:
+        hostile.raised.append((what, error))
+
+
+class SpoiledBox(TextFiles):
+    """A box that answers like the real one, and later as if all its files and programs held one hostile content."""
+
+    def __init__(self, real: Box) -> None:
+        self.real = real
+        self.content: bytes | BoxContentError | None = None
+        """The content of every file; None for the real one."""
+        self.seen: list[bytes] = []
+        """The content of the files that were read, and the output of programs."""
+        self.is_asked = False
+        self.verdicts: list[Verdict] = []
+        self.asked_verdicts = 0
+
+    def spoil(self, content: bytes | BoxContentError) -> None:
+        """Let all files hold, and all programs print, this content from now on."""
+        self.content, self.asked_verdicts = content, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def contents(self) -> Iterator[tuple[str, bytes | BoxContentError]]:
+        """Yield hostile contents of the box, each after its description; none if no reward reads the box."""
+        if not self.is_asked:
+            return
+        yield "a file that is missing", of_number(errno.ENOENT, "it")
+        yield "a folder in place of a file", NotAFile("it is a folder")
+        yield from ((what, text.encode()) for what, text in TEXTS.items())
+        yield from NO_TEXT.items()
+        for right in self.seen[:1]:
+            with suppress(UnicodeDecodeError):
+                yield from ((what, text.encode()) for what, text in wrong_types(right.decode()))
+
+    def _spoiled(self, limit: int = 1 << 62) -> bytes:
+        assert self.content is not None
+        if isinstance(self.content, BoxContentError):
+            raise self.content.with_traceback(None)
+        if len(self.content) > limit:
+            raise WrongContent(f"{len(self.content)} bytes, the limit is {limit}")
+        return self.content
+
+    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
+        """Return the hostile content."""
+        self.is_asked = True
+        if self.content is not None:
+            return self._spoiled(limit)
+        self.seen.append(await self.real.read(path, limit=limit, timeout_s=timeout_s))
+        return self.seen[-1]
+
+    async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
+        """Return names that nobody expects."""
+        self.is_asked = True
+        if self.content is None:
+            return await self.real.list(path, timeout_s=timeout_s)
+        return ["a\nb", "a\udcffb", f"{'n' * 254}/"] if self._spoiled() else []
+
+    async def get(self, source: str, target: str | Path, *, limit: int = 64 * MB, **settings: Any) -> Any:
+        """Write the hostile content to the target; a folder in place of a file is one there, too."""
+        self.is_asked = True
+        if self.content is None:
+            return await self.real.get(source, target, limit=limit, **settings)
+        if isinstance(self.content, NotAFile):
+            await asyncio.to_thread(Path(target).mkdir, parents=True, exist_ok=True)
+            return ["link"]
+        data = self._spoiled(limit)
+        await asyncio.to_thread(_write, Path(target), data)
+        return []
+
+    async def archive(self, path: str = ".", target: str | Path | None = None, **settings: Any) -> bytes:
+        """Refuse: the content of an archive is as hostile as that of `get`, and reading it is up to the caller."""
+        self.is_asked = True
+        if self.content is None:
+            return await self.real.archive(path, target, **settings)
+        raise WrongContent("the archive is over its limit")
+
+    async def exec(self, *args: Any, **settings: Any) -> ExecResult:
+        """Return a result with the hostile text as its output."""
+        return await self._ran(self.real.exec, *args, **settings)
+
+    async def python(self, *args: Any, **settings: Any) -> ExecResult:
+        """Return a result with the hostile text as its output."""
+        return await self._ran(self.real.python, *args, **settings)
+
+    async def _ran(self, run: Callable[..., Awaitable[ExecResult]], *args: Any, **settings: Any) -> ExecResult:
+        self.is_asked = True
+        if self.content is None:
+            result = await run(*args, **settings)
+            self.seen.append(result.stdout_bytes)
+            return result
+        if isinstance(self.content, BoxContentError):
+            return ExecResult(status="timeout", exit_code=-9, stdout="", stderr="", state_lost=True)
+        text = self.content[: 64 << 10].decode("utf-8", "replace")
+        return ExecResult(status="ok", exit_code=0, stdout=text, stderr="")
+
+    async def verify(self, **settings: Any) -> Verdict:
+        """Return the real verdict, computed once, because nothing hostile is in the host's report of cases."""
+        if self.content is None or self.asked_verdicts >= len(self.verdicts):
+            self.verdicts.append(await self.real.verify(**settings))
+            return self.verdicts[-1]
+        self.asked_verdicts += 1
+        return self.verdicts[self.asked_verdicts - 1]
+
+
+def _write(target: Path, data: bytes) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)

@@ -1,0 +1,201 @@
+"""The critic: a value head on the policy's last hidden states, which its loss does not reach."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.functional import layer_norm, silu
+
+from agentgym.seeds import seed_for
+from agentgym.train.batching.batch import collate
+from agentgym.train.batching.bins import Cost
+from agentgym.train.batching.plan import plan_step
+from agentgym.train.config import TrainConfig
+from agentgym.train.distributed import Ranks
+from agentgym.train.policy.model import PolicyModel
+from agentgym.types.arrays import Floats
+from agentgym.types.sample import Sample, SampleKey
+
+WIDTH = 256
+"""Units of the head's hidden layer."""
+GRADIENT = 1.0
+"""Largest norm of the head's gradient."""
+
+
+class ValueHead(nn.Module):
+    """Gives a value for each state: its shape (without a scale), one hidden layer, a number; 0 before any training."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(hidden, WIDTH), nn.Linear(WIDTH, 1)
+        nn.init.zeros_(self.outer.weight)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, states_MH: Tensor) -> Tensor:
+        """Return the values (M) of states."""
+        shape_MH = layer_norm(states_MH, states_MH.shape[-1:])
+        values: Tensor = self.outer(silu(self.inner(shape_MH)))[:, 0]
+        return values
+
+
+class Critic:
+    """A value head and its optimizer, alike on every rank; every rank makes the same calls.
+
+    The states are the policy's as it is when `values` is called, and no gradient passes to it: the policy learns as it
+    would from the same advantages without a head, and the head takes many steps on states that were computed once.
+    """
+
+    def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, cost: Cost, *, seed: int) -> None:
+        self._policy, self._config, self._ranks, self._cost = policy, config, ranks, cost
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for("critic", seed))
+            head = ValueHead(policy.causal.config.get_text_config().hidden_size)
+        self._head = head.to(ranks.device)
+        self._optimizer = torch.optim.AdamW(head.parameters(), lr=config.value_lr, betas=config.betas, weight_decay=0.0)
+        self._kept: dict[SampleKey, tuple[Tensor, Tensor]] = {}
+        """States and values of this rank's samples, until they are learned from."""
+        self.asked: dict[SampleKey, int] = {}
+        """How many values were given of each sample, of all ranks, that nothing was learned from yet."""
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[Sample], pad_id: int) -> dict[SampleKey, Floats]:
+        """Return the value of the state before each token of the samples' loss masks, on every rank; keep the states.
+
+        `learn` takes those that were asked for last.
+        """
+        self._kept, self.asked = {}, {}
+        config, ranks = self._config, self._ranks
+        found: list[tuple[SampleKey, Floats]] = []
+        if not samples:
+            return {}
+        plans = plan_step(
+            samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
+        )
+        for part in plans[ranks.rank]:
+            chosen = [samples[i] for i in part.samples]
+            batch = collate(chosen, pad_id=pad_id, layout=config.layout, masked=part.masked).to(ranks.device)
+            states_MH = self._policy.states(batch.inputs)
+            values_M = self._head(states_MH)
+            counts = [0 if part.masked else int(sample.loss_mask.sum()) for sample in chosen]
+            pairs = zip(torch.split(states_MH, counts), torch.split(values_M, counts), strict=True)
+            for sample, (states, values) in zip(chosen if not part.masked else (), pairs, strict=False):
+                key = (sample.rollout_id, sample.segment, sample.step)
+                self._kept[key] = (states, values)
+                found.append((key, values.cpu().numpy().astype(np.float32)))
+        # Without a backward FSDP keeps the root's weights gathered; those that are trained are wanted as shards.
+        if isinstance(self._policy, FSDPModule) and not self._policy.adapted:
+            self._policy.reshard()
+        given = dict(ranks.gather(found))
+        self.asked = {key: len(values) for key, values in given.items()}
+        return given
+
+    def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
+        """Take `value_epochs` steps of the head towards these returns; return its figures on them before the first.
+
+        `returns` are those of all ranks, by sample and in the order of `values`; `refuse_returns` has seen them.
+        """
+        kept, self._kept, self.asked = self._kept, {}, {}
+        mine = sorted(kept.keys() & returns.keys())
+        hidden, device = self._head.inner.in_features, self._ranks.device
+        states_MH = torch.cat([kept[key][0] for key in mine] or [torch.zeros(0, hidden, device=device)])
+        old_M = torch.cat([kept[key][1] for key in mine] or [torch.zeros(0, device=device)])
+        targets_M = torch.from_numpy(np.concatenate([returns[key] for key in mine] or [np.zeros(0, np.float32)]))
+        targets_M = targets_M.to(device, torch.float32)
+        count = sum(len(values) for values in returns.values())
+        if not count:
+            return {}
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.value_lr
+        done = sum(self._step(states_MH, old_M, targets_M, count) for _ in range(self._config.value_epochs))
+        pairs = self._ranks.gather(list(zip(old_M.tolist(), targets_M.tolist(), strict=True)))
+        figures = value_figures(np.array(pairs))
+        return figures | {"train/value_skipped_steps": float(self._config.value_epochs - done)}
+
+    def _step(self, states_MH: Tensor, old_M: Tensor, targets_M: Tensor, count: int) -> bool:
+        """Take one step on the turns of all ranks; tell whether the gradient was finite, and was applied."""
+        loss = value_loss(self._head(states_MH), old_M, targets_M, clip=self._config.value_clip) / count
+        weights = list(self._head.parameters())
+        gradients = torch.autograd.grad(loss, weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            if self._ranks.world > 1:
+                dist.all_reduce(gradient)
+            weight.grad = gradient
+        norm = torch.nn.utils.clip_grad_norm_(weights, GRADIENT)
+        finite = math.isfinite(float(norm))
+        if finite:
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return finite
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy on the CPU of what `load` takes."""
+        moments = {
+            number: {name: value.detach().cpu().clone() for name, value in kept.items()}
+            for number, kept in self._optimizer.state_dict()["state"].items()
+        }
+        weights = {name: weight.detach().cpu().clone() for name, weight in self._head.state_dict().items()}
+        return {"weights": weights, "moments": moments}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the state of a checkpoint."""
+        self._head.load_state_dict(state["weights"])
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["moments"], "param_groups": groups})
+        self._kept, self.asked = {}, {}
+
+
+def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, Floats]) -> None:
+    """Raise ValueError for returns that `Critic.learn` cannot take; `asked` is how many values each sample was given.
+
+    It is called before anything is trained, and says the same on every rank.
+    """
+    if asked and not returns:
+        raise ValueError(
+            "samples: the critic was asked for values, and these have no returns for it to learn; train on the "
+            "SampleBatch of `value_samples` itself, for a slice or a list of it has none, or let the values go with "
+            "`trainer.values([])`"
+        )
+    if missing := [key for key in returns if key not in asked]:
+        raise ValueError(
+            f"samples: no values are kept of {missing[0]}: a step uses up those that were asked for last; take them "
+            "from `value_samples`, again for each step"
+        )
+    for key, given in returns.items():
+        if np.ndim(given) != 1:
+            raise ValueError(f"returns: those of {key} must be one number for each value, got {given!r}")
+        if len(given) != asked[key]:
+            raise ValueError(f"returns: {key} has {len(given)} where {asked[key]} values were given")
+        if not np.isfinite(given).all():
+            raise ValueError(f"returns: those of {key} must be finite, got {given}")
+
+
+def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: float | None) -> Tensor:
+    """Return the sum of squared errors; with `clip` that of the worse of the value and of one within `clip` of the old.
+
+    The second form is that of PPO's reference implementation (arXiv 2005.12729, section 3).
+    """
+    errors_M = (values_M - targets_M).square()
+    if clip is not None:
+        near_M = old_M + (values_M - old_M).clamp(-clip, clip)
+        errors_M = torch.maximum(errors_M, (near_M - targets_M).square())
+    return errors_M.sum()
+
+
+def value_figures(pairs: np.ndarray) -> dict[str, float]:
+    """Return the figures of values (first column) of states whose returns (second column) were seen.
+
+    The explained variance is 1 - Var(return - value) / Var(return): 1 for values that know the returns, 0 for a
+    constant, and below 0 for values that are worse than one; NaN where all returns are equal.
+    """
+    values, returns = pairs[:, 0], pairs[:, 1]
+    spread = float(returns.var())
+    return {
+        "train/value_loss": float(((returns - values) ** 2).mean()),
+        "train/value_mean": float(values.mean()),
+        "train/explained_variance": 1 - float((returns - values).var()) / spread if spread > 0 else math.nan,
+    }

@@ -1,1 +1,0 @@
-"""The critic: a value head beside the policy, and how it learns."""

@@ -1,0 +1,57 @@
+"""The figures of a training call, from what each of its forwards reports."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentgym.train.config import TrainConfig
+from agentgym.train.loss.losses import LossSums
+from agentgym.train.loss.nonfinite import MicroBatchReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """The report of one micro-batch on one rank."""
+
+    step: int
+    """Number of the optimizer step among those of the call, from 0."""
+    sums: LossSums
+    real_tokens: int
+    """Number of tokens that were computed and are not padding."""
+    computed_tokens: int
+    report: MicroBatchReport
+
+
+def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
+    """Return the figures of the optimizer steps that were taken, or of all where none was, over all ranks."""
+    finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
+    steps = finite or set(range(len(norms)))
+    taken = [f for f in forwards if f.step in steps]
+    tokens = sum(f.sums.tokens for f in taken)
+    real, computed = sum(f.real_tokens for f in forwards), sum(f.computed_tokens for f in forwards)
+    figures = {
+        "train/loss": sum(f.sums.loss for f in taken) / len(steps),
+        "train/grad_norm": sum(norms[step] for step in steps) / len(steps),
+        "train/clip_fraction": sum(f.sums.clipped for f in taken) / tokens,
+        "train/kl": sum(f.sums.kl for f in taken) / tokens,
+        "train/entropy": sum(f.sums.entropy for f in taken) / tokens,
+        # The first mini-batch alone: from the second on, the policy has moved away from the engine's.
+        "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
+        "train/trained_tokens": float(tokens if finite else 0),
+        "train/padding": 1 - real / computed,
+        "train/micro_batches": float(len(forwards)),
+    }
+    if config.correction != "none":
+        figures["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
+    if config.kl_coef:
+        figures["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
+        if config.kl_estimator == "k3":
+            figures["train/reference_kl_bounded"] = sum(f.sums.reference_bounded for f in taken) / tokens
+    if config.layout == "tree":
+        figures["train/unique_tokens"] = float(real)
+    return figures
+
+
+def reports_of(forwards: Sequence[Forward], step: int) -> list[MicroBatchReport]:
+    """Return the reports of one optimizer step's micro-batches."""
+    return [forward.report for forward in forwards if forward.step == step]

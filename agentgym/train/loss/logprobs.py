@@ -1,0 +1,103 @@
+"""Log-probabilities of trained tokens from hidden states, tile by tile: all logits never exist at once."""
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from agentgym.train.loss.linear_head import Upstream, linear_logprobs
+from agentgym.train.loss.logit_map import PLAIN, LogitMap, Scoring
+
+Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
+"""The output layer, which turns hidden states into logits."""
+
+CHUNK = 256
+"""Number of tokens whose whole distribution is held at once where the output layer is not a plain linear one."""
+
+
+@overload
+def token_logprobs(
+    states_NH: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: Literal[True] = True,
+    logits: LogitMap = PLAIN,
+    upstream: Upstream | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def token_logprobs(
+    states_NH: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: Literal[False],
+    logits: LogitMap = PLAIN,
+    upstream: Upstream | None = None,
+) -> tuple[Tensor, None]: ...
+def token_logprobs(
+    states_NH: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = True,
+    logits: LogitMap = PLAIN,
+    upstream: Upstream | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return log-probability and entropy (nats, float32, N) of each target id; memory does not grow with N x V.
+
+    ::
+
+        states_NH   h0    h1    h2      targets_N[i] is scored under softmax(logits(head(states_NH[i])) / temperature)
+        targets_N   t0    t1    t2      temperature 0 is treated as 1
+
+    Gradients go to the states and, where it is trained, to the output layer. The entropy has none, and is None where
+    it is not asked for. Sums and softmax are in float32, whatever the dtype of states and weights.
+
+    A plain linear output layer is multiplied tile by tile. With a frozen weight it is multiplied twice, both times in
+    forward: the derivative of a log-probability does not depend on the gradient that comes back, so forward computes
+    it and keeps N x H numbers for backward. A trained weight takes two more multiplications, in backward, or one more
+    in forward with `upstream`, which says what will come back. What it says wrongly costs time, never exactness:
+    backward computes the difference. Any other output layer is computed again in backward, CHUNK tokens at a time, and
+    has no use for `upstream`.
+    """
+    how = Scoring(temperature=temperature or 1.0, logits=logits)
+    if not _is_linear(head):
+        return _chunked(states_NH, head, targets_N, how, entropy)
+    layer = cast("nn.Linear", head)
+    return linear_logprobs(states_NH, layer.weight, layer.bias, targets_N, how, entropy=entropy, upstream=upstream)
+
+
+def _is_linear(head: Head) -> bool:
+    """Tell whether the head is a weight and a bias and nothing more: no adapter, no hook, no scale."""
+    return (
+        isinstance(head, nn.Linear)
+        and type(head).forward is nn.Linear.forward
+        and not head._forward_hooks
+        and not head._forward_pre_hooks
+    )
+
+
+def _chunked(
+    states_NH: Tensor, head: Head, targets_N: Tensor, how: Scoring, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    parts = [
+        checkpoint(_dense, states, head, targets, how, entropy, use_reentrant=False, preserve_rng_state=False)
+        for states, targets in zip(torch.split(states_NH, CHUNK), torch.split(targets_N, CHUNK), strict=True)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+
+
+def _dense(
+    states_NH: Tensor, head: Head, targets_N: Tensor, how: Scoring, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    log_NV = torch.log_softmax(how(head(states_NH).float()), -1)
+    picked_N = log_NV.gather(-1, targets_N[:, None])[:, 0]
+    with torch.no_grad():
+        return picked_N, -(log_NV.exp() * log_NV).sum(-1) if entropy else None

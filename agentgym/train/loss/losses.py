@@ -1,0 +1,286 @@
+"""Policy-gradient losses; they do not depend on how a mini-batch was cut into micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from agentgym.train.batching.batch import Batch
+from agentgym.types.sample import Sample
+
+Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo", "sft"]
+Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
+Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
+Divergence: TypeAlias = Literal["k1", "k2", "k3"]
+
+
+LARGEST_LOG_RATIO = 88.72
+"""Bound on log-ratios: its ratio, 3.4e38, is the largest that float32 holds.
+
+A larger log-ratio counts as this one. Without the bound its ratio would be infinite, and where a clip stops the token,
+infinity times a gradient of 0 would be NaN. No ratio that float32 holds is changed.
+"""
+
+LARGEST_K3_GAP = 20.0
+"""Largest distance below the reference, in nats, at which k3 follows its exponential; beyond it k3 is a line.
+
+The line keeps the gradient of that point, 1 - exp(20). A token that the policy has all but ruled out is pulled back,
+and no finite log-probability makes a step infinite.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """The settings of the loss; each field means what it does in `TrainConfig`."""
+
+    loss: Surrogate = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    correction: Correction = "none"
+    correction_cap: float = 2.0
+    normalise: Normalise = "token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSums:
+    """The part of one micro-batch in the figures of a step: sums over its trained tokens, and one maximum."""
+
+    loss: float
+    tokens: int
+    clipped: float
+    """Number of tokens whose gradient a clip stopped, or whose weight was clipped."""
+    corrected: float
+    """Number of tokens whose importance weight was truncated or masked."""
+    kl: float
+    """Sum of r - 1 - log r, r = probability here / engine's: k3 of Schulman 2020, "Approximating KL divergence"."""
+    entropy: float
+    gap: float
+    """Largest |log-probability here - the engine's| of a token, in nats."""
+    reference_kl: float = 0.0
+    """Sum of the tokens' `divergence` from the model without its adapter."""
+    reference_bounded: float = 0.0
+    """Number of tokens more than LARGEST_K3_GAP below the reference, where k3 is a line."""
+
+
+def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
+    """Return what a mini-batch's sum is divided by: its trained tokens, samples or rollouts, or a constant.
+
+    Samples and rollouts of which no token is trained do not count.
+    """
+    if normalise == "token":
+        return float(sum(int(sample.loss_mask.sum()) for sample in samples))
+    if normalise == "sample":
+        return float(sum(bool(sample.loss_mask.any()) for sample in samples))
+    if normalise == "rollout":
+        return float(len({sample.rollout_id for sample in samples if sample.loss_mask.any()}))
+    if isinstance(normalise, str) or not normalise > 0:
+        raise ValueError(f"normalise: {normalise!r} is none of token, sample, rollout or a number above 0")
+    return float(normalise)
+
+
+def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, normalise: Normalise) -> Tensor:
+    """Return the sum over the trained tokens, each times its weight; divided by `denominator` it is the mean.
+
+    ::
+
+        token, constant   1
+        sample            1 / trained tokens of its sample
+        rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
+
+    Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing. Merging the turns
+    of a segment into one sample changes nothing either, except under "sample", which counts samples.
+    """
+    if normalise in ("sample", "rollout"):
+        share_B = torch.ones_like(weight_B) if normalise == "sample" else weight_B
+        values_BR = values_BR * (share_B / loss_mask_BR.sum(-1).clamp(min=1))[:, None]
+    return torch.where(loss_mask_BR, values_BR, 0.0).sum()
+
+
+def policy_loss(
+    logprobs_BR: Tensor,
+    entropy_BR: Tensor,
+    batch: Batch,
+    config: LossConfig,
+    *,
+    denominator: float,
+    sequence_B: Tensor | None = None,
+    old_BR: Tensor | None = None,
+) -> tuple[Tensor, LossSums]:
+    """Return this batch's term of the policy loss, a scalar, and its figures; a mini-batch's terms add up to its loss.
+
+    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_low),
+    1 + clip_high), and sg(x) the value of x without its gradient::
+
+        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_high > clip_low: DAPO, 2503.14476
+        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
+        gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
+                    trained tokens; a token has the gradient s grad(its logprob)
+        sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
+        correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
+
+    `old_BR` holds log-probabilities of a policy between the engine's and the one here. Then r and s are to it, w is
+    of exp(old - the engine's), and every loss but sft is its term above times w, which has no gradient::
+
+        decoupled   -w min(r A, clip(r) A) for ppo                                          arXiv 2110.00641
+
+    `sequence_B` holds log s where a sample is not the whole sequence that s is taken over. Columns with loss mask 0
+    have no part in value or gradient. No ratio is above exp(LARGEST_LOG_RATIO).
+    """
+    gap_BR = masked_gap(logprobs_BR, batch.logprobs_BR, batch.loss_mask_BR)
+    nothing_BR = torch.zeros_like(batch.loss_mask_BR)
+    if config.loss == "sft":
+        gap_BR = torch.zeros_like(gap_BR)  # nobody sampled a demonstration
+        term = _Term(gain_BR=logprobs_BR * batch.advantages_BR, stopped_BR=nothing_BR, corrected_BR=nothing_BR)
+    elif old_BR is not None:
+        clipped = _clip(masked_gap(logprobs_BR, old_BR, batch.loss_mask_BR), batch, config, sequence_B)
+        weights_BR, corrected_BR = _correct(masked_gap(old_BR, batch.logprobs_BR, batch.loss_mask_BR), batch, config)
+        term = replace(clipped, gain_BR=weights_BR * clipped.gain_BR, corrected_BR=corrected_BR)
+    elif config.correction != "none":
+        weights_BR, corrected_BR = _correct(gap_BR.detach(), batch, config)
+        gain_BR = weights_BR * _one(gap_BR) * batch.advantages_BR
+        term = _Term(gain_BR=gain_BR, stopped_BR=nothing_BR, corrected_BR=corrected_BR)
+    else:
+        term = _clip(gap_BR, batch, config, sequence_B)
+    loss = -weighted_sum(term.gain_BR, batch.loss_mask_BR, batch.weight_B, config.normalise) / denominator
+    return loss, _figures(loss, gap_BR, entropy_BR, term, batch.loss_mask_BR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Term:
+    """What each token adds to the objective, and what became of it."""
+
+    gain_BR: Tensor
+    stopped_BR: Tensor
+    """bool: a clip stopped its gradient or changed its weight."""
+    corrected_BR: Tensor
+    """bool: its importance weight was truncated or masked."""
+
+
+def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
+    """Return the differences of log-probabilities, 0 where nothing is trained."""
+    # Masked before exp: a masked column may hold anything, and 0 * inf is NaN in the gradient.
+    return torch.where(loss_mask_BR, logprobs_BR - others_BR, 0.0)
+
+
+def _one(log_ratio_BR: Tensor) -> Tensor:
+    """Return 1, with the gradient of the log-probability."""
+    return (log_ratio_BR - log_ratio_BR.detach()).exp()
+
+
+def _correct(log_ratio_BR: Tensor, batch: Batch, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """Return each token's importance weight, and whether it was truncated or masked."""
+    cap = config.correction_cap
+    weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.correction, cap=cap)
+    return weights_BR, weights_BR == (0 if config.correction.endswith("mask") else cap)
+
+
+def _clip(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Tensor | None) -> _Term:
+    """Return each token's term of a loss that clips its ratio."""
+    advantages_BR, one_BR = batch.advantages_BR, _one(log_ratio_BR)
+    nothing_BR = torch.zeros_like(batch.loss_mask_BR)
+    ratio_BR = _ratio(log_ratio_BR.detach(), batch, config.loss, sequence_B)
+    high_BR, low_BR = ratio_BR > 1 + config.clip_high, ratio_BR < 1 - config.clip_low
+    if config.loss == "cispo":
+        weights_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+        gain_BR = weights_BR * one_BR * advantages_BR
+        return _Term(gain_BR=gain_BR, stopped_BR=high_BR | low_BR, corrected_BR=nothing_BR)
+    stopped_BR = high_BR & (advantages_BR > 0) | low_BR & (advantages_BR < 0)
+    if config.dual_clip is not None:
+        stopped_BR = stopped_BR | (advantages_BR < 0) & (ratio_BR > config.dual_clip)
+    gain_BR = _clipped(ratio_BR * one_BR, advantages_BR, config)
+    return _Term(gain_BR=gain_BR, stopped_BR=stopped_BR, corrected_BR=nothing_BR)
+
+
+def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Surrogate, sequence_B: Tensor | None) -> Tensor:
+    """Return r of each token, or s of its sequence."""
+    if loss != "gspo":
+        return log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
+    if sequence_B is None:
+        sequence_B = _sample_mean(log_ratio_BR, batch.loss_mask_BR)
+    return sequence_B.clamp(max=LARGEST_LOG_RATIO).exp()[:, None].expand_as(log_ratio_BR)
+
+
+def _sample_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
+    """Return the mean log-ratio of each sample's trained tokens."""
+    return log_ratio_BR.sum(-1) / loss_mask_BR.sum(-1).clamp(min=1)
+
+
+@torch.no_grad()
+def _figures(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss_mask_BR: Tensor) -> LossSums:
+    """Return the figures of one micro-batch, copied from the device together; gaps to the engine are 0 if untrained."""
+    gap_BR = gap_BR.double()  # a ratio that float32 holds has a finite sum here
+    figures = (
+        loss,
+        loss_mask_BR.sum(),
+        (term.stopped_BR & loss_mask_BR).sum(),
+        (term.corrected_BR & loss_mask_BR).sum(),
+        (gap_BR.exp() - 1 - gap_BR).sum(),
+        torch.where(loss_mask_BR, entropy_BR, 0.0).sum(),
+        gap_BR.abs().max(),
+    )
+    value, tokens, clipped, corrected, kl, entropy, gap = torch.stack([one.double() for one in figures]).tolist()
+    return LossSums(
+        loss=value, tokens=int(tokens), clipped=clipped, corrected=corrected, kl=kl, entropy=entropy, gap=gap
+    )
+
+
+def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: LossConfig) -> Tensor:
+    """Return the smaller of ratio x advantage and clipped ratio x advantage."""
+    clipped_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+    gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
+    if config.dual_clip is None:
+        return gain_BR
+    # A bad token that has become much likelier would otherwise weigh without bound.
+    return torch.where(advantages_BR < 0, torch.maximum(gain_BR, config.dual_clip * advantages_BR), gain_BR)
+
+
+def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
+    """Return each token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
+
+    With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
+
+        k1   d                  gradient d grad(logprob), which a penalty of d in the reward would have
+        k2   d^2 / 2            gradient d grad(logprob)
+        k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob); a line below d = -LARGEST_K3_GAP
+
+    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values.
+    The plain derivative of k1 would be 0 on average (arXiv 2506.09477).
+    """
+    d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
+    if estimator == "k1":
+        return d_BR.detach() * (d_BR - d_BR.detach()).exp()
+    if estimator == "k2":
+        return d_BR.square() / 2
+    bounded_BR = d_BR.clamp(min=-LARGEST_K3_GAP)
+    beyond_BR = bounded_BR - d_BR  # nats below the bound, 0 above it
+    return (-bounded_BR).exp() * (1 + beyond_BR) - 1 + d_BR
+
+
+@torch.no_grad()
+def importance_weights(log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, correction: Correction, cap: float) -> Tensor:
+    """Return the weight of each token that another policy sampled; `log_ratio_BR` is 0 where nothing is trained.
+
+    ::
+
+        token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
+        token_mask      r where 1/cap <= r <= cap, else 0
+        sequence        min(R, cap) for each token, R the product of r over the sample's trained tokens
+        sequence_mask   R where 1/cap <= R <= cap, else 0
+        geometric_mask  r where 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
+
+    R leaves any range as a sample grows longer; g is on the scale of one token, however long the sample.
+    """
+    judged_BR = log_ratio_BR
+    if correction in ("sequence", "sequence_mask"):
+        judged_BR = log_ratio_BR = log_ratio_BR.sum(-1, keepdim=True).expand_as(log_ratio_BR)
+    elif correction == "geometric_mask":
+        judged_BR = _sample_mean(log_ratio_BR, loss_mask_BR)[:, None].expand_as(log_ratio_BR)
+    ratio_BR = log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
+    if correction in ("token", "sequence"):
+        return ratio_BR.clamp(max=cap)
+    judged_BR = judged_BR.exp()
+    return torch.where((judged_BR <= cap) & (judged_BR >= 1 / cap), ratio_BR, 0.0)

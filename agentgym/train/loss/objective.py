@@ -1,0 +1,139 @@
+"""The loss of a mini-batch, as its config has it, over any number of micro-batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from agentgym.train.batching.batch import Batch
+from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
+from agentgym.train.loss.losses import (
+    LARGEST_K3_GAP,
+    LossConfig,
+    LossSums,
+    divergence,
+    masked_gap,
+    policy_loss,
+    weighted_sum,
+)
+from agentgym.train.loss.token_loss import TokenLoss
+from agentgym.types.sample import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Computes the loss of one mini-batch; the terms of its micro-batches add up to it, however it was cut."""
+
+    config: TrainConfig
+    denominator: float
+    """Number that the mini-batch's sum is divided by."""
+    sequences: Mapping[str, float] | None = None
+    """Log of each rollout's sequence ratio by its id, for the loss gspo_rollout; None for other losses."""
+
+    def __call__(
+        self,
+        samples: Sequence[Sample],
+        batch: Batch,
+        logprobs_BR: Tensor,
+        entropy_BR: Tensor,
+        reference_BR: Tensor | None,
+        old_BR: Tensor | None,
+    ) -> tuple[Tensor, LossSums]:
+        """Return the term of these samples, a scalar to call `backward` on, and its figures.
+
+        `reference_BR` is of the model without its adapter, `old_BR` of the trainer before the first optimizer step of
+        the batch; None where the config asks for none.
+        """
+        config, mask_BR = self.config, batch.loss_mask_BR
+        loss, sums = policy_loss(
+            logprobs_BR,
+            entropy_BR,
+            batch,
+            _loss_config(config),
+            denominator=self.denominator,
+            sequence_B=self._sequence(samples, logprobs_BR),
+            old_BR=old_BR,
+        )
+        if reference_BR is None:
+            return loss, sums
+        kl_BR = divergence(logprobs_BR, reference_BR, mask_BR, estimator=config.kl_estimator)
+        mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
+        loss = loss + config.kl_coef * mean
+        bounded_BR = mask_BR & (reference_BR - logprobs_BR.detach() > LARGEST_K3_GAP)
+        return loss, replace(
+            sums,
+            loss=float(loss.detach()),
+            reference_kl=float(kl_BR.detach().sum()),
+            reference_bounded=float(bounded_BR.sum()),
+        )
+
+    def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
+        """Return what tells each token's gradient of this loss from its log-probability alone; None where it does not.
+
+        It does not where a ratio is of a whole segment (`WHOLE_SEGMENTS`). A token without an advantage has a gradient
+        from the divergence alone.
+        """
+        config = self.config
+        if config.loss in WHOLE_SEGMENTS or config.correction in WHOLE_SEGMENTS:
+            return None
+        possible_BR = batch.loss_mask_BR if config.kl_coef else batch.advantages_BR != 0
+        return TokenLoss(
+            term=lambda logprobs_BR: loss(logprobs_BR, torch.zeros_like(logprobs_BR))[0], possible_BR=possible_BR
+        )
+
+    def _sequence(self, samples: Sequence[Sample], like: Tensor) -> Tensor | None:
+        """Return the log-ratio of each sample's rollout; None where each sample has a ratio of its own."""
+        if self.sequences is None:
+            return None
+        ratios = [self.sequences[sample.rollout_id] for sample in samples]
+        return torch.tensor(ratios, dtype=like.dtype, device=like.device)
+
+
+def _loss_config(config: TrainConfig) -> LossConfig:
+    return LossConfig(
+        loss="gspo" if config.loss == "gspo_rollout" else config.loss,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        correction=config.correction,
+        correction_cap=config.correction_cap,
+        normalise=config.normalise,
+    )
+
+
+@torch.no_grad()
+def sample_log_ratios(
+    samples: Sequence[Sample], batch: Batch, logprobs_BR: Tensor, old_BR: Tensor | None = None
+) -> list[tuple[str, float, int]]:
+    """Return the rollout id, the sum of log-ratios and the number of trained tokens of each sample.
+
+    The ratios are to `old_BR`, or to the engine's probabilities.
+    """
+    others_BR = batch.logprobs_BR if old_BR is None else old_BR
+    log_ratio_BR = masked_gap(logprobs_BR, others_BR, batch.loss_mask_BR).double()
+    sums, counts = log_ratio_BR.sum(-1).tolist(), batch.loss_mask_BR.sum(-1).tolist()
+    return [(sample.rollout_id, total, count) for sample, total, count in zip(samples, sums, counts, strict=True)]
+
+
+def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, float]:
+    """Return the mean log-ratio of each rollout's trained tokens, by its id; parts as of `sample_log_ratios`."""
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for name, total, count in parts:
+        sums[name] = sums.get(name, 0.0) + total
+        counts[name] = counts.get(name, 0) + count
+    return {name: total / max(counts[name], 1) for name, total in sums.items()}
+
+
+def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
+    """Raise ValueError where the loss needs whole segments and a segment is in several samples."""
+    segments = {(sample.rollout_id, sample.segment) for sample in samples}
+    if len(segments) == len(samples):
+        return
+    for field, value in (("loss", config.loss), ("correction", config.correction)):
+        if value in WHOLE_SEGMENTS:
+            raise ValueError(
+                f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "
+                f"{len(samples)} samples; use build_samples(merge=True), or set {WHOLE_SEGMENTS[value]}"
+            )

@@ -1,0 +1,183 @@
+"""One pass over the vocabulary of a linear output layer, by tiles of tokens and vocabulary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentgym.train.loss.logit_map import Scoring
+
+LOWEST = -1e30
+"""A number below any logit, and finite, so that its differences are not NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A linear output layer, and what becomes of its logits."""
+
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    how: Scoring
+
+    @property
+    def rows(self) -> int:
+        """Number of tokens that are multiplied at once."""
+        return _tile(self.weight_VH)[0]
+
+    def tiles(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield slices of the weight, each with the number of its first row."""
+        width = _tile(self.weight_VH)[1]
+        for start in range(0, len(self.weight_VH), width):
+            yield start, self.weight_VH[start : start + width]
+
+    def logits(self, states_NH: Tensor, start: int, tile_WH: Tensor, out: Tensor) -> Tensor:
+        """Write the mapped logits of a tile, N x W, to `out`, float32, and return it."""
+        product(states_NH, tile_WH.T, out)
+        if self.bias_V is not None:
+            out += self.bias_V[start : start + len(tile_WH)]
+        return self.how.in_place(out)
+
+
+def _tile(weight: Tensor) -> tuple[int, int]:
+    """Return how many tokens and vocabulary rows are multiplied at once: the fewest that run at full speed."""
+    return (512, 1024) if weight.device.type == "cpu" else (2048, 8192)
+
+
+class Room:
+    """Memory for one tile, used again for each: fresh pages of that size cost a fifth of a multiplication."""
+
+    def __init__(self, layer: Layer, tokens: int) -> None:
+        width = min(_tile(layer.weight_VH)[1], len(layer.weight_VH))
+        self._flat = layer.weight_VH.new_empty(min(tokens, layer.rows) * width, dtype=torch.float32)
+
+    def tile(self, tokens: int, width: int) -> Tensor:
+        """Return a contiguous tile, float32; what was in the one before is lost."""
+        return self._flat[: tokens * width].view(tokens, width)
+
+
+def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Write left @ right to `out`, float32: factors may be rounded to bfloat16, sums never are."""
+    if _is_mixed(left, right):
+        return torch.mm(left, right, out_dtype=torch.float32, out=out)
+    return torch.mm(left.float(), right.float(), out=out)
+
+
+def add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right to a float32 sum; as `product`."""
+    if _is_mixed(left, right):
+        sum_ += torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        torch.addmm(sum_, left.float(), right.float(), out=sum_)
+
+
+def _is_mixed(left: Tensor, right: Tensor) -> bool:
+    """Tell whether the device multiplies these factors as they are, and sums in float32."""
+    return left.is_cuda and left.dtype == right.dtype != torch.float32
+
+
+def column(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the column of each target in the tile that begins at `start`, N x 1, and whether it is in that tile."""
+    column_N1 = (targets_N - start)[:, None]
+    return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
+
+
+def put(tile_NW: Tensor, column_N1: Tensor, inside_N1: Tensor, values_N1: Tensor) -> None:
+    """Write each token's value to its column where that is inside the tile."""
+    tile_NW.scatter_(1, column_N1, torch.where(inside_N1, values_N1, tile_NW.gather(1, column_N1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The results of one pass over the vocabulary, for each token."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor | None
+    log_z_N: Tensor
+    """Logarithm of the sum of exp(logit / temperature)."""
+    others_N: Tensor
+    """Probability of every id but the target; 1 - p would round to 0 where p is near 1."""
+    bend_N: Tensor
+    """What the cap leaves of the derivative at the target's logit."""
+    slope_NH: Tensor | None
+    """Derivative of the log-probability by the state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a pass found in each tile, for a second use of the same logits."""
+
+    tiles: list[tuple[int, Tensor, Tensor]]
+    """First row of the tile's weight; exp(logit - top), 0 at the target, times what a cap leaves, N x W; top, N x 1."""
+
+
+def scan(
+    states_NH: Tensor,
+    layer: Layer,
+    targets_N: Tensor,
+    rooms: tuple[Room, Room],
+    *,
+    entropy: bool,
+    slope: bool,
+    keep: Tensor | None = None,
+) -> tuple[Scored, Kept]:
+    """Pass over the vocabulary once, with the largest logit so far subtracted from each (arXiv 1805.02867).
+
+    With z the logits over the temperature, p their softmax and t the target::
+
+        log p_t           z_t - log sum_v exp z_v
+        d log p_t / d h   (W_t - sum_v p_v W_v) / temperature = ((1 - p_t) W_t - sum_{v != t} p_v W_v) / temperature
+
+    Under a soft cap, each W_v is multiplied by the slope of the cap at its logit. `keep` is flat memory for N x V
+    numbers, to which the tiles of the second result are written; without it there are none, and both rooms are used.
+    """
+    tokens, kept = len(states_NH), Kept(tiles=[])
+    top_N1 = states_NH.new_full((tokens, 1), LOWEST, dtype=torch.float32)
+    target_N1 = torch.zeros_like(top_N1)
+    others_N1, energy_N1 = (torch.zeros_like(top_N1, dtype=torch.float64) for _ in range(2))  # sums of many tiles' sums
+    bend_N1 = torch.ones_like(top_N1)
+    pull_NH = torch.zeros_like(states_NH, dtype=torch.float32) if slope else None
+    for start, tile_WH in layer.tiles():
+        width = len(tile_WH)
+        z_NW = layer.logits(states_NH, start, tile_WH, rooms[0].tile(tokens, width))
+        if keep is None:
+            e_NW = rooms[1].tile(tokens, width)
+        else:
+            e_NW = keep[tokens * start : tokens * (start + width)].view(tokens, width)
+        column_N1, inside_N1 = column(targets_N, start, width)
+        target_N1 = torch.where(inside_N1, z_NW.gather(1, column_N1), target_N1)
+        before_N1, top_N1 = top_N1, torch.maximum(top_N1, z_NW.amax(-1, keepdim=True))
+        shrink_N1 = (before_N1 - top_N1).exp_()
+        bend_NW = layer.how.bend(z_NW) if slope or keep is not None else None
+        if bend_NW is not None:
+            bend_N1 = torch.where(inside_N1, bend_NW.gather(1, column_N1), bend_N1)
+        torch.exp(z_NW.sub_(top_N1), out=e_NW)
+        put(e_NW, column_N1, inside_N1, torch.zeros_like(target_N1))
+        if entropy:  # the sum of e (z - top), moved from the former top to this one
+            energy_N1 = (energy_N1 + others_N1 * (before_N1 - top_N1)) * shrink_N1
+            energy_N1 += z_NW.mul_(e_NW).sum(-1, keepdim=True)
+        others_N1 = others_N1 * shrink_N1 + e_NW.sum(-1, keepdim=True)
+        if bend_NW is not None:
+            e_NW *= bend_NW
+        if pull_NH is not None:
+            add_product(pull_NH.mul_(shrink_N1), e_NW.to(tile_WH.dtype), tile_WH)
+        if keep is not None:
+            kept.tiles.append((start, e_NW, top_N1))
+    below_N1 = target_N1 - top_N1
+    total_N1 = others_N1 + below_N1.exp()
+    log_total_N1 = total_N1.log()
+    others_N1 = others_N1 / total_N1
+    if pull_NH is not None:
+        pull_NH.div_(-total_N1).addcmul_((others_N1 * bend_N1).float(), layer.weight_VH[targets_N].float()).mul_(
+            layer.how.scale
+        )
+    energy_N1 = (energy_N1 + below_N1.exp() * below_N1) / total_N1
+    scored = Scored(
+        logprobs_N=(below_N1 - log_total_N1).float()[:, 0],
+        entropy_N=(log_total_N1 - energy_N1).float()[:, 0] if entropy else None,
+        log_z_N=(top_N1 + log_total_N1).float()[:, 0],
+        others_N=others_N1.float()[:, 0],
+        bend_N=bend_N1[:, 0],
+        slope_NH=None if pull_NH is None else pull_NH.to(states_NH.dtype),
+    )
+    return scored, kept

@@ -1,0 +1,5 @@
+"""What travels between the rooms: frozen, validated types, each in the module that is named after it.
+
+The way of a token: `Completion` (engines), `Segment` (rollouts), `Sample` (samples.py), `Batch` (train/batching), loss.
+Arrays are read-only NumPy vectors, so a slice of a segment is a view and costs nothing.
+"""

@@ -1,0 +1,51 @@
+"""Chat messages in the OpenAI shape: their text, their calls, and the images beside it."""
+
+from agentgym.types.messages.image import IMAGE_TYPES, MAX_IMAGE_BYTES, Image
+from agentgym.types.messages.message import (
+    ROLES,
+    Content,
+    Function,
+    ImagePart,
+    ImageURL,
+    Message,
+    Part,
+    TextPart,
+    ToolCall,
+    role_of,
+)
+from agentgym.types.messages.parts import (
+    SEE_ELSEWHERE,
+    content_of,
+    first_image,
+    image_of,
+    is_image,
+    joined,
+    kept_message,
+    parts_of,
+    text_of,
+)
+
+__all__ = [
+    "IMAGE_TYPES",
+    "MAX_IMAGE_BYTES",
+    "ROLES",
+    "SEE_ELSEWHERE",
+    "Content",
+    "Function",
+    "Image",
+    "ImagePart",
+    "ImageURL",
+    "Message",
+    "Part",
+    "TextPart",
+    "ToolCall",
+    "content_of",
+    "first_image",
+    "image_of",
+    "is_image",
+    "joined",
+    "kept_message",
+    "parts_of",
+    "role_of",
+    "text_of",
+]

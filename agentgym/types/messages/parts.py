@@ -1,0 +1,139 @@
+"""Contents of messages: text, or parts of text and images; read, checked, joined and shown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentgym.types.messages.image import BASE64, DATA, Image, shown_size
+
+SEEING_ROLES = ("user", "tool")
+"""The roles whose messages may hold images: no API takes one from the system or the assistant."""
+SEE_ELSEWHERE = (
+    "evaluate on a chat endpoint whose model sees (ag.Endpoint, `agentgym eval --url`), or let the env say in text "
+    "what is to be seen"
+)
+"""What to do with an env that shows images where text alone is read."""
+_DETAILS = ("auto", "low", "high")
+
+
+def content_of(value: Any, where: str, role: str | None = None) -> Any:
+    """Return a content as it is kept: text, or a list of parts in OpenAI's shape, one of them an image.
+
+    A list may hold texts, `ag.Image`, and parts; one without an image becomes its texts, each in lines of its own.
+    With `role`, an image must be in a message of the user or of a tool.
+
+    :raises ValueError: for anything else; the message names the part.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple):
+        got = type(value).__name__
+        raise ValueError(f"{where}: must be text, or a list of parts such as ['Look:', ag.Image(data)], got {got}")
+    if not value:
+        raise ValueError(f"{where}: an empty list of parts; write text, or at least one part")
+    parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(value)]
+    images = [place for place, part in enumerate(parts) if part["type"] == "image_url"]
+    if not images:
+        return "\n".join(part["text"] for part in parts)
+    if role is not None and role not in SEEING_ROLES:
+        raise ValueError(
+            f"{where}[{images[0]}]: an image in a message of the role {role!r}; put it into a message of the user"
+        )
+    return [part for part in parts if part != {"type": "text", "text": ""}]
+
+
+def kept_message(message: Any, where: str) -> Any:
+    """Return a message with its content as it is kept; ValueError names the part that is none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    return {**message, "content": content_of(content, f"{where}.content", message.get("role"))}
+
+
+def _part(part: Any, where: str) -> Any:
+    """One part in OpenAI's shape; ValueError for what is none."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Image):
+        return part.part
+    if not isinstance(part, Mapping):
+        raise ValueError(f"{where}: must be text, an ag.Image or a part, got {type(part).__name__}")
+    given = {name: value for name, value in part.items() if value is not None}  # Arrow fills in what others have.
+    if given.get("type") == "text" and given.keys() == {"type", "text"}:
+        if not isinstance(given["text"], str):
+            raise ValueError(f"{where}.text: must be text, got {type(given['text']).__name__}")
+        return given
+    if given.get("type") == "image_url" and given.keys() == {"type", "image_url"}:
+        return {"type": "image_url", "image_url": _image_url(given["image_url"], f"{where}.image_url")}
+    what = ", ".join(f"{name}: {value!r:.40}" for name, value in given.items())
+    raise ValueError(
+        f"{where}: must be {{'type': 'text', 'text': ...}}, {{'type': 'image_url', 'image_url': {{'url': ...}}}} or an "
+        f"ag.Image, got {{{what}}}"
+    )
+
+
+def _image_url(given: Any, where: str) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}: must be an object with the field url, got {type(given).__name__}")
+    kept = {name: value for name, value in given.items() if value is not None}
+    if unknown := sorted(map(str, kept.keys() - {"url", "detail"})):
+        raise ValueError(f"{where}: has url and detail, got {unknown[0]!r:.80}, too")
+    try:
+        Image.from_data_url(kept.get("url", ""))
+    except ValueError as error:
+        raise ValueError(f"{where}.{error}") from None
+    if "detail" in kept and kept["detail"] not in _DETAILS:
+        raise ValueError(f"{where}.detail: must be one of {', '.join(_DETAILS)}, got {kept['detail']!r:.80}")
+    return kept
+
+
+def parts_of(content: Any) -> list[Any]:
+    """Return the parts of a content; text is one part, and "" is none."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
+
+
+def is_image(part: Any) -> bool:
+    """Whether a part is an image."""
+    return isinstance(part, Mapping) and part.get("type") == "image_url"
+
+
+def image_of(part: Any) -> Image:
+    """Return the image of a part."""
+    return Image.from_data_url(part["image_url"]["url"])
+
+
+def first_image(messages: Sequence[Any]) -> str | None:
+    """Return where the first image of these messages is, such as "messages[0].content[1]"; None where there is none."""
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        for at, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            if is_image(part) or isinstance(part, Image):
+                return f"messages[{place}].content[{at}]"
+    return None
+
+
+def joined(contents: Sequence[Any], between: str) -> Any:
+    """Return the contents in one, those that say nothing left out, with the text `between` two texts."""
+    said = [content for content in contents if content]
+    if all(isinstance(content, str) for content in said):
+        return between.join(said)
+    made: list[Any] = []
+    for part in [part for content in said for part in parts_of(content)]:
+        if made and made[-1]["type"] == part["type"] == "text":
+            part = {"type": "text", "text": f"{made.pop()['text']}{between}{part['text']}"}
+        made.append(part)
+    return made
+
+
+def text_of(content: Any) -> str:
+    """Return a content as text, where an image is a word about it: `[image/png, 12 kB]`."""
+    return content if isinstance(content, str) else "\n".join(map(part_text, content))
+
+
+def part_text(part: Any) -> str:
+    """Return a part as text; an image is a word about it."""
+    if not is_image(part):
+        return str(part["text"])
+    mime_type, _, written = part["image_url"]["url"].removeprefix(DATA).partition(BASE64)
+    return f"[{mime_type}, {shown_size(len(written) * 3 // 4 - written[-2:].count('='))}]"

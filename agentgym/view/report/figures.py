@@ -1,0 +1,197 @@
+"""The tables of a report: the figures at the end of each line, and what was not learned from."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeAlias
+
+from agentgym.view.report.folders import KeptRun, measured
+from agentgym.view.report.lines import OF_A_RUN, Line, Spread, spread
+
+Figure: TypeAlias = Callable[[KeptRun], float | None]
+DIGITS = 18
+"""The most digits of a number in the name of a figure; Python refuses to read thousands of them."""
+LAST = 5
+"""Steps over which the first and the last reward are taken."""
+
+
+def end_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of the figures at the end of the trainings, its heading first; empty without one."""
+    return _table(ENDS, [line for line in lines if line.is_training])
+
+
+def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of what was played and not learned from, its heading first; empty without a training."""
+    return _table(UNLEARNED, [line for line in lines if line.is_training])
+
+
+def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of how rollouts of trainings ended, its heading first; empty where nothing says it."""
+    reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
+    figures = {name.removeprefix("stop/"): _share(name) for name in reasons}
+    return _table(figures, [line for line in lines if line.is_training]) if figures else []
+
+
+def score_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Return the table of the scores of evaluations, its heading first; empty without one."""
+    played = [line for line in lines if not line.is_training]
+    ks = sorted({name for line in played for run in line.runs for name in _passes(run)}, key=int)
+    figures: dict[str, Figure] = {"reward": _in_summary("reward")}
+    figures |= {f"pass@{k}": _pass_at(k) for k in ks}
+    figures |= {"rollouts": _in_summary("rollouts"), "failed": _in_summary("failed")}
+    return _table(figures, played)
+
+
+def _table(figures: dict[str, Figure], lines: Sequence[Line]) -> list[list[str]]:
+    if not lines:
+        return []
+    rows = [[line.mark, str(len(line.runs)), *_cells(figures, line)] for line in lines]
+    return [["", "runs", *figures], *rows]
+
+
+def _cells(figures: dict[str, Figure], line: Line) -> Iterator[str]:
+    for figure in figures.values():
+        yield shown(spread([value for run in line.runs if (value := figure(run)) is not None]))
+
+
+def shown(found: Spread | None) -> str:
+    """Return the mean with its deviation and range; the number alone where there is one, or where all are equal."""
+    if found is None:
+        return ""
+    if found.deviation is None or found.low == found.high:
+        return number(found.mean)
+    return f"{number(found.mean)} ± {number(found.deviation)} ({number(found.low)} to {number(found.high)})"
+
+
+def number(value: float) -> str:
+    """Return a number with at most three digits behind the point, one where it is large, none where it is whole."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def _total(figure: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        return float(sum(run.curve(figure).values())) if run.steps else None
+
+    return of
+
+
+def _share(figure: str) -> Figure:
+    """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
+
+    def of(run: KeptRun) -> float | None:
+        weights = run.curve("rollouts/finished")
+        if not run.finished:
+            return None
+        return sum(share * weights.get(step, 0.0) for step, share in run.curve(figure).items()) / run.finished
+
+    return of
+
+
+def _in_summary(name: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        return measured(run.summary.get(name))
+
+    return of
+
+
+def _pass_at(k: str) -> Figure:
+    def of(run: KeptRun) -> float | None:
+        return measured(_passes(run).get(k))
+
+    return of
+
+
+def _passes(run: KeptRun) -> dict[str, Any]:
+    found = run.summary.get("pass_at")
+    return {k: of for k, of in found.items() if k.isdecimal() and len(k) <= DIGITS} if isinstance(found, dict) else {}
+
+
+def _stop(name: str) -> bool:
+    return name.startswith("stop/")
+
+
+def _first(run: KeptRun) -> float | None:
+    found = list(run.curve("reward").values())[:LAST]
+    return fmean(found) if found else None
+
+
+def _last(run: KeptRun) -> float | None:
+    found = list(run.curve("reward").values())[-LAST:]
+    return fmean(found) if found else None
+
+
+def _before(run: KeptRun) -> float | None:
+    return run.curve("eval/reward").get(0)
+
+
+def _after(run: KeptRun) -> float | None:
+    found = run.curve("eval/reward")
+    return found[max(found)] if found and max(found) else None
+
+
+def _best(run: KeptRun) -> float | None:
+    found = run.curve("eval/reward")
+    return max(found.values()) if len(found) > 1 else None
+
+
+ENDS: dict[str, Figure] = {
+    "steps": lambda run: float(len(run.steps)),
+    f"reward, first {LAST} steps": _first,
+    f"reward, last {LAST} steps": _last,
+    "held out before": _before,
+    "held out at last": _after,
+    "held out at best": _best,
+    "rollouts": _total("rollouts/started"),
+    "trained tokens": _total("train/trained_tokens"),
+    "CPU seconds": _in_summary("cpu_seconds"),
+}
+"""The figures at the end of a training, by their heading."""
+UNLEARNED: dict[str, Figure] = {
+    "rollouts": _total("rollouts/started"),
+    "failed": _total("rollouts/failed"),
+    "dropped": _total("rollouts/dropped"),
+    "groups": _total("samples/groups"),
+    "groups without a signal": _total("samples/groups_without_signal"),
+    "tokens left out of training": _total("samples/untrained_tokens"),
+    "steps without a finite gradient": _total("train/skipped_steps"),
+    "steps without a token": _total("train/untrained_steps"),
+}
+"""What was played and not learned from, by its heading."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting: its name, its value in each line, and whether the lines differ in it."""
+
+    name: str
+    values: tuple[str, ...]
+    differs: bool
+
+
+def setting_rows(lines: Sequence[Line]) -> list[SettingRow]:
+    """Return every setting of the lines, the files of their envs and their versions; those that differ first."""
+    kept = [_settings(line) for line in lines]
+    names = sorted({name for settings in kept for name in settings})
+    rows = [_row(name, [settings.get(name, "") for settings in kept]) for name in names]
+    return sorted(rows, key=lambda row: not row.differs)
+
+
+def _row(name: str, values: Sequence[str]) -> SettingRow:
+    return SettingRow(name, tuple(values), len(set(values)) > 1)
+
+
+def _settings(line: Line) -> dict[str, str]:
+    first = line.runs[0]
+    found = {name: _text(value) for name, value in first.settings.items() if name not in OF_A_RUN}
+    found["seed"] = ", ".join(_text(seed) for seed in line.seeds)
+    found |= {f"files of {name}": sha[:12] for name, sha in first.envs.items()}
+    packages = sorted({name for run in line.runs for name in run.versions})
+    for name in packages:
+        versions = dict.fromkeys(_text(run.versions.get(name)) for run in line.runs)
+        found[f"version of {name}"] = ", ".join(versions)
+    return found
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,124 @@
+"""The lines of a report: runs that differ in nothing but their seed are one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from agentgym.view.report.folders import KeptRun
+
+OF_A_RUN = ("seed", "eval_seed", "out", "resume", "save_every", "keep", "track")
+"""Settings that runs of one line may have otherwise: the seeds, and what changes neither tasks nor policy."""
+NAMED = 3
+"""The most settings that a line's name has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Runs of the same settings with several seeds."""
+
+    mark: str
+    """A letter, by which plots and tables name it."""
+    name: str
+    runs: tuple[KeptRun, ...]
+
+    @property
+    def label(self) -> str:
+        """The mark and the name."""
+        return f"{self.mark}: {self.name}"
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its runs are trainings; others are evaluations."""
+        return self.runs[0].is_training
+
+    @property
+    def seeds(self) -> list[Any]:
+        """The seed of each run."""
+        return [run.settings.get("seed") for run in self.runs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Numbers of several seeds in a few."""
+
+    count: int
+    mean: float
+    deviation: float | None
+    """The standard deviation, with n - 1; None for a single number."""
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A figure of a line over its steps: the mean over the seeds, and the lowest and the highest of them."""
+
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return mean, deviation and range of the values; None where there are none."""
+    if not values:
+        return None
+    deviation = stdev(values) if len(values) > 1 else None
+    return Spread(count=len(values), mean=fmean(values), deviation=deviation, low=min(values), high=max(values))
+
+
+def band(curves: Sequence[Mapping[int, float]]) -> Band:
+    """Return the mean and the range over the seeds, at the steps that all of them have."""
+    curves = [curve for curve in curves if curve]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    at = [[curve[step] for curve in curves] for step in steps]
+    return Band(steps=steps, mean=[fmean(of) for of in at], low=[min(of) for of in at], high=[max(of) for of in at])
+
+
+def lines_of(runs: Sequence[KeptRun]) -> list[Line]:
+    """Return the lines in the order of their first runs, each named by what it has otherwise than the others."""
+    groups: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        groups.setdefault(_key(run), []).append(run)
+    chosen = [tuple(of) for of in groups.values()]
+    names = [_name(of[0], [other[0] for other in chosen]) for of in chosen]
+    return [Line(_mark(place), name, of) for place, (name, of) in enumerate(zip(names, chosen, strict=True))]
+
+
+def differing(runs: Sequence[KeptRun]) -> list[str]:
+    """Return the settings in which these runs differ, but for those that a line leaves open."""
+    names = sorted({name for run in runs for name in run.settings} - set(OF_A_RUN))
+    return [name for name in names if len({_text(run.settings.get(name)) for run in runs}) > 1]
+
+
+def _key(run: KeptRun) -> str:
+    kept = {name: value for name, value in run.settings.items() if name not in OF_A_RUN}
+    if not kept:  # Nothing says that two such runs are alike.
+        return str(run.folder.resolve())
+    return _text([run.is_training, kept, run.envs])
+
+
+def _name(run: KeptRun, all_runs: Sequence[KeptRun]) -> str:
+    """Name a line by what it has otherwise than those of its kind: trainings or evaluations."""
+    alike = [other for other in all_runs if other.is_training == run.is_training]
+    differ = [name for name in differing(alike) if name not in ("recipe", "env") and name in run.settings]
+    settings = [f"{name} {_short(run.settings[name])}" for name in differ]
+    more = [f"and {len(settings) - NAMED} more"] if len(settings) > NAMED else []
+    return ", ".join([run.name, *settings[:NAMED], *more])
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else _text(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _mark(place: int) -> str:
+    """A, B, .. Z, AA, AB, .."""
+    head, tail = divmod(place, 26)
+    return (_mark(head - 1) if head else "") + chr(ord("A") + tail)

@@ -1,0 +1,215 @@
+"""The HTML of a report: one file without scripts, in which every text of a run is plain text."""
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from agentgym.errors import AgentGymError
+from agentgym.types.transcript import counted, printable
+from agentgym.view.report.figures import SettingRow, end_rows, score_rows, setting_rows, stop_rows, unlearned_rows
+from agentgym.view.report.folders import kept_runs
+from agentgym.view.report.lines import Line, lines_of
+from agentgym.view.report.plots import Chart, draw_charts
+from agentgym.view.report.rollouts import FailureKind, Quoted, failed_in, failures, quoted
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.9rem; }
+th, td { border: 1px solid #8886; padding: 0.25rem 0.6rem; text-align: left; vertical-align: top; }
+tr.differs th { border-left: 4px solid #d55e00; }
+figure { display: inline-block; margin: 0.5rem 0.5rem 1rem 0; max-width: 34rem; vertical-align: top; }
+img { max-width: 100%; background: white; }
+figcaption, .said { font-size: 0.85rem; opacity: 0.8; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #8886; padding: 0.6rem; font-size: 0.8rem; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+"""
+"""The style of the page."""
+PAGE = "report.html"
+"""The file of a report that holds all of it."""
+FRESH = f".{PAGE}-new"
+"""The page while it is written."""
+
+
+def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transcripts: int, version: str) -> str:
+    """Return the page; the pictures of `charts` are read from `folder` and stand within it."""
+    parts = [
+        f"<h1>{_text('Report on ' + counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
+        f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
+        *_lines(lines),
+        *_charts(charts, folder),
+        *_section("Figures at the end", end_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
+        *_section("Evaluations", score_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
+        *_unlearned(lines),
+        *_failures(lines),
+        *_settings([line for line in lines if line.is_training], "Settings"),
+        *_settings([line for line in lines if not line.is_training], "Settings of evaluations"),
+        *_transcripts(lines, transcripts),
+    ]
+    return _whole("\n".join(parts))
+
+
+def _whole(body: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width">\n<title>Report</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    """The text as HTML that shows it and nothing else: marks, controls and half characters are escaped."""
+    return escape(printable(text))
+
+
+def _lines(lines: Sequence[Line]) -> Iterator[str]:
+    rows = [["", "line", "seeds", "folder", "state"]]
+    for line in lines:
+        for place, run in enumerate(line.runs):
+            head = [line.mark, line.name] if place == 0 else ["", ""]
+            done, planned = len(run.steps), run.settings.get("steps")
+            ended = "ended" if run.summary else f"not ended: {done} of {planned} steps" if run.steps else "not ended"
+            rows.append([*head, str(run.settings.get("seed")), str(run.folder), ended])
+    yield "<h2>Runs</h2>"
+    yield '<p class="said">Runs that differ in nothing but their seed are one line.</p>'
+    yield _table(rows)
+
+
+def _charts(charts: Sequence[Chart], folder: Path) -> Iterator[str]:
+    if charts:
+        yield "<h2>Curves</h2>"
+    for chart in charts:
+        data = base64.b64encode((folder / chart.file).read_bytes()).decode()
+        image = f'<img alt="{_text(chart.title)}" src="data:image/png;base64,{data}">'
+        yield f"<figure>{image}<figcaption>{_text(chart.said)}</figcaption></figure>"
+
+
+def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterator[str]:
+    if rows:
+        yield f"<h2>{_text(title)}</h2>"
+        yield f'<p class="said">{_text(said)}</p>'
+        yield _table(rows)
+
+
+def _unlearned(lines: Sequence[Line]) -> Iterator[str]:
+    yield from _section("What was not learned from", unlearned_rows(lines), said="Totals of all steps.")
+    if rows := stop_rows(lines):
+        yield '<p class="said">How rollouts ended, as shares of those with a reward, of all steps together.</p>'
+        yield _table(rows)
+
+
+def _failures(lines: Sequence[Line]) -> Iterator[str]:
+    total = failed_in(lines)
+    yield "<h2>Failures</h2>"
+    yield f"<p>{_text(counted(total, 'rollout') + ' failed.' if total else 'No rollout failed.')}</p>"
+    for line in lines:
+        yield from map(_failure, failures(line))
+
+
+def _failure(kind: FailureKind) -> str:
+    return _folded(f"{kind.mark}, {kind.times} times: {kind.message}", kind.text)
+
+
+def _settings(lines: Sequence[Line], title: str) -> Iterator[str]:
+    if not lines:
+        return
+    rows = setting_rows(lines)
+    differ, same = [row for row in rows if row.differs], [row for row in rows if not row.differs]
+    yield f"<h2>{title}</h2>"
+    if len(lines) > 1:
+        said = "The lines differ in these settings; each is marked." if differ else "The lines differ in no setting."
+        yield f'<p class="said">{_text(said)}</p>'
+        yield _setting_table(lines, differ)
+    yield f"<details{' open' if len(lines) == 1 else ''}><summary>{len(same)} settings of all lines</summary>"
+    yield _setting_table(lines[:1], same)
+    yield "</details>"
+
+
+def _setting_table(lines: Sequence[Line], rows: Sequence[SettingRow]) -> str:
+    head = "".join(f'<th scope="col">{_text(line.mark)}</th>' for line in lines)
+    body = "".join(_setting(row, len(lines)) for row in rows)
+    return f'<table><tr><th scope="col">setting</th>{head}</tr>{body}</table>'
+
+
+def _setting(row: SettingRow, count: int) -> str:
+    mark, name = (' class="differs"', f"{row.name} ≠") if row.differs else ("", row.name)
+    cells = "".join(f"<td>{_text(value)}</td>" for value in row.values[:count])
+    return f'<tr{mark}><th scope="row">{_text(name)}</th>{cells}</tr>'
+
+
+def _transcripts(lines: Sequence[Line], count: int) -> Iterator[str]:
+    if not count:
+        return
+    for title, order in (("Best rollouts", "best"), ("Worst rollouts", "worst")):
+        found: list[Quoted] = [one for line in lines for one in quoted(line, order, count)]  # type: ignore[arg-type]
+        if found:
+            yield f"<h2>{title}</h2>"
+        yield from (_folded(one.title, one.text) for one in found)
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    heads = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
+    lines = ["".join(f"<td>{_text(cell)}</td>" for cell in row) for row in body]
+    return f"<table><tr>{heads}</tr>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was written, and of how much."""
+
+    page: Path
+    pictures: tuple[Path, ...]
+    runs: int
+    lines: int
+
+
+def write_report(folders: Sequence[Path], out: Path | None, *, transcripts: int, version: str) -> Written:
+    """Write the report on the runs and evaluations of these folders, also while they go on; return what was written.
+
+    Without `out` it goes into `report` within the only folder that is named, or here. AgentGymError for a folder that
+    is not there or holds no run, and for an `out` that holds other files.
+    """
+    runs = kept_runs(folders)
+    lines = lines_of(runs)
+    folder = out or (folders[0] / "report" if len(folders) == 1 else Path("report"))
+    if out is None and folder.is_symlink():
+        raise AgentGymError(f"--out: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
+    _make(folder)
+    charts = draw_charts(lines, folder)
+    text = page(lines, charts, folder, transcripts=transcripts, version=version)
+    fresh = folder / FRESH
+    fresh.unlink(missing_ok=True)  # of a report that was killed, or a link that a stranger has put there
+    with fresh.open("x", encoding="utf-8") as file:
+        file.write(text)
+    fresh.replace(folder / PAGE)
+    pictures = tuple(folder / chart.file for chart in charts)
+    return Written(page=folder / PAGE, pictures=pictures, runs=len(runs), lines=len(lines))
+
+
+def _make(folder: Path) -> None:
+    """Make the folder; what an earlier report drew there goes, and nothing else may be in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise AgentGymError(f"--out: {folder} cannot be made ({error.strerror}); name another folder") from error
+    if there and PAGE not in there:
+        raise AgentGymError(f"--out: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report")
+    own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
+    for path in own:
+        if path.is_dir() and not path.is_symlink():
+            raise AgentGymError(f"--out: {path} is a folder in the way of a report's file; remove it")
+    for path in own:
+        if path.suffix == ".png":
+            path.unlink()

@@ -1,0 +1,186 @@
+"""Plots of a report, drawn by matplotlib without a display."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from agentgym.view.report.folders import measured
+from agentgym.view.report.lines import Line, band
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+"""Colours that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+PARTS = 1000
+"""The most parts of a curve that are told apart: a picture is 840 pixels wide."""
+CHARTS = (
+    ("reward", "Reward of training", "reward", "mean reward of a step's rollouts"),
+    ("eval/reward", "Held-out tasks", "reward", "mean reward of the held-out tasks"),
+    ("length/rollout_p50", "Length of a rollout", "tokens", "median of the sampled tokens of a rollout"),
+    ("rollout/branch_tokens", "Branches", "tokens", "mean of the tokens that the branches of a rollout sampled"),
+    ("train/explained_variance", "Critic", "explained variance", "part of the returns that it knew beforehand"),
+    ("train/value_loss", "Loss of the critic", "squared reward", "mean squared error of the critic's values"),
+    ("train/entropy", "Entropy", "nats", "entropy of the policy at the trained tokens"),
+    ("mismatch/mean", "Mismatch", "nats", "difference of the engine's and the trainer's log-probabilities"),
+    ("staleness/max", "Staleness", "policy versions", "age of the oldest token that was trained on"),
+    ("samples/groups_without_signal", "Groups without a signal", "groups", "groups whose advantages are all 0"),
+    ("rollouts/failed", "Failed rollouts", "rollouts", "rollouts without a reward"),
+    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were cancelled or left out"),
+    ("time/step", "Time of a step", "seconds", "seconds from one step to the next"),
+    ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens by second of a step"),
+)
+"""Figure, title, unit and words of each curve."""
+SPREAD = "The line is the mean over the seeds, the band reaches from the lowest to the highest; thin lines are seeds."
+"""The words below a picture with several seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A figure of one line: its name, and the values of each seed by step."""
+
+    label: str
+    seeds: Sequence[Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A score with its interval."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+
+
+def draw_curves(
+    path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False, across: str = "step"
+) -> None:
+    """Draw the curves of all lines into one picture; `across` says what the steps are."""
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
+        for place, curve in enumerate(curves):
+            add_curve(axes, curve, COLOURS[place % len(COLOURS)])
+        mark_whole_steps(axes)
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def add_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    """Draw the mean of a line; of several seeds also their range as a band, and each of them as a thin line."""
+    mean = band(curve.seeds)
+    if len(curve.seeds) > 1:
+        for seed in curve.seeds:
+            axes.plot(*thinned(list(seed), list(seed.values())), color=colour, alpha=0.35, linewidth=0.8)
+        steps, low, high = thinned(mean.steps, mean.low, mean.high)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    marker = "o" if len(mean.steps) < 12 else None
+    label = plain(curve.label)
+    axes.plot(*thinned(mean.steps, mean.mean), marker=marker, markersize=3, color=colour, linewidth=2, label=label)
+
+
+def thinned(steps: Sequence[int], *values: Sequence[float]) -> list[list[float]]:
+    """Return steps and values of a curve with few enough points to draw; each peak and each valley stays one.
+
+    Of a long curve each part keeps the points at which one of `values` is lowest or highest in it.
+    """
+    size = -(-len(steps) // PARTS)
+    kept = range(len(steps)) if size <= 2 * len(values) else sorted(_ends(values, len(steps), size))
+    return [[of[place] for place in kept] for of in (steps, *values)]
+
+
+def _ends(values: Sequence[Sequence[float]], count: int, size: int) -> set[int]:
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    return {end(part, key=of.__getitem__) for of in values for part in parts for end in (min, max)}
+
+
+def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:
+    """Draw each score as a point with its interval, one below the other."""
+    with mpl.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel=plain(unit), title=plain(title))
+        for place, bar in enumerate(bars):
+            colour = COLOURS[place % len(COLOURS)]
+            axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
+            axes.plot([bar.value], [place], "o", color=colour)
+        axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.grid(alpha=0.3)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def mark_whole_steps(axes: Axes) -> None:
+    """Write numbers at whole steps alone."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def plain(text: str) -> str:
+    """Return at most 80 letters of the text, with `?` for those that the font of the plots may lack."""
+    text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One picture: its file, its heading, and what it shows in words."""
+
+    file: str
+    title: str
+    said: str
+
+
+def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
+    """Draw every chart for which there are figures into the folder; return those that were drawn, in order."""
+    drawn = [
+        chart
+        for figure, title, unit, said in CHARTS
+        if (chart := _curves(lines, folder, figure, title=title, unit=unit, said=said))
+    ]
+    return [*drawn, *_scores(lines, folder)]
+
+
+def _curves(lines: Sequence[Line], folder: Path, figure: str, *, title: str, unit: str, said: str) -> Chart | None:
+    found = [Curve(line.label, [run.curve(figure) for run in line.runs if run.is_training]) for line in lines]
+    curves = [Curve(of.label, [seed for seed in of.seeds if seed]) for of in found if any(of.seeds)]
+    if not curves or not any(any(seed.values()) for of in curves for seed in of.seeds):
+        return None
+    file = figure.replace("/", "-") + ".png"
+    draw_curves(folder / file, curves, title=title, unit=unit, from_zero=_all_above_zero(curves))
+    several = any(len(of.seeds) > 1 for of in curves)
+    return Chart(file=file, title=title, said=f"{figure}: {said}. {SPREAD if several else ''}".rstrip())
+
+
+def _all_above_zero(curves: Sequence[Curve]) -> bool:
+    return all(value >= 0 for of in curves for seed in of.seeds for value in seed.values())
+
+
+def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
+    bars = [
+        Bar(f"{line.mark}, seed {run.settings.get('seed')}", run.summary["reward"], low, high)
+        for line in lines
+        for run in line.runs
+        if not run.is_training and (ends := interval_of(run.summary)) is not None
+        for low, high in [ends]
+    ]
+    if not bars:
+        return []
+    draw_bars(folder / "evaluations.png", bars, title="Evaluations", unit="reward")
+    said = "Mean reward of each evaluation, with its interval at 95 %, over tasks."
+    return [Chart(file="evaluations.png", title="Evaluations", said=said)]
+
+
+def interval_of(summary: dict[str, object]) -> tuple[float, float] | None:
+    """Return the ends of the interval of an evaluation's reward; None where it has no reward or no interval."""
+    found = summary.get("reward_interval")
+    ends = [found.get("low"), found.get("high")] if isinstance(found, dict) else []
+    numbers = [number for end in ends if (number := measured(end)) is not None]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 and measured(summary.get("reward")) is not None else None

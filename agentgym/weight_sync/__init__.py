@@ -1,0 +1,1 @@
+"""Weight sync: gives the engine each new policy, and checks that it samples from it."""

@@ -1,0 +1,138 @@
+"""The version and content hash of an env, and where they are kept and shown."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import agentgym as ag
+from agentgym.cli.main import main
+from agentgym.engines.scripted import Scripted, say
+from agentgym.environments import registry
+from agentgym.environments.env_version import env_versions
+from agentgym.environments.mixture import Member, mix
+from agentgym.types.env_version import EnvVersion
+from tests.run.test_resume import SETTINGS
+
+ENV = """
+import agentgym as ag
+from {package}.helpers import WORD
+
+
+class Said(ag.ToolEnv[ag.Task]):
+    version = "1.2"
+    data_files = ("words.txt", "more")
+
+    @classmethod
+    def tasks(cls, split):
+        return [ag.Task(id=f"{{split}}-{{i}}", prompt=f"{{split}} {{i}}?") for i in range(4)]
+
+    @ag.reward
+    def said(self):
+        return float(len(self.answer or "") % 2)
+"""
+FILES = {
+    "helpers.py": "from . import deeper\nWORD = deeper.WORD\n",
+    "deeper.py": "WORD = 'x'\n",
+    "words.txt": "a\n",
+    "more/b.txt": "b\n",
+    "unused.py": "WORD = 'y'\n",
+    "__init__.py": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("hashed"):
+            del sys.modules[name]
+
+
+def made(folder: Path, package: str = "hashed") -> type[ag.Env[ag.Task]]:
+    for name, text in {**FILES, "env.py": ENV.format(package=package)}.items():
+        (folder / package / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / package / name).write_text(text)
+    return ag.find_env(f"{package}.env:Said")
+
+
+def content(env: type[ag.Env[ag.Task]]) -> str:
+    found = env_versions(env)["Said"].sha256
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["env.py", "helpers.py", "deeper.py", "words.txt", "more/b.txt", "__init__.py"])
+def test_the_hash_changes_with_the_class_what_it_imports_and_its_data(tmp_path: Path, name: str) -> None:
+    env = made(tmp_path)
+    before = content(env)
+    with (tmp_path / "hashed" / name).open("a") as file:
+        file.write("# changed\n")
+    assert content(env) != before
+
+
+def test_the_hash_is_the_same_elsewhere_and_does_not_hang_on_other_files(tmp_path: Path) -> None:
+    env = made(tmp_path)
+    before = content(env)
+    (tmp_path / "hashed" / "unused.py").write_text("changed")
+    (tmp_path / "hashed" / "more" / "__pycache__").mkdir()
+    (tmp_path / "hashed" / "more" / "__pycache__" / "x.pyc").write_text("changed")
+    assert content(env) == before
+    for name in [name for name in sys.modules if name.startswith("hashed")]:
+        del sys.modules[name]
+    (tmp_path / "elsewhere").mkdir()
+    sys.path[:] = [path for path in sys.path if path != str(tmp_path)] + [str(tmp_path / "elsewhere")]
+    assert content(made(tmp_path / "elsewhere")) == before
+
+
+def test_a_new_file_among_the_data_changes_the_hash_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+    env = made(tmp_path)
+    before = content(env)
+    (tmp_path / "hashed" / "more" / "c.txt").write_text("c\n")
+    assert content(env) != before
+    (tmp_path / "hashed" / "words.txt").unlink()
+    with pytest.raises(
+        ValueError, match=r"^Said\.data_files: there is no .*words\.txt; name files and folders beside env"
+    ):
+        content(env)
+
+
+async def test_an_evaluation_has_the_version_of_its_env_and_of_each_member_of_a_mixture(tmp_path: Path) -> None:
+    env = made(tmp_path)
+    result = await ag.evaluate(env, Scripted([say("x")]), n=1)
+    assert result.envs == {"Said": EnvVersion(where="hashed.env:Said", version="1.2", sha256=content(env))}
+    both = mix({"one": Member(env, 1), "two": Member(env.configured(), 1)})
+    assert list(env_versions(both)) == ["one", "two"]
+
+
+async def test_a_run_keeps_it_show_prints_it_and_a_resumed_run_says_that_it_is_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    env, folder = made(tmp_path), tmp_path / "run"
+    run = replace(SETTINGS, env="hashed.env:Said", prompts=2, group_size=2, steps=1, eval_tasks=0, out=folder)
+    run = replace(run, max_tokens=4, env_args={})
+    await ag.train_policy(run)
+    first = content(env)
+    kept = json.loads((folder / "settings.json").read_text())["envs"]
+    assert kept == {"Said": {"where": "hashed.env:Said", "version": "1.2", "sha256": first}}
+    capsys.readouterr()
+    assert main(["show", str(folder)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"env Said: hashed.env:Said, version 1.2, sha256 {first[:12]}"
+    assert shown[1].startswith("number")
+    (tmp_path / "hashed" / "words.txt").write_text("other\n")
+    with caplog.at_level(logging.WARNING):
+        await ag.train_policy(replace(run, out=None, resume=folder))
+    assert f"resume: the env Said was (hashed.env:Said, version 1.2, sha256 {first[:12]}) when" in caplog.text
+
+
+def test_an_env_without_a_file_has_no_hash() -> None:
+    env = type("Said", (ag.ToolEnv,), {"__module__": "nowhere", "reset": ag.Env.reset})
+    assert env_versions(env)["Said"] == EnvVersion(where="nowhere:Said")

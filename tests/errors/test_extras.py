@@ -1,0 +1,140 @@
+"""Without an optional package, what needs it is one line that says how to get it."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from agentgym.errors.extras import MissingPackage, install_line, needs_extra
+
+ROOT = Path(__file__).parents[1]
+KINDS = {".py", ".md", ".toml", ".txt", ".js", ".html"}
+TRAIN = install_line("train")
+BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}, None)); import asyncio, agentgym as ag\n"
+HEAVY = ("torch", "transformers", "peft", "safetensors", "tokenizers", "jinja2", "regex", "docker", "requests")
+
+
+def last_line(code: str, *names: str) -> str:
+    """What a program ends with where these packages cannot be imported."""
+    program = BLOCK.format(names=names) + code
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("ag.Trainer", id="trainer"),
+        pytest.param(
+            "asyncio.run(ag.train_policy(ag.RunConfig(recipe='r', env='envs.chase.env:Chase', model='tiny')))",
+            id="learn",
+        ),
+        pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
+        pytest.param(
+            "from agentgym.cli.main import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"
+        ),
+    ],
+)
+def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    line = last_line(code.replace("'a'", repr(str(folder))), *HEAVY)
+    assert line.endswith(f" is not installed: {TRAIN}")
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> None:
+    model = str(ROOT / "recipes" / "checkpoints" / "chase")
+    line = last_line(f"asyncio.run(ag.LocalEngine({model!r}).__aenter__())", package)
+    assert line == f"agentgym.errors.extras.MissingPackage: {package} is not installed: {TRAIN}"
+
+
+def test_a_docker_box_without_its_package_says_so_in_a_line() -> None:
+    code = "async def main():\n    async with ag.Docker().open(1): pass\nasyncio.run(main())"
+    assert last_line(code, *HEAVY).endswith(f"the docker package is missing: {install_line('docker')}")
+
+
+def test_an_endpoint_without_its_package_says_so_in_a_line() -> None:
+    line = last_line("asyncio.run(ag.Endpoint('http://localhost/v1', model='m').__aenter__())", "openai")
+    assert line.endswith(f"openai is not installed: {install_line('endpoint')}")
+
+
+def test_an_attached_engine_without_transformers_says_so_in_a_line() -> None:
+    code = "from agentgym.engines.sglang.model_info import model_facts; model_facts('m', None)"
+    assert last_line(code, *HEAVY).endswith(f"transformers is not installed: {TRAIN}")
+
+
+def test_every_name_is_there_without_any_optional_package_but_what_needs_one() -> None:
+    code = "[getattr(ag, n) for n in ag.__all__ if n not in ('Trainer', 'TrainConfig')]"
+    assert last_line(f"{code}; sys.exit('all there')", *HEAVY) == "all there"
+
+
+def test_other_missing_modules_and_other_errors_pass_unchanged() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module") as raised, needs_extra():
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+    assert not isinstance(raised.value, MissingPackage)
+    with pytest.raises(KeyError), needs_extra():
+        raise KeyError("torch")
+
+
+def test_sglang_is_in_no_other_extra_and_is_never_installed_with_train() -> None:
+    """It pins other versions of torch and transformers than those that the trainer is tested with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    refused = [{one["extra"] for one in pair} for pair in project["tool"]["uv"]["conflicts"]]
+    torches = {"train", *(name for name, wanted in extras.items() if any("train" in one for one in wanted))}
+    assert all({"sglang", name} in refused for name in torches)
+    assert [name for name, wanted in extras.items() if any("sglang" in one for one in wanted)] == ["sglang"]
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert "sglang" not in pinned
+    makefile = (ROOT / "Makefile").read_text()
+    installs = [line for line in makefile.splitlines() if "sglang" in line and "install" in line]
+    assert not [line for line in installs if "train" in line or "dev" in line]
+    guides = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    together = re.compile(r"agentgym\[[^\]]*sglang[^\]]*,|agentgym\[[^\]]*,[^\]]*sglang")
+    assert not [guide.name for guide in guides if together.search(guide.read_text())]
+
+
+def installed_from(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
+    monkeypatch.setattr(
+        "agentgym.errors.extras.distribution", lambda name: SimpleNamespace(read_text=lambda file: said)
+    )
+
+
+def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "my wheels" / "agentgym-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    installed_from(monkeypatch, json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
+    assert install_line("train") == f"pip install '{wheel}[train]'"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, "no JSON", "[]", '{"url": "file:///is/gone.whl"}', '{"url": "https://example.com/agentgym.whl"}'],
+)
+def test_an_installation_that_does_not_say_where_it_came_from_names_the_checkout_and_the_wheel(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_from(monkeypatch, said)
+    assert install_line("view") == (
+        "pip install '.[view]' in a checkout of agentgym, or pip install 'FILE.whl[view]' with its wheel"
+    )
+
+
+def test_nothing_tells_a_user_to_install_another_projects_package_of_that_name() -> None:
+    told = re.compile(r"(pip install|uv add)( -\S+)* ['\"]?agentgym\b(?![-/._])")
+    folders = ("agentgym", "docs", "envs", "recipes", "templates")
+    pages = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in KINDS]
+    texts = {path: path.read_text(errors="replace") for path in (*pages, ROOT / "README.md")}
+    assert told.search("pip install -U 'agentgym[train]'")
+    assert [f"{path}: {found[0]}" for path, text in texts.items() if (found := told.search(text))] == []

@@ -1,0 +1,138 @@
+"""Adapters of strangers: their tensors are looked at before they are read, and links lead nowhere else."""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentgym.engines.adapter_files import read_adapter
+from agentgym.engines.sglang.model_info import write_adapter
+from agentgym.evals.opening import adapter_folder, base_of
+from agentgym.files.foreign.adapter import CONFIG, TENSORS, adapter_tensors
+from agentgym.files.foreign.opening import UnreadableFileError
+from agentgym.types.weights import Adapter
+from tests.files.foreign.commands import Worker, worker, wrong_with
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with worker(tmp_path_factory.mktemp("cache")) as made:
+        yield made
+
+
+def adapter(folder: Path, **config: Any) -> Path:
+    kept = {"r": 2, "lora_alpha": 2, "base_model_name_or_path": "tiny", "peft_type": "LORA"} | config
+    write_adapter(Adapter(config=kept, tensors={A: np.ones((2, 8), np.float32)}), folder)
+    return folder
+
+
+def rewrite(folder: Path, header: Any, rest: int = 64) -> None:
+    """Write a file of tensors with this header, and so many bytes that are holes."""
+    text = (header if isinstance(header, str) else json.dumps(header)).encode()
+    (folder / TENSORS).write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(folder / TENSORS, 8 + len(text) + rest)
+
+
+def tensor(size: int, **fields: Any) -> dict[str, Any]:
+    return {A: {"dtype": "F32", "shape": [2, size // 8], "data_offsets": [0, size]} | fields}
+
+
+BROKEN: dict[str, tuple[Any, int, str]] = {
+    "holes": (tensor(1 << 35), 1 << 35, r"has 34,359,\d+,\d+ bytes, but takes .* of the disk: most of it is holes"),
+    "more than the file": (tensor(1 << 35), 64, "its tensors take 34,359,738,368 bytes by its header, and 64 follow"),
+    "less than the file": (tensor(32), 64, "its tensors take 32 bytes by its header, and 64 follow"),
+    "a list": ([1], 64, "its header is none of safetensors"),
+    "no JSON": ("{", 64, "its header is none of safetensors"),
+    "deep": ("[" * 100_000, 64, "its header is none of safetensors"),
+    "an offset of text": (tensor(64, data_offsets=["a", "b"]), 64, "a length or an offset is 'a'"),
+    "no shape": ({A: {"data_offsets": [0, 64]}}, 64, "its header is none of safetensors"),
+    "a negative shape": (tensor(64, shape=[-1]), 64, "a length or an offset is -1"),
+    "backwards": (tensor(64, data_offsets=[64, 0]), 64, "a tensor ends before it begins"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_tensors_that_are_not_what_they_say_are_refused(broken: str, tmp_path: Path, commands: Worker) -> None:
+    header, rest, told = BROKEN[broken]
+    folder = adapter(tmp_path / "adapter")
+    rewrite(folder, header, rest)
+    with pytest.raises(ValueError, match=f"cannot be read: UnreadableFileError: .*{TENSORS}: .*{told}"):
+        read_adapter(folder)
+    (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
+    assert (wrong_with(found), found["code"]) == ([], 1)
+    assert found["error"].startswith(f"agentgym: {folder / TENSORS}: ")
+
+
+def test_a_header_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "adapter")
+    (folder / TENSORS).write_bytes(b"\xff" * 64)
+    with pytest.raises(UnreadableFileError, match="does not begin as a file of safetensors"):
+        adapter_tensors(folder)
+
+
+@pytest.mark.parametrize("config", [{"r": 10**9}, {"rank_pattern": {"q_proj": 3}}, {"r": 3}])
+def test_peft_makes_no_matrices_of_a_rank_that_no_tensor_has(
+    config: dict[str, Any], tmp_path: Path, commands: Worker
+) -> None:
+    folder = adapter(tmp_path / "adapter", **config)
+    (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
+    assert (wrong_with(found), found["code"]) == ([], 1)
+    assert "and its tensors have 2, of at most 16,384; correct r or rank_pattern" in found["error"]
+
+
+def test_a_pickle_in_the_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:
+    folder = adapter(tmp_path / "adapter")
+    (folder / TENSORS).rename(folder / "adapter_model.bin")
+    (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
+    assert (wrong_with(found), found["code"]) == ([], 1)
+    assert f"No such file or directory: '{folder / TENSORS}'" in found["error"]
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+def test_a_link_out_of_an_adapter_is_refused_and_one_of_the_hubs_cache_is_not(name: str, tmp_path: Path) -> None:
+    snapshot = adapter(tmp_path / "models--one/snapshots/0123")
+    (tmp_path / "models--one/blobs").mkdir()
+    (snapshot / name).rename(tmp_path / "models--one/blobs/456")
+    (snapshot / name).symlink_to("../../blobs/456")
+    (tmp_path / "linked").symlink_to(snapshot)
+    for folder in (snapshot, tmp_path / "linked"):
+        assert list(read_adapter(folder).tensors) == [A]
+        assert base_of(folder) == "tiny"
+    (snapshot / name).unlink()
+    (tmp_path / "models--one").rename(tmp_path / "elsewhere")
+    own = adapter(tmp_path / "own")
+    (own / name).unlink()
+    (own / name).symlink_to(tmp_path / "elsewhere/blobs/456")
+    with pytest.raises(ValueError, match="it is a link that leads out of"):
+        read_adapter(own)
+
+
+def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_file(path: Path) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("safetensors.torch.load_file", load_file)
+    with pytest.raises(ValueError, match="cannot be read: MemoryError"):
+        read_adapter(adapter(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("base", ["/" + "n" * 300, "n" * 5000, "a\0b", [1]], ids=lambda base: f"{base!r:.10}")
+def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path: Path, commands: Worker) -> None:
+    folder = adapter(tmp_path / "adapter", base_model_name_or_path=base)
+    out = str(tmp_path / "out")
+    played, merged = commands.run(
+        ["eval", "chase", "--model", str(folder), "--n", "1", "--out", out], ["merge", str(folder), out]
+    )
+    assert (wrong_with(played), wrong_with(merged)) == ([], [])
+    assert (played["code"], merged["code"]) == (1, 1)
+
+
+def test_a_model_whose_name_is_too_long_for_a_file_is_no_adapter() -> None:
+    assert adapter_folder(Path("n" * 300)) is None

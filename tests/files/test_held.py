@@ -1,0 +1,154 @@
+"""Folders that are moved, removed, replaced and taken while a process writes to them."""
+
+import fcntl
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agentgym.files.folder_lock import LOCK, FolderInUse, LockedFolder, hold_folder
+from agentgym.files.held import place_now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+def locked_elsewhere(folder: Path) -> bool:
+    """Whether somebody else, who opens the folder's lock, finds it locked."""
+    with (folder / LOCK).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_folder_that_stays_where_it_is_has_not_changed(path: Path) -> None:
+    with hold_folder(path) as held:
+        assert held.follow() is None
+        assert held.path == path
+
+
+def test_a_folder_is_found_where_it_was_moved_to_also_twice(path: Path) -> None:
+    with hold_folder(path) as held:
+        for name in ("one", "two"):
+            now = path.with_name(name)
+            held.path.rename(now)
+            change = held.follow()
+            assert change is not None
+            assert (change.path, change.lost, held.path) == (now, False, now)
+            assert place_now(path) == now
+        path.mkdir()  # another run takes the old name
+        with hold_folder(path):
+            assert held.follow() is None
+        assert locked_elsewhere(now)
+    assert not (now / LOCK).exists()
+
+
+def test_a_folder_that_was_removed_is_made_again_and_locked(path: Path) -> None:
+    with hold_folder(path) as held:
+        shutil.rmtree(path)
+        change = held.follow()
+        assert change is not None
+        assert (change.path, change.lost) == (path, True)
+        assert "was removed while it was written to" in change.said
+        assert locked_elsewhere(path)
+        assert held.follow() is None
+    assert not (path / LOCK).exists()
+
+
+def test_a_folder_that_was_removed_and_taken_by_another_run_is_made_beside_it(path: Path) -> None:
+    with hold_folder(path) as held:
+        shutil.rmtree(path)
+        path.mkdir()
+        with hold_folder(path):
+            change = held.follow()
+            assert change is not None
+            assert (change.path, change.lost) == (path.with_name("run-2"), True)
+            assert f"another one has taken its place: {change.path} was made beside it" in change.said
+            assert locked_elsewhere(change.path)
+
+
+@pytest.mark.parametrize("how", ["removed", "restored from a copy"])
+def test_a_lock_that_was_removed_is_taken_again(path: Path, how: str) -> None:
+    with hold_folder(path) as held:
+        (path / LOCK).unlink()
+        if how != "removed":
+            (path / LOCK).write_text("1\n")
+        assert held.follow() is None
+        assert locked_elsewhere(path)
+    assert not (path / LOCK).exists()
+
+
+def test_a_folder_whose_lock_another_process_has_taken_is_left_to_it(path: Path) -> None:
+    with hold_folder(path) as held:
+        (path / LOCK).unlink()
+        with hold_folder(path):
+            with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this process ends"):
+                held.follow()
+            change = held.leave()
+            assert change.path == path.with_name("run-2")
+        assert (path / LOCK).exists() is False
+    assert change.path.is_dir()
+
+
+def open_handles() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_handles_are_closed(path: Path) -> None:
+    before = open_handles()
+    held = LockedFolder(path)
+    shutil.rmtree(path)
+    held.follow()
+    held.close()
+    assert open_handles() == before
+
+
+def in_the_way(path: Path) -> None:
+    """Put a file where the folder above was: no folder can be made there."""
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file")
+
+
+@pytest.mark.parametrize("how", ["follow", "leave"])
+def test_a_folder_that_cannot_be_made_stays_held_until_it_can(tmp_path: Path, how: str) -> None:
+    (path := tmp_path / "above" / "run").mkdir(parents=True)
+    with hold_folder(path) as held:
+        in_the_way(path)
+        for _ in range(2):
+            with pytest.raises(NotADirectoryError), (tmp_path / "victim").open("w"):
+                getattr(held, how)()
+        path.parent.unlink()
+        change = getattr(held, how)()
+        assert (change.path, change.lost) == (path, True)
+
+
+def test_of_threads_that_follow_a_removed_folder_at_once_one_makes_it(path: Path) -> None:
+    before = open_handles()
+    with hold_folder(path) as held, ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            shutil.rmtree(held.path)
+            changes = [made.result() for made in [threads.submit(held.follow) for _ in range(8)]]
+            assert [change.path for change in changes if change is not None] == [path]
+    assert open_handles() <= before  # what earlier tests left may be closed meanwhile
+    assert not path.with_name("run-2").exists()
+
+
+def test_a_lock_that_cannot_be_made_again_is_said_and_ends_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hold_folder(path) as held:
+        (path / LOCK).unlink()
+        (path / LOCK).mkdir()
+        assert held.follow() is None
+        assert f"{path / LOCK} could not be written" in caplog.text
+        (path / LOCK).rmdir()
+        assert held.follow() is None
+        assert locked_elsewhere(path)

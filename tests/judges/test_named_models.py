@@ -1,0 +1,328 @@
+"""Named models: an env asks them beside its policy, and what that took is counted and never trained."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.judges import named_models as named
+from agentgym.judges.structured import asking_for
+from agentgym.machine import time_limits
+from agentgym.testing import check_env
+from agentgym.types.completion import Completion
+from benchmarks.virtual import run_in_virtual_time
+
+TASK = ag.Task(id="t", prompt="Write a line.")
+
+
+class Verdict(BaseModel):
+    """What a judge says."""
+
+    score: int = Field(ge=0, le=10)
+    reason: str = ""
+
+
+class Essay(ag.ToolEnv[ag.Task]):
+    """Is judged by another model."""
+
+    @ag.reward
+    async def good(self) -> float:
+        verdict = await self.model("judge").ask(f"Judge: {self.answer}", Verdict)
+        return verdict.score / 10
+
+
+class Chatty(ag.ToolEnv[ag.Task]):
+    """Asks for plain text."""
+
+    @ag.reward
+    async def nice(self) -> float:
+        return float(await self.model("judge").ask([ag.Message(role="user", content="Nice?")]) == "yes")
+
+
+class Failing(Scripted):
+    """Fails so often before it answers."""
+
+    def __init__(self, replies: Any, failures: int) -> None:
+        super().__init__(replies)
+        self.failures = failures
+
+    async def generate(self, *args: Any, **named: Any) -> Completion:
+        if self.failures:
+            self.failures -= 1
+            raise ag.EngineError("busy")
+        return await super().generate(*args, **named)
+
+
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named, "FIRST_WAIT_S", 0.0)
+
+
+async def play(env: type[Any], judge: Any, **given: Any) -> ag.Rollout:
+    return await ag.rollout(env, TASK, Scripted([say("A line.")]), models={"judge": judge}, **given)
+
+
+async def test_an_env_asks_a_model_by_its_name_and_reads_its_text(no_leaks: None) -> None:
+    assert (await play(Chatty, Scripted([say("yes")]))).reward == 1.0
+
+
+async def test_an_answer_comes_as_the_pydantic_model_that_was_asked_for(no_leaks: None) -> None:
+    judge = Scripted([raw('I think: ```json\n{"score": 7, "reason": "a {brace}"}\n```')])
+    assert (await play(Essay, judge)).reward == 0.7
+
+
+async def test_an_answer_that_does_not_fit_is_asked_for_again_with_what_is_wrong() -> None:
+    texts: list[str] = []
+
+    def judge(text: str) -> ag.Message:
+        texts.append(text)
+        return say('{"score": 3}' if "Input should be less than or equal to 10" in text else '{"score": 30}')
+
+    played = await play(Essay, Scripted(judge))
+    assert (played.reward, len(texts)) == (0.3, 2)
+    assert '"maximum": 10' in texts[0]
+    assert played.metrics["model_calls/judge"] == 2
+    assert played.metrics["model_retries/judge"] == 1
+
+
+async def test_a_model_that_never_answers_as_asked_leaves_the_rollout_without_a_reward() -> None:
+    played = await play(Essay, Scripted(lambda text: say("no idea")))
+    assert played.reward is None
+    assert played.failure is not None
+    assert played.failure.type == "EngineError"
+    assert "model 'judge': no Verdict in 3 answers: there is no JSON object" in str(played.error)
+
+
+async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
+    played = await play(Essay, Failing([say('{"score": 10}')], failures=2))
+    assert (played.reward, played.metrics["model_retries/judge"]) == (1.0, 2)
+    played = await play(Essay, Failing([say('{"score": 10}')], failures=3))
+    assert "busy" in str(played.error)
+
+
+def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait() -> None:
+    async def timed() -> tuple[float, float | None]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        played = await play(Chatty, Failing([say("yes")], failures=2))
+        return loop.time() - begun, played.reward
+
+    seconds, reward = run_in_virtual_time(timed())
+    assert reward == 1.0
+    assert seconds == pytest.approx(0.5 + 1.0)
+
+
+class Noted(Scripted):
+    """Notes the settings that it is asked with, and never fits what is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: say("no"))
+        self.asked: list[tuple[int, float]] = []
+
+    async def generate(self, *args: Any, max_tokens: int, sampling: ag.Sampling, **given: Any) -> Completion:
+        self.asked.append((max_tokens, sampling.temperature))
+        return await super().generate(*args, max_tokens=max_tokens, sampling=sampling, **given)
+
+
+async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings() -> None:
+    class Asks(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def one(self) -> float:
+            model = self.model("judge")
+            await model.ask("One?")
+            for asking in (model.ask("Two?", Verdict), model.ask_json("Three?", Verdict)):
+                with pytest.raises(ag.EngineError, match="no Verdict in 3 answers"):
+                    await asking
+            return 1.0
+
+    judge = Noted()
+    assert (await play(Asks, judge)).reward == 1.0
+    assert judge.asked == [(1024, 0.0)] * 7
+
+
+def test_the_schema_stands_at_the_end_of_the_users_last_words_or_in_a_message_of_its_own() -> None:
+    hello, hi = ag.Message(role="user", content="Hello."), ag.Message(role="assistant", content="Hi.")
+    (alone,) = asking_for(Verdict, [])
+    assert alone["role"] == "user"
+    assert alone["content"].startswith("Answer with one JSON object and nothing else.")
+    assert asking_for(Verdict, [hello, hi]) == [hello, hi, alone]
+    assert asking_for(Verdict, [hi, hello]) == [hi, {"role": "user", "content": f"Hello.\n\n{alone['content']}"}]
+
+
+async def test_what_a_model_took_is_in_the_rollouts_metrics_and_none_of_it_among_the_policys_tokens() -> None:
+    played = await play(Essay, Scripted([say('{"score": 10}')]))
+    metrics = played.metrics
+    assert metrics["model_calls/judge"] == 1
+    assert metrics["model_tokens/judge"] == len('{"score": 10}<|im_end|>') - len("<|im_end|>") + 1
+    assert metrics["model_prompt_tokens/judge"] > 20
+    assert metrics["model_seconds/judge"] > 0
+    assert played.sampled_tokens == len("A line.") + 1
+    assert len(played.segments) == 1
+
+
+async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_give_one() -> None:
+    played = await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"user": Scripted([say("x")])})
+    assert played.reward is None
+    for part in ("Essay: there is no model 'judge'", "there are: user", 'models={"judge": engine}', "ag.NamedModel("):
+        assert part in str(played.error)
+    with pytest.raises(ag.EnvError, match="only inside a rollout"):
+        Essay(TASK).model("judge")
+
+
+class Judged(Essay):
+    """Brings a judge of its own."""
+
+    stand_ins = {"judge": Scripted([say('{"score": 4}')])}  # noqa: RUF012
+
+
+async def test_a_stand_in_answers_where_no_model_of_its_name_was_given_and_a_warning_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    named._warn_of_stand_in.cache_clear()
+    for _ in range(2):
+        assert (await ag.rollout(Judged, TASK, Scripted([say("x")]))).reward == 0.4
+    assert (await play(Judged, Scripted([say('{"score": 9}')]))).reward == 0.9
+    (warned,) = [record.getMessage() for record in caplog.records]
+    for part in ("Judged: no model 'judge' was given", "stand-in", 'models={"judge": engine}', "ag.NamedModel("):
+        assert part in warned
+
+
+async def test_a_stand_in_is_an_engine_under_a_name() -> None:
+    with pytest.raises(ValueError, match=r"Wrong\.stand_ins: must be engines by name"):
+        type("Wrong", (Essay,), {"stand_ins": Scripted([])})
+    wrong = type("Wrong", (Essay,), {"stand_ins": {"judge": "gpt"}})
+    assert "models['judge']: engine: must be an engine" in str(
+        (await ag.rollout(wrong, TASK, Scripted([say("x")]))).error
+    )
+
+
+async def test_what_is_no_engine_under_a_name_is_refused_by_its_name() -> None:
+    for models, said in (
+        ({"judge": "gpt"}, r"models\['judge'\]: engine: must be an engine, got 'gpt'"),
+        ([("judge", Scripted([]))], "models: must be engines by name"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            await ag.rollout(Essay, TASK, Scripted([say("x")]), models=models)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="models: 'a/b' is no name"):
+        await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"a/b": Scripted([])})
+
+
+async def test_the_time_of_a_model_is_not_that_of_the_rollout_or_the_tool() -> None:
+    class Watching(Scripted):
+        async def generate(self, *args: Any, **named: Any) -> Completion:
+            timers = [limit._timeout for limit in time_limits._running if limit._timeout is not None]
+            self.stand_still = sorted(timer.when() is None for timer in timers)
+            return await super().generate(*args, **named)
+
+    class Asks(ag.ToolEnv[ag.Task]):
+        @ag.tool
+        async def ask(self) -> str:
+            """Ask the judge."""
+            await asyncio.sleep(0)  # the clocks of the rollout and the tool run from the first wait on
+            return await self.model("judge").ask("?")
+
+        @ag.reward
+        def one(self) -> float:
+            return 1.0
+
+    judge = Watching([say("so")])
+    played = await ag.rollout(Asks, TASK, Scripted([call("ask"), say("x")]), models={"judge": judge})
+    assert played.segments[0].turns[0].env_messages[0]["content"] == "so"
+    assert judge.stand_still == [True, True]  # that of the question itself runs from its own first wait on
+
+
+async def test_a_model_that_hangs_is_given_up_after_its_own_time() -> None:
+    class Hangs(Scripted):
+        async def generate(self, *args: Any, **named: Any) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    class Hasty(Essay):
+        @ag.reward
+        async def good(self) -> float:
+            return len(await self.model("judge").ask("?", timeout_s=0.05))
+
+    played = await play(Hasty, Hangs([]))
+    assert "model 'judge': no answer within 0.05 s, its timeout_s" in str(played.error)
+
+
+async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_released() -> None:
+    class Watched(Scripted):
+        def __init__(self, replies: Any) -> None:
+            super().__init__(replies)
+            self.open: list[str] = []
+            self.most: set[str] = set()
+
+        async def generate(self, *args: Any, session: str, **named: Any) -> Completion:
+            assert session not in self.open
+            self.open.append(session)
+            self.most.add(session)
+            await asyncio.sleep(0)
+            done = await super().generate(*args, session=session, **named)
+            self.open.remove(session)
+            return done
+
+        async def release(self, session: str) -> None:
+            self.most.discard(session)
+            await super().release(session)
+
+    class Panel(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def votes(self) -> float:
+            judge = self.model("judge")
+            said = await asyncio.gather(*[judge.ask(f"{n}?") for n in range(5)])
+            said.append(await judge.ask("6?"))
+            return float(said.count("yes"))
+
+    judge = Watched(lambda text: say("yes"))
+    assert (await play(Panel, judge)).reward == 6.0
+    assert judge.most == set()
+
+
+async def test_groups_schedulers_and_evaluations_give_their_rollouts_the_models() -> None:
+    judge, policy = Scripted(lambda text: say('{"score": 10}')), Scripted([say("A line.")])
+    models = {"judge": judge}
+    groups = await ag.run_groups(Essay, [TASK], policy, n=3, models=models)
+    assert [played.reward for played in groups.rollouts] == [1.0] * 3
+    assert groups.metrics()["rollout/model_calls/judge"] == 1
+    assert (await ag.evaluate(Essay, policy, tasks=[TASK], k=2, models=models)).reward == 1.0
+
+
+async def test_the_policy_itself_may_be_a_judge_and_waits_at_the_gate_like_its_other_turns() -> None:
+    def both(text: str) -> ag.Message:
+        return say('{"score": 4}' if "Judge:" in text else "A line.")
+
+    policy = Scripted(both)
+    groups = await ag.run_groups(Essay, [TASK], policy, n=2, models={"judge": policy})
+    assert [played.reward for played in groups.rollouts] == [0.4] * 2
+    assert groups.batch_stats is not None
+    assert groups.batch_stats.requests.started == 4
+
+
+async def test_check_env_checks_an_env_that_asks_a_model() -> None:
+    judge = Scripted(lambda text: say('{"score": 10}' if "A line." in text else '{"score": 0}'))
+
+    class OneTask(Essay):
+        @classmethod
+        def tasks(cls, split: ag.Split) -> list[ag.Task]:
+            return [TASK] if split == "train" else []
+
+    await check_env(OneTask, TASK, oracle=[say("A line.")], models={"judge": judge})
+
+
+async def test_a_real_model_is_asked_as_the_policy_is_and_answers_the_same_for_the_same_seed() -> None:
+    class Free(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def said(self) -> float:
+            self.text = await self.model("judge").ask("?", max_tokens=8, temperature=1.0)
+            self.metrics["hash"] = float(sum(map(ord, self.text)))
+            return 1.0
+
+    async with ag.LocalEngine("tiny") as judge:
+        first, again = [await play(Free, judge, seed=3) for _ in range(2)]
+    assert first.error is None
+    assert 0 < first.metrics["model_tokens/judge"] <= 8
+    assert first.metrics["hash"] == again.metrics["hash"]

@@ -1,0 +1,178 @@
+"""Simulated users: a model plays the other side, and the policy is never trained on its words."""
+
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.judges.simulated_user import SimulatedUser
+from agentgym.samples import build_samples
+from agentgym.testing import check_env
+from agentgym.types.completion import Completion
+
+TASK = ag.Task(id="t", prompt=[{"role": "system", "content": "You work in a shop."}])
+USER = [say("I want my money back."), say("It is 17."), say("Thanks. ###STOP###")]
+AGENT = [say("Which order?"), call("refund", order=17), say("Done.")]
+
+
+class Shop(ag.UserEnv[ag.Task]):
+    @classmethod
+    def tasks(cls, split: ag.Split) -> list[ag.Task]:
+        return [TASK] if split == "train" else []
+
+    async def setup(self) -> None:
+        self.refunded: list[int] = []
+
+    async def user_system(self) -> str:
+        return "You ordered a lamp, number 17."
+
+    @ag.tool
+    async def refund(self, order: int) -> str:
+        """Refund an order."""
+        self.refunded.append(order)
+        return "refunded"
+
+    @ag.reward
+    def right(self) -> float:
+        self.metrics["words"] = float(len(self.user.messages))
+        return float(self.refunded == [17])
+
+
+async def play(agent: Any = AGENT, user: Any = USER, env: type[Shop] = Shop, **given: Any) -> ag.Rollout:
+    return await ag.rollout(env, TASK, Scripted(agent), models={"user": Scripted(user)}, **given)
+
+
+async def test_the_agent_and_the_user_talk_until_the_user_stops(no_leaks: None) -> None:
+    played = await play()
+    assert (played.reward, played.stop_reason, played.error) == (1.0, "done", None)
+    said = [(m["role"], m["content"]) for m in played.transcript()[0].messages if m["role"] != "assistant"]
+    assert said == [
+        ("system", "You work in a shop."),
+        ("user", "I want my money back."),
+        ("user", "It is 17."),
+        ("tool", "refunded"),
+    ]
+    assert played.metrics["user_turns"] == 2
+    assert played.metrics["model_calls/user"] == 3
+
+
+async def test_none_of_the_users_tokens_is_trained() -> None:
+    played = await play()
+    other = ag.Rollout(rollout_id="t/1", group_id="t", segments=played.segments, reward=0.0, stop_reason="done")
+    (sample, _) = build_samples([ag.Group(group_id="t", rollouts=(played, other))])
+    trained = bytes(sample.response_ids[sample.loss_mask].clip(0, 255).astype("uint8")).decode("utf-8", "replace")
+    assert "Which order?" in trained
+    for words in ("money back", "It is 17", "refunded"):
+        assert words not in trained
+
+
+async def test_to_the_user_the_roles_are_the_other_way_round_and_its_own_instructions_come_first() -> None:
+    texts: list[str] = []
+
+    def user(text: str) -> ag.Message:
+        texts.append(text)
+        return USER[len(texts) - 1]
+
+    await play(user=user)
+    assert "<|im_start|>system\nYou ordered a lamp, number 17." in texts[1]
+    assert "<|im_start|>user\nHello! How can I help you?" in texts[1]
+    assert "<|im_start|>assistant\nI want my money back." in texts[1]
+    assert texts[1].rstrip().endswith("<|im_start|>user\nWhich order?<|im_end|>\n<|im_start|>assistant")
+    assert "You work in a shop." not in texts[1]
+
+
+async def test_what_a_user_says_before_the_end_is_returned_and_the_end_is_known() -> None:
+    found: list[tuple[str, bool]] = []
+
+    class Talks(ag.ToolEnv[ag.Task]):
+        @ag.reward
+        async def one(self) -> float:
+            user = SimulatedUser(self.model("user"), "You are brief.")
+            for said in ("Hi", "Bye"):
+                answer = await user.answer(said)
+                found.append((answer, user.stopped))
+            return 1.0
+
+    user = Scripted([say("Hello."), say("Thanks. ###STOP### and more")])
+    await ag.rollout(Talks, TASK, Scripted([say("x")]), models={"user": user})
+    assert found == [("Hello.", False), ("Thanks.", True)]
+
+
+async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() -> None:
+    task = ag.Task(id="t", prompt="A customer comes in.")
+    played = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
+    assert played.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
+    told = (*TASK.prompt, ag.Message(role="user", content="A customer comes in."))
+    played = await ag.rollout(Shop, ag.Task(id="t", prompt=told), Scripted(AGENT), models={"user": Scripted(USER)})
+    assert [message["content"] for message in played.segments[0].prompt_messages] == [
+        "You work in a shop.",
+        "A customer comes in.\n\nI want my money back.",
+    ]
+
+
+async def test_a_user_says_at_most_512_tokens_and_the_likeliest_where_the_env_says_no_more() -> None:
+    asked: list[tuple[int, float]] = []
+
+    class Noted(Scripted):
+        async def generate(self, *args: Any, max_tokens: int, sampling: ag.Sampling, **given: Any) -> Completion:
+            asked.append((max_tokens, sampling.temperature))
+            return await super().generate(*args, max_tokens=max_tokens, sampling=sampling, **given)
+
+    class Chatty(Shop):
+        user_max_tokens = 64
+        user_temperature = 0.5
+
+    for env in (Shop, Chatty):
+        await ag.rollout(env, TASK, Scripted(AGENT), models={"user": Noted(USER)})
+    assert asked == [*[(512, 0.0)] * 3, *[(64, 0.5)] * 3]
+
+
+class Short(Shop):
+    limits = ag.Limits(turns=3)
+
+
+async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
+    played = await play(agent=lambda text: say("And?"), user=lambda text: say("Hm."), env=Short)
+    assert (played.stop_reason, played.reward) == ("turns", 0.0)
+
+
+async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_says_what_to_do() -> None:
+    """The agent could fill it: what it says may not take its reward away."""
+
+    def user(text: str) -> ag.Message:
+        return say("word " * 40)
+
+    roomy = await play(agent=lambda text: say("And?"), user=user, env=Short)
+    assert (roomy.error, roomy.metrics["model_cut_answers/user"]) == (None, 0)
+    models = {"user": Scripted(user, context_tokens=800)}
+    played = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
+    assert (played.reward, played.stop_reason) == (0.0, "model_limit")
+    assert played.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
+    said = "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a"
+    assert said in str(played.failed_cases)
+
+
+async def test_an_env_with_a_user_keeps_the_contract() -> None:
+    def user(text: str) -> ag.Message:
+        return USER[2] if "Done." in text else USER[text.count("<|im_start|>assistant") - 1]
+
+    await check_env(Shop, TASK, oracle=AGENT, models={"user": Scripted(user)})
+
+
+async def test_a_user_env_needs_a_model_and_a_user() -> None:
+    played = await ag.rollout(Shop, TASK, Scripted(AGENT))
+    assert "there is no model 'user'; there are: none" in str(played.error)
+
+    class Nobody(ag.UserEnv[ag.Task]):
+        @ag.reward
+        def one(self) -> float:
+            return 1.0
+
+    played = await ag.rollout(Nobody, TASK, Scripted(AGENT), models={"user": Scripted(USER)})
+    assert "Nobody.user_system(): say who the user is" in str(played.error)
+    with pytest.raises(ValueError, match="user_system: is a plain `def`"):
+
+        class Plain(ag.UserEnv[ag.Task]):
+            def user_system(self) -> str:  # type: ignore[override]
+                return ""

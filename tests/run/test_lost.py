@@ -1,0 +1,33 @@
+"""The count of what a run on a cluster has lost: over a resume, and in its last words."""
+
+from agentgym.run.lost import PREFIX, Losses
+from agentgym.run.summary import account
+
+
+def figures(losses: Losses) -> dict[str, float]:
+    return {f"{PREFIX}{name}": float(count) for name, count in losses.counts().items()}
+
+
+def test_a_driver_that_is_resumed_counts_on_from_the_last_step_that_was_kept() -> None:
+    resumed = Losses()
+    resumed.begin(figures(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
+    resumed.workers_lost += 1
+    assert resumed == Losses(workers_lost=3, workers_replaced=2, rollouts_lost=16)
+
+
+def test_a_run_that_goes_back_to_its_checkpoint_counts_what_the_steps_that_are_cut_had_lost() -> None:
+    losses = Losses(workers_lost=3, rollouts_lost=24)
+    losses.begin(figures(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
+    assert losses == Losses(workers_lost=3, workers_replaced=2, rollouts_lost=24)
+
+
+def test_the_last_words_of_a_run_say_what_was_lost_and_what_became_of_it() -> None:
+    assert account([], {}, Losses(workers_lost=2, workers_replaced=2, servers_lost=1, rollouts_lost=16).counts()) == [
+        "lost: workers 2, of them replaced 2",
+        "      servers 1, of them replaced 0",
+        "      16 rollouts in play on lost workers, counted as dropped and played again",
+    ]
+
+
+def test_a_run_that_lost_nothing_says_nothing_of_it() -> None:
+    assert account([], {}, Losses().counts()) == []

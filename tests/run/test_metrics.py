@@ -1,0 +1,273 @@
+"""The figures and warnings of a run beside its rewards: each is what it says, by hand."""
+
+import io
+import json
+import subprocess
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import agentgym as ag
+from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import Failure
+from agentgym.run.metrics.batch import batch_figures, mismatch_figures, tool_figures
+from agentgym.run.metrics.clock import StepClock
+from agentgym.run.metrics.environment import FILE, write_surroundings
+from agentgym.run.metrics.plot import draw_plot
+from agentgym.run.metrics.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
+from agentgym.run.summary import Report
+from agentgym.scheduling.run_groups import play_groups
+from agentgym.store.suspicious import signs_of_group
+from agentgym.store.tool_counts import MOST, OTHERS, FailureCounts, ToolCounts
+from agentgym.testing import sample
+from agentgym.train import usage
+from agentgym.types.arrays import Floats
+from agentgym.types.rollout import Rollout
+
+ROOT = Path(ag.__file__).parent
+
+
+class Told(ag.ToolEnv[ag.Task]):
+    """The reward is the number that was answered; `look` fails, and `read` does not."""
+
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        raise ValueError("dark")
+
+    @ag.tool
+    async def read(self) -> str:
+        """Read."""
+        return "so"
+
+    @ag.reward
+    def told(self) -> float:
+        return float(self.answer or "")
+
+
+async def groups_of(*answers: list[Any]) -> ag.Groups:
+    """A group for each list of messages, two rollouts each."""
+    tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
+    played = [await play_groups(Told, [t], Scripted(said), n=2) for t, said in zip(tasks, answers, strict=True)]
+    return ag.Groups([group for groups in played for group in groups])
+
+
+async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> None:
+    groups = await groups_of([say("1")], [say("0")], [call("look"), call("read"), say("1")], [say("not a number")])
+    figures = batch_figures(groups)
+    assert (figures["groups/solved_by_all"], figures["groups/solved_by_none"]) == (2 / 3, 1 / 3)
+    assert batch_figures(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
+    assert batch_figures(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
+    assert figures["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
+    assert figures["failures/EnvError"] == 2
+    assert (figures["tools/look/calls"], figures["tools/look/errors"], figures["tools/read/calls"]) == (2, 2, 2)
+    lengths = [r.sampled_tokens for r in groups.rollouts if r.reward is not None]
+    assert figures["length/rollout_max"] == max(lengths)
+    assert figures["length/rollout_p50"] == np.median(lengths)
+    assert figures["length/turn_max"] < max(lengths)
+
+
+def test_calls_without_a_name_are_counted_under_words() -> None:
+    counts = ToolCounts()
+    counts.calls.update({"": 2, "look": 1})
+    assert tool_figures(counts) == {"tools/(no name)/calls": 2, "tools/look/calls": 1}
+
+
+def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_policy_changed() -> None:
+    rows = [sample(rollout_id=name, response_ids=[1, 2, 3], loss_mask=[1, 0, 1], logprobs=[-1, 0, -2]) for name in "ab"]
+    scored: dict[tuple[str, int, int], tuple[Floats, bool]] = {
+        ("a", rows[0].segment, rows[0].step): (np.array([-1.0, -1.5], np.float32), False),
+        ("b", rows[1].segment, rows[1].step): (np.array([-9.0, -9.0], np.float32), True),
+    }
+    figures = mismatch_figures(rows, scored)
+    weights = np.exp([0.0, 0.5])
+    assert figures["mismatch/mean"] == pytest.approx(0.25)
+    assert figures["mismatch/max"] == pytest.approx(0.5)
+    assert figures["mismatch/p99"] == pytest.approx(0.495)
+    assert figures["mismatch/ess"] == pytest.approx(weights.sum() ** 2 / (2 * (weights**2).sum()))
+    assert mismatch_figures([], {}) == {}
+
+
+def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
+    clock = StepClock()
+    with clock.part("collect"):
+        pass
+    with clock.part("train"):
+        pass
+    first = clock.figures(sampled_tokens=8, trained_tokens=4)
+    assert 0 <= first["time/collect"] + first["time/train"] <= first["time/step"]
+    assert first["throughput/sampled_tokens_per_s"] == pytest.approx(8 / first["time/step"])
+    assert first["throughput/trained_tokens_per_s"] == pytest.approx(4 / first["time/train"])
+    again = clock.figures(sampled_tokens=0, trained_tokens=0)
+    assert again.keys() == {"time/step", "time/stood_still", "throughput/sampled_tokens_per_s"}
+
+
+QUIET = {"samples/groups": 4.0, "samples/groups_without_signal": 4.0, "train/optimizer_steps": 0.0}
+IDLE = QUIET | {"samples/groups_without_signal": 0.0, "train/skipped_steps": 1.0}
+FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/optimizer_steps": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([QUIET] * NO_SIGNAL, "all rollouts of each task have the same reward"),
+        ([QUIET | {"groups/solved_by_all": 1.0}] * NO_SIGNAL, "all tasks are solved"),
+        (
+            [IDLE] * NO_SIGNAL,
+            "No optimizer step was taken in the last 5 batches, although rewards differ: 1 were",
+        ),
+        (
+            [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS - 1.0}],
+            "'look' has failed in 19 of 20",
+        ),
+        ([FINE | {"mismatch/mean": m} for m in [0.01] * FIRST + [0.1] * FIRST], "drift apart: 0.1 nats"),
+        ([FINE | {"engine/lost_servers": 1.0}], "has lost 1 server"),
+        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was played in the last 5 batches"),
+    ],
+)
+def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:
+    watch = Watch()
+    heard = [sentence for figures in [*steps, steps[-1]] for sentence in watch.step(figures)]
+    assert len(heard) == 1
+    assert said in heard[0]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [QUIET] * (NO_SIGNAL - 1) + [FINE, QUIET],
+        [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS / 2}],
+        [FINE | {"mismatch/mean": m} for m in [1e-6] * FIRST + [1e-3] * FIRST],
+        [FINE | {"engine/lost_servers": 0.0}] * 2,
+        [FINE | {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}] * NO_SIGNAL,
+        ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
+    ],
+)
+def test_a_sound_run_hears_nothing(steps: list[dict[str, float]]) -> None:
+    watch = Watch()
+    assert [said for figures in steps for said in watch.step(figures)] == []
+
+
+def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=code, check=True)
+
+    code = tmp_path / "code"
+    code.mkdir()
+    monkeypatch.chdir(code)
+    write_surroundings(tmp_path)
+    assert json.loads((tmp_path / FILE).read_text())["git"] is None
+    git("init", "-q")
+    (code / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "first")
+    write_surroundings(tmp_path)
+    clean = json.loads((tmp_path / FILE).read_text())
+    (code / "a").write_text("2")
+    write_surroundings(tmp_path)
+    dirty = json.loads((tmp_path / FILE).read_text())
+    assert len(clean["git"]["commit"]) == 40
+    assert [clean["git"]["dirty"], dirty["git"]["dirty"]] == [False, True]
+    assert clean["versions"]["agentgym"] is not None
+    assert clean["processes"] == 1
+
+
+def test_the_rewards_are_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = io.BytesIO()
+    assert draw_plot(picture, [{"reward": 0.1}, {}, {"reward": 0.5}], {0: 0.2, 3: 0.6})
+    assert picture.getvalue().startswith(b"\x89PNG")
+
+
+def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": False}
+    model: Any = Qwen3ForCausalLM(Qwen3Config(**shape, **heads)).to(torch.bfloat16)
+    used = sum(weight.numel() for weight in model.parameters()) - 32 * 16
+    model.requires_grad_(False)
+    needed = 4 * used * 30 + 6 * 2 * 16 * (10**2 + 20**2)
+    assert usage.needed_flops(model, [10, 20]) == needed
+    device: Any = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    bf16 = torch.bfloat16
+    figures = usage.mfu_figures(model, [10, 20], dtype=bf16, seconds=2.0, gpus=4, device=device)
+    assert figures == {"train/mfu": pytest.approx(needed / (2 * 4 * 989e12))}
+    assert usage.mfu_figures(model, [10], dtype=torch.float32, seconds=1.0, gpus=1, device=device) == {}
+    assert usage.mfu_figures(model, [10], dtype=bf16, seconds=1.0, gpus=1, device=torch.device("cpu")) == {}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L40S")
+    assert usage.peak_flops(device) == 362e12
+
+
+async def test_report_figures_and_signs_have_the_calls_and_errors_of_one_count() -> None:
+    groups = await groups_of([call("look"), call("read"), say("1")], [call("look"), say("0")])
+    counts, figures, report = ToolCounts.of(groups.rollouts), batch_figures(groups), Report()
+    report.add(groups)
+    report.add(groups)
+    assert (counts.calls, counts.errors) == ({"look": 4, "read": 2}, {"look": 4})
+    for name, calls in counts.calls.items():
+        assert figures[f"tools/{name}/calls"] == calls
+        assert figures.get(f"tools/{name}/errors", 0) == counts.errors[name]
+    assert report.tools == ToolCounts(counts.calls + counts.calls, counts.errors + counts.errors)
+    assert "The tool 'look' failed in 8 of 8 calls." in report.warnings([])
+    assert all("tool-fails" in signs for signs in signs_of_group(groups[0]).values())
+    marked = {path.name for path in ROOT.rglob("*.py") if "tool_errors/" in path.read_text()}
+    assert marked == {"tool_env.py", "tool_counts.py"}  # who writes them, and the one who counts them
+
+
+@pytest.mark.parametrize(("errors", "calls", "least", "failing"), [(2, 3, 3, True), (2, 4, 1, False), (2, 3, 4, False)])
+def test_a_tool_fails_with_errors_in_more_than_half_of_enough_calls(
+    errors: int, calls: int, least: int, failing: bool
+) -> None:
+    counts = ToolCounts(Counter(look=calls, read=9), Counter(look=errors, read=1, unknown=1))
+    assert counts.failing(least_calls=least) == ({"look": (errors, calls)} if failing else {})
+
+
+def failed(message: str, where: str = "E: reward 'r'") -> Rollout:
+    failure = Failure(type="EnvError", message=message, where=where)
+    return Rollout(
+        rollout_id="a/0", group_id="a", segments=(), reward=None, stop_reason="error", failure=failure, metrics={}
+    )
+
+
+def test_failures_of_one_line_are_one_kind_whatever_their_texts_say() -> None:
+    counts = FailureCounts()
+    counts.add(
+        [failed(f"E: reward 'r' raised KeyError: '{word}', at my_env.py:7 in r") for word in ("a", "b", "c, at d")]
+    )
+    counts.add([failed("E: reward 'r' raised KeyError: 'a', at my_env.py:9 in r")])
+    assert counts.most_common() == [
+        ("EnvError: E: reward 'r' raised KeyError: 'a', at my_env.py:7 in r", 3),
+        ("EnvError: E: reward 'r' raised KeyError: 'a', at my_env.py:9 in r", 1),
+    ]
+
+
+def test_failures_at_no_line_of_the_user_are_one_kind_where_only_their_numbers_differ() -> None:
+    counts = FailureCounts()
+    counts.add([failed(f"request {number:x}-4f3a was not answered after {number}.5 s", "ask") for number in range(9)])
+    counts.add([failed("the endpoint is gone", "ask"), failed("the endpoint is gone", "lease")])
+    assert [times for _, times in counts.most_common()] == [9, 1, 1]
+
+
+def test_kinds_of_failures_and_names_of_tools_are_bounded_and_the_rest_is_counted_together() -> None:
+    report = Report()
+    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
+    report.failures.add([failed(f"E: no {word}") for word in words])
+    assert (len(report.failures), report.failures.total()) == (MOST + 1, len(words))
+    assert (OTHERS, len(words) - MOST) in report.failures.most_common()
+    for word in words:
+        report.tools.add(ToolCounts(Counter({"look": 2, word: 1}), Counter({"look": 2, word: 1})))
+    assert len(report.tools.calls) <= MOST + 1
+    assert report.tools.calls.total() == report.tools.errors.total() == 3 * len(words)
+    assert report.tools.failing()["look"] == (2 * len(words), 2 * len(words))
+    assert OTHERS not in report.tools.failing()
+    figures = tool_figures(ToolCounts(Counter(words), Counter(words)))
+    assert len(figures) < 40
+    assert figures["tools/(others)/errors"] == len(words) - 16

@@ -1,0 +1,83 @@
+"""A run's figures, a line a step, that every reader of JSON takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.run.summary import Report, account
+
+
+def test_a_figure_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
+    def refuse(constant: str) -> Any:
+        pytest.fail(f"{constant} is no JSON")
+
+    with MetricsLogger(tmp_path, steps=2) as log:
+        log(0, {"reward": 1.0, "train/loss": float("nan"), "train/kl": float("inf")})
+        log(1, {"reward": 1.0, "train/loss": 0.5})
+    first, second = (
+        json.loads(line, parse_constant=refuse) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    )
+    assert first == {"step": 0, "reward": 1.0, "train/loss": None, "train/kl": None, "figures_not_finite": 2}
+    assert second == {"step": 1, "reward": 1.0, "train/loss": 0.5}
+
+
+def test_a_line_of_a_step_has_the_rate_of_its_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MetricsLogger(tmp_path, steps=1) as log:
+        log(0, {"reward": 0.5, "throughput/sampled_tokens_per_s": 1234.5})
+    assert capsys.readouterr().err.endswith(" left, 1,234 tokens/s\n")
+
+
+def test_a_long_batch_says_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
+        log.rollout_ended()
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr("agentgym.run.metrics_logger.QUIET_S", 0.0)
+        log.rollout_ended()
+        assert capsys.readouterr().err.startswith("rollouts 2 of 4  ")
+        log(0, {"reward": 0.5})
+        log.rollout_ended()
+        assert capsys.readouterr().err.splitlines()[-1].startswith("rollouts 1 of 4  ")
+
+
+def test_a_terminal_has_a_bar_with_the_rollouts_of_the_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes what reads this for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    with MetricsLogger(tmp_path, steps=2, rollouts=4) as log:
+        log.rollout_ended()
+    assert "rollouts 1 of 4" in capsys.readouterr().err
+
+
+def evaluated(reward: float) -> dict[str, float]:
+    return {"eval/reward": reward, "eval/rollouts": 4.0, "eval/failed": 0.0}
+
+
+def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_step(tmp_path: Path) -> None:
+    with MetricsLogger(tmp_path, steps=2) as log:
+        log.held_out(0, evaluated(0.125))
+        for step in range(2):
+            log(step, {"reward": 0.25, "train/optimizer_steps": 1})
+        log.held_out(2, evaluated(0.25))
+        log.held_out(3, evaluated(0.99))  # of a step that is not in the checkpoint
+    with pytest.warns(UserWarning, match="2 of the 3 steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
+        pass
+    assert log.held_out_rewards == {0: 0.125, 2: 0.25}
+    log.held_out_rewards[4] = 0.5
+    assert "held-out reward 0.12 at first, 0.50 at last" in "\n".join(account(log.rows, log.held_out_rewards))
+
+
+def test_a_resumed_run_has_the_tool_calls_and_the_spread_of_the_steps_before() -> None:
+    rows = [
+        {"reward": 0.5, "reward/std": 0.5, "tools/look/calls": 4.0, "tools/look/errors": 3.0, "tools/a/b/calls": 1.0},
+        {"reward": 1.0, "reward/std": 0.0, "tools/look/calls": 2.0},
+    ]
+    report = Report(rows)
+    assert (report.tools.calls, report.tools.errors) == ({"look": 6, "a/b": 1}, {"look": 3})
+    assert not any("never varied" in said for said in report.warnings(rows))
+    assert any("never varied: every rollout has 1." in said for said in Report(rows[1:]).warnings(rows[1:]))

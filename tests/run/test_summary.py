@@ -1,0 +1,303 @@
+"""What a run says at its end, on the real engine and trainer: nothing was learned, and why."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.environments.env import Split
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.run.summary import Report, account, look_lines
+
+ROOT = Path(__file__).parents[2]
+
+
+def task(number: int) -> ag.Task:
+    return ag.Task(id=f"t{number}", prompt=(ag.Message(role="user", content=f"Start at key {number}."),))
+
+
+class Constant(ag.ToolEnv[ag.Task]):
+    """Its tool is broken, and its reward is always the same; the judge is down for a quarter of the tasks."""
+
+    limits = ag.Limits(turns=2)
+
+    @classmethod
+    def tasks(cls, split: Split) -> ag.Procedural[ag.Task]:
+        return ag.Procedural(task, range(10, 50) if split == "train" else range(50, 90))
+
+    @ag.tool
+    async def python(self, code: str) -> str:
+        """Run Python code."""
+        raise AttributeError("no interpreter")
+
+    @ag.reward
+    def constant(self) -> float:
+        if int(self.task.id[1:]) % 4 == 0:
+            raise ValueError("judge is down")
+        return 0.5
+
+
+class Taskless(ag.ToolEnv[ag.Task]):
+    """Nothing to train on."""
+
+
+SETTINGS = ag.RunConfig(
+    recipe="constant",
+    env=f"{__name__}:Constant",
+    model="tiny",
+    engine=ag.LocalConfig(slots=8),
+    train=ag.TrainConfig(temperature=0.7, device="cpu"),
+    steps=2,
+    prompts=4,
+    group_size=2,
+    max_tokens=40,
+    eval_tasks=2,
+)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The name of an env class of this file, wherever pytest has imported it from."""
+    module = sys.modules[__name__]
+    monkeypatch.setitem(sys.modules, "report_envs", module)
+    return "report_envs:{}".format
+
+
+async def test_a_run_that_learned_nothing_says_so_and_why(
+    tmp_path: Path, made: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = await ag.train_policy(replace(SETTINGS, env=made("Constant"), out=tmp_path))
+    assert summary["optimizer_steps"] == 0
+    assert summary["groups_without_signal"] > 0
+    assert summary["failed"] == sum(summary["failures"].values()) > 0
+    assert all("judge is down" in text for text in summary["failures"])
+    assert summary["tool_errors"]["python"] > 0
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    said = capsys.readouterr().err
+    for reason in (
+        "No optimizer step",
+        "No group had a signal",
+        "The reward never varied",
+        "The tool 'python' failed in",
+        "judge is down",
+        "learned: nothing; no optimizer step was taken",
+        "rollouts that failed: EnvError",
+    ):
+        assert said.count(f"WARNING: {reason}") == 1 or not reason[0].isupper() or reason.startswith("rollouts")
+        assert reason in said
+
+
+async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
+    seen: list[tuple[int, dict[str, float]]] = []
+    run = replace(SETTINGS, env=made("Constant"), out=tmp_path)
+    summary = await ag.train_policy(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row for row in rows if "eval/reward" in row]
+    count = {"eval/reward/constant": 0.5, "eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
+    assert held_out == [
+        {"step": 0, "eval/reward": summary["eval_before"], **count},
+        {"step": 2, "eval/reward": summary["eval_after"], **count},
+    ]
+    assert [step for step, _ in seen] == [0, 0, 1, 2]
+
+
+async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, made: Callable[[str], str]
+) -> None:
+    run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", out=tmp_path)
+    with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; give it `@classmethod"):
+        await ag.train_policy(run)
+    with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, but at least 99"):
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=99))
+    with pytest.raises(
+        ValueError,
+        match=r"^prompts: .* has 40 tasks, but at least 42 are needed, since prompts and staleness put as many in",
+    ):
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=21, staleness=1))
+    extra = ag.Oversample(extra_groups=1, stop="target")
+    with pytest.raises(ValueError, match=r"at least 41 are needed, since prompts and oversample\.extra_groups put"):
+        await ag.train_policy(replace(run, env=made("Constant"), prompts=40, oversample=extra))
+
+
+def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
+    def refuse(name: str) -> Any:
+        raise AssertionError(name)
+
+    with MetricsLogger(tmp_path, steps=1) as log:
+        log(0, {"reward": 0.5, "train/loss": float("nan"), "train/grad_norm": float("inf")})
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "figures_not_finite": 2}
+
+
+def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with MetricsLogger(tmp_path, steps=2) as log:
+        for step in range(2):
+            log.note("rollouts")
+            log(step, {"reward": 0.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 0, 1/2 done", "step 1, 2/2 done"]
+    assert "reward 0.50 (last 5: 0.50)" in lines[0]
+
+
+RECIPE = """
+from dataclasses import dataclass, field
+import agentgym as ag
+
+@dataclass(frozen=True, kw_only=True)
+class Adding(ag.RunConfig):
+    recipe: str = "adding"
+    env: str = "my_env:Adder"
+    model: str = "tiny"
+    steps: int = 1
+    prompts: int = 2
+    group_size: int = 2
+    eval_tasks: int = 2
+    train: ag.TrainConfig = field(default_factory=lambda: ag.TrainConfig(lr=1e-3))
+
+if __name__ == "__main__":
+    ag.main(Adding)
+"""
+ENV = """
+import agentgym as ag
+
+class Adder(ag.ToolEnv[ag.Task]):
+    @classmethod
+    def tasks(cls, split):
+        numbers = range(50) if split == "train" else range(50, 60)
+        return ag.Procedural(lambda n: ag.Task(id=str(n), prompt=({"role": "user", "content": f"{n} + 1?"},)), numbers)
+
+    @ag.reward
+    def short(self) -> float:
+        return 1 / (1 + len(self.answer or ""))
+"""
+
+
+def in_a_folder_of_its_own(folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "adding.py").write_text(RECIPE)
+    (folder / "my_env.py").write_text(ENV)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "adding.py", *flags]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_path: Path) -> None:
+    done = in_a_folder_of_its_own(tmp_path, "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["steps"] == 1
+    folder = tmp_path / summary["out"]
+    names = {path.name for path in folder.iterdir()}
+    kept = {"adapter", "checkpoints", "environment.json", "metrics.jsonl", "rollouts.sqlite", "settings.json"}
+    assert names - {"reward.png"} == kept | {"summary.json"}
+    kept = json.loads((folder / "settings.json").read_text())
+    assert kept["settings"]["max_tokens"] == 8
+    assert kept["versions"]["torch"]
+
+
+def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
+    done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
+    assert done.returncode == 2
+    assert "Adding: --group-size: one rollout" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "reward": reward,
+        "rollouts/started": 64.0,
+        "rollouts/finished": 60.0,
+        "rollouts/failed": 4.0,
+        "failures/EnvError": 3.0,
+        "failures/SandboxError": 1.0,
+        "samples/groups": 8.0,
+        "samples/groups_without_signal": 3.0,
+        "samples/rollouts_trained": 40.0,
+        "groups/solved_by_all": 0.25,
+        "samples/untrained_tokens": 0.0,
+        "train/optimizer_steps": 1.0,
+        "train/trained_tokens": 1000.0,
+        "train/skipped_steps": 0.0,
+        "stop/answer": 0.9,
+        "stop/turns": 0.1,
+    }
+    for reward in (0.0, 0.5, 0.5, 0.5, 0.5, 1.0)
+]
+
+
+def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
+    assert account(ROWS, {0: 0.25, 6: 0.75}) == [
+        "learned: reward 0.40 in the first 5 steps, 0.60 in the last 5",
+        "         held-out reward 0.25 at first, 0.75 at last",
+        "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
+        "not learned from: 18 of 48 groups, whose rewards are all equal; all solved in 12 groups",
+        "                  24 rollouts that failed: EnvError 18, SandboxError 6",
+        "cut off: 10.0% of the rollouts by the limit turns",
+    ]
+
+
+@pytest.mark.parametrize("held_out", [{0: 0.75, 6: 0.25}, {}])
+def test_a_run_whose_reward_fell_does_not_say_that_it_learned(held_out: dict[int, float]) -> None:
+    assert account(ROWS[::-1], held_out)[0] == "reward fell: reward 0.60 in the first 5 steps, 0.40 in the last 5"
+
+
+def test_the_held_out_reward_decides_whether_the_reward_fell() -> None:
+    assert account(ROWS[::-1], {0: 0.25, 6: 0.75})[0].startswith("learned: ")
+    assert account(ROWS, {0: 0.75, 6: 0.25})[0].startswith("reward fell: ")
+
+
+BRANCHED = {
+    "rollout/branches": 2.0,
+    "rollout/branches_failed": 0.5,
+    "rollout/branch_tokens": 30.0,
+    "tokens/sampled": 40.0,
+}
+
+
+def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
+    rows = [row | BRANCHED for row in ROWS]
+    assert "branches: 720, of them failed 180, with 75% of the sampled tokens" in account(rows, {})
+    assert "18 of 48 groups, whose rewards are all equal, those of branches too; all solved" in "\n".join(
+        account(rows, {})
+    )
+    rows = [row | {"train/explained_variance": value} for row, value in zip(ROWS, (-0.5, 0.2, 0.25), strict=False)]
+    assert "critic: explained variance -0.50 at first, 0.25 at last" in account([*rows, *ROWS[3:]], {})
+    summary = Report().summary([row | BRANCHED for row in rows])
+    names = ("branches", "branches_failed", "branch_tokens", "explained_variance")
+    assert [summary[name] for name in names] == [360, 90, 5400, 0.25]
+    assert not summary.keys() & Report().summary(ROWS).keys() & set(names)
+
+
+def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
+    said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
+    assert said == ["No branch was played: branching.after and branching.every chose no state of any rollout."]
+    assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
+    learned = {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}
+    assert Report().warnings([row | learned for row in ROWS]) == []
+
+
+def test_a_run_without_a_step_learned_nothing() -> None:
+    rows = [row | {"train/optimizer_steps": 0.0, "train/skipped_steps": 2.0} for row in ROWS[:1]]
+    said = account(rows, {})
+    assert said[0] == "learned: nothing; no optimizer step was taken"
+    assert "2 optimizer steps that were not taken: the loss or the gradient was not finite" in said[3]
+    assert account([], {0: 0.5}) == []
+
+
+def test_what_a_run_dropped_and_left_out_is_counted() -> None:
+    rows = [row | {"rollouts/dropped": 2.0, "samples/untrained_tokens": 7.0} for row in ROWS[:2]]
+    said = "\n".join(account(rows, {}))
+    assert "4 rollouts that were dropped" in said
+    assert "14 tokens of segments that are not trained" in said
+
+
+def test_where_to_look_is_a_line_for_each_command() -> None:
+    commands = [line.split()[1 if line.startswith("next:") else 0 :][:2] for line in look_lines(Path("runs/a"))]
+    assert [words[1] for words in commands if words[0] == "agentgym"] == ["show", "view", "report"]

@@ -1,0 +1,60 @@
+"""Boxes with a network of their own, and hosts of this machine that they talk to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agentgym.sandboxes.docker.docker import Docker
+from agentgym.sandboxes.local.local import Bubblewrap
+from agentgym.sandboxes.protocol import Sandbox
+from tests.sandboxes.conftest import ISOLATED, make
+
+
+@pytest.fixture(params=ISOLATED)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of each kind of box that has a network of its own and runs here."""
+    make(request.param)
+    return str(request.param)
+
+
+def sandbox_of(kind: str, **settings: Any) -> Sandbox:
+    """A sandbox of that kind with these settings."""
+    return Bubblewrap(**settings) if kind == "bubblewrap" else Docker(**settings)
+
+
+@dataclass
+class Host:
+    """A server of this machine that answers each connection with one text, and keeps what it got."""
+
+    port: int = 0
+    got: list[bytes] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def host(answer: bytes = b"hello") -> AsyncIterator[Host]:
+    """Answer the end of a head, and whatever does not look like HTTP, at once."""
+    made = Host()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.got.append(await reader.read(65536))
+        length = b"Content-Length: %d" % len(answer)
+        writer.write(b"\r\n".join([b"HTTP/1.1 200 OK", length, b"Connection: keep-alive", b"", answer]))
+        await writer.drain()
+        while more := await reader.read(65536):
+            made.got.append(more)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()

@@ -1,0 +1,391 @@
+"""The network of boxes: their loopback, the list of hosts, and ports that lead into them."""
+
+import asyncio
+import http.server
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentgym.errors import ClosedError
+from agentgym.sandboxes.docker.docker import Docker
+from agentgym.sandboxes.local.local import Bubblewrap
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.protocol import Box, LocalAddress
+from agentgym.sandboxes.remote.box import RemoteBox
+from tests.sandboxes.conftest import make
+from tests.sandboxes.network.conftest import host, sandbox_of
+
+SERVE = """
+import http.server, threading
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"from the box " + self.path.encode())
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Answer)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
+FETCH = """
+import urllib.error, urllib.request
+def fetch(url):
+    try:
+        return urllib.request.urlopen(url, timeout=5).read()
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+    except OSError as error:
+        return f"{type(error).__name__} {error}"
+"""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def get(url: str) -> bytes:
+    """What this machine reads there."""
+    with DIRECT.open(url, timeout=10) as answer:
+        return bytes(answer.read())
+
+
+async def fetched(address: LocalAddress, path: str = "/") -> bytes:
+    return await asyncio.to_thread(get, address.url + path)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def text(box: Box, code: str) -> str:
+    done = await box.python(code, timeout_s=20)
+    assert done.ok, done.text()
+    return done.stdout.rstrip("\n")
+
+
+async def test_a_server_in_a_box_is_reached_over_its_loopback_and_nothing_else_is(kind: str) -> None:
+    async with host() as there, sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE + FETCH)
+        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
+        assert "refused" in await text(box, f"fetch('http://{there.address}/')")
+        for away in ("http://1.1.1.1/", "http://169.254.169.254/", "http://172.17.0.1/", "http://10.0.0.1/"):
+            assert "unreachable" in await text(box, f"fetch({away!r})")
+        assert "name resolution" in await text(box, "fetch('http://example.org/')")
+        assert there.got == []
+
+
+async def test_code_in_a_box_reaches_listed_hosts_and_the_log_says_what_it_tried(kind: str) -> None:
+    async with host() as there:
+        async with sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+            for _ in range(2):
+                async with boxes.lease() as box:
+                    assert box.requests() == []
+                    await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+                    assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
+                    assert "403 agentgym proxy: example.org:80" in await text(box, "fetch('http://example.org/')")
+                    assert "403" in await text(box, "fetch('https://example.org/')")
+                    assert [(each.method, each.host, each.outcome) for each in box.requests()] == [
+                        ("GET", "127.0.0.1", "allowed"),
+                        ("GET", "example.org", "refused"),
+                        ("CONNECT", "example.org", "refused"),
+                    ]
+                    async with await box.fork() as branch:
+                        assert branch.requests() == box.requests()
+        assert len(there.got) == 2
+
+
+async def test_the_proxy_stands_where_code_cannot_stop_it_or_take_its_place(kind: str) -> None:
+    code = """
+import os, signal, socket
+taken = []
+for place in ("127.0.0.1", "0.0.0.0"):
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, option, 1)
+            try:
+                one.bind((place, 3128))
+                one.listen()
+                taken.append(place)
+            except OSError:
+                pass
+print(taken)
+if os.fork() == 0:
+    os.kill(-1, signal.SIGKILL)
+os.wait()
+"""
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes, boxes.lease() as box:
+        assert (await box.python(code)).stdout in ("[]\n", "")
+        assert await text(box, code.partition("if os.fork")[0]) == "[]"
+        await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+        assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
+
+
+async def test_a_request_that_waits_at_the_end_of_an_episode_is_not_made_in_the_next(kind: str) -> None:
+    code = """
+import socket
+held = [socket.create_connection(("127.0.0.1", 3128)) for _ in range(60)]
+for each in held[32:]:
+    each.sendall(b"GET http://%s/late HTTP/1.1\\r\\n\\r\\n")
+"""
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+        async with boxes.lease() as box:
+            await text(box, code.replace("%s", there.address))
+            while len(box.requests()) < 32:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        async with boxes.lease() as box:
+            await text(box, FETCH)
+            assert await text(box, "fetch('http://example.org/')")
+            assert len(box.requests()) == 1
+        assert there.got == []
+
+
+async def test_a_request_that_is_made_while_its_episode_ends_is_dropped_and_counted(kind: str) -> None:
+    code = """
+import socket
+held = [socket.socket() for _ in range(300)]
+for each in held:
+    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)  # The end of the handshake waits for the first words.
+    each.setblocking(False)
+    each.connect_ex(("127.0.0.1", 3128))
+for each in held:
+    try:
+        each.send(b"GET http://%s/late HTTP/1.1\\r\\n\\r\\n")
+    except OSError:
+        pass
+"""
+    only_the_proxy = "while len(open('/proc/net/tcp').readlines()) > 2: pass"
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+        async with boxes.lease() as box:
+            assert isinstance(box, RemoteBox)
+            await box.network.end()  # As a reset begins: the code goes on until its processes are ended.
+            await text(box, code.replace("%s", there.address))
+            await box.reset()
+            assert box.network.late > 0
+            await text(box, only_the_proxy + "\n" + FETCH)
+            assert "403" in await text(box, "fetch('http://example.org/')")
+            assert [each.host for each in box.requests()] == ["example.org"]
+        assert there.got == []
+
+
+async def test_a_port_of_an_episode_is_free_in_the_next(kind: str) -> None:
+    """Without SO_REUSEADDR, and closed by the server's side, which keeps a connection's port longest."""
+    serve = """
+import socket, threading
+listener = socket.socket()
+listener.bind(("127.0.0.1", 8000))
+listener.listen()
+def answer():
+    while True:
+        listener.accept()[0].close()
+threading.Thread(target=answer, daemon=True).start()
+for _ in range(20):
+    with socket.create_connection(("127.0.0.1", 8000)) as one:
+        one.recv(1)
+held = socket.create_connection(("127.0.0.1", 8000))
+"""
+    connections = "[line.split()[1:4] for line in open('/proc/net/tcp')][1:]"
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        for _ in range(2):
+            async with boxes.lease() as box:
+                assert await text(box, connections) == "[]"
+                await text(box, serve)
+                async with box.port(8000) as address:
+                    for _ in range(3):
+                        await asyncio.to_thread(socket.create_connection(address).close)
+
+
+async def test_no_flow_label_of_an_episode_is_there_in_the_next(kind: str) -> None:
+    """The kernel keeps one for as long as it is asked to, with the 16 bytes of its address, for all of the network."""
+    label = "b'SECRET-OF-EP-ONE' + struct.pack('!I', 0x12345) + struct.pack('=BBHHHI', 0, 255, 1, 60, 60, 0)"
+    keep = f"""
+import socket, struct
+with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as one:
+    try:
+        one.setsockopt(socket.IPPROTO_IPV6, 32, {label})
+        print("kept")
+    except OSError as error:
+        print(error.errno)
+"""
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        async with boxes.lease() as box:
+            assert await text(box, keep) == "92"
+        async with boxes.lease() as box:
+            labels = "open('/proc/net/ip6_flowlabel').read().split('\\n')[1:]"
+            assert await text(box, f"[line for line in {labels} if line.strip()]") == "[]"
+
+
+async def test_nothing_that_tcp_measured_in_an_episode_is_known_in_the_next(kind: str) -> None:
+    """The kernel would keep it by address: the times of replies, and what fast open learnt."""
+    settings = "[open(f'/proc/sys/net/ipv4/{name}').read() for name in ('tcp_no_metrics_save', 'tcp_fastopen')]"
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        assert await text(box, settings) == r"['1\n', '0\n']"
+
+
+@contextmanager
+def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
+    """A server with a thread of its own: its port, and an event that is set when it is asked."""
+    reached = threading.Event()
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            reached.set()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield server.server_port, reached
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str) -> None:
+    with host_in_a_thread() as (port, reached):
+        address = f"127.0.0.1:{port}"
+        async with sandbox_of(kind, network=Allow(address)).open(1) as boxes, boxes.lease() as box:
+            await text(box, FETCH + "import os, threading\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            await text(box, f"threading.Thread(target=fetch, args=['http://{address}/']).start()")
+            assert reached.wait(30)
+
+
+async def test_a_port_of_a_box_is_reached_from_this_machine(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        for _ in range(2):
+            async with boxes.lease() as box:
+                await text(box, SERVE)
+                async with box.port(8000) as address, box.port(8000) as other:
+                    assert await fetched(address, "/a") == b"from the box /a"
+                    assert await fetched(other, "/b") == b"from the box /b"
+                    many = [fetched(address, f"/{number}") for number in range(100)]
+                    assert await asyncio.gather(*many) == [b"from the box /%d" % number for number in range(100)]
+                with pytest.raises(OSError, match="refused"):
+                    await fetched(address)
+
+
+async def test_a_port_ends_with_the_episode_that_lent_it(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE)
+        async with box.port(8000) as address:
+            assert await fetched(address) == b"from the box /"
+            await box.reset()
+            with pytest.raises(OSError, match="refused"):
+                await fetched(address)
+
+
+async def test_a_port_is_lent_once_something_listens_there(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        with pytest.raises(TimeoutError, match=r"nothing listens on port 8000 of the box after 0\.2 s"):
+            async with box.port(8000, timeout_s=0.2):
+                pass
+        with pytest.raises(ValueError, match="port: must be a whole number from 1 to 65535, got 0"):
+            async with box.port(0):
+                pass
+
+        async def lend() -> bytes:
+            async with box.port(8000) as address:
+                return await fetched(address)
+
+        lending = asyncio.create_task(lend())
+        await text(box, SERVE)
+        assert await lending == b"from the box /"
+
+
+async def test_a_box_without_a_network_lends_no_port(kind: str) -> None:
+    async with sandbox_of(kind).open(1) as boxes, boxes.lease() as box:
+        with pytest.raises(ValueError, match=r'port: .*network="loopback"'):
+            async with box.port(8000):
+                pass
+        assert box.requests() == []
+        with pytest.raises(ValueError, match="service: the box has none named 'db'"):
+            box.service("db")
+
+
+async def test_networks_leave_no_file_and_no_thread_behind(kind: str) -> None:
+    async with sandbox_of(kind, network=Allow("a.org")).open(1) as boxes, boxes.lease():
+        pass
+    before = descriptors()
+    async with sandbox_of(kind, network=Allow("a.org")).open(2) as boxes, boxes.lease() as box, boxes.lease():
+        await text(box, SERVE + FETCH)
+        async with box.port(8000) as address:
+            assert await fetched(address)
+        await text(box, "fetch('http://b.org/')")
+    assert descriptors() == before
+    assert "agentgym-network" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_box_that_dies_ends_its_network(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+        async with boxes.lease() as box:
+            await text(box, SERVE)
+            async with box.port(8000) as address:
+                assert await fetched(address)
+                box.cut()  # type: ignore[attr-defined]
+                with pytest.raises(ClosedError, match="the box was closed"):
+                    await box.python("1")
+        async with boxes.lease() as box:
+            await text(box, SERVE)
+            async with box.port(8000) as address:
+                assert await fetched(address)
+
+
+@pytest.mark.docker
+async def test_gvisor_has_a_loopback_and_hands_out_no_port() -> None:
+    make("runsc")
+    async with Docker(network="loopback", runtime="runsc").open(1) as boxes, boxes.lease() as box:
+        await text(box, SERVE + FETCH)
+        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
+        with pytest.raises(ValueError, match="port: "):
+            async with box.port(8000):
+                pass
+
+
+LISTENS = """
+import socket
+listener = socket.create_server(("127.0.0.1", 5000))
+listener.setblocking(False)
+def heard():
+    try:
+        return listener.accept()[0].recv(100)
+    except BlockingIOError:
+        return b""
+"""
+TELLS = """
+import socket
+def tell():
+    try:
+        socket.create_connection(("127.0.0.1", 5000)).sendall(b"what is hidden")
+    except ConnectionRefusedError:
+        return "refused"
+def talk():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
+        one.sendall(b"hello")
+        return listener.accept()[0].recv(100).decode()
+"""
+
+
+async def test_hidden_tests_have_a_loopback_of_their_own(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
+        assert isinstance(box, RemoteBox)
+        if box.reset_in_place:
+            pytest.skip("boxes are reset in place: verifiers share their loopback")
+        await text(box, LISTENS)
+        await box.write({"solution.py": TELLS})
+        expect = {"tell()": "refused", "talk()": "hello"}
+        verdict = await box.verify(code="from solution import tell, talk", expect=expect, timeout_s=30)
+        assert verdict.ok, verdict
+        assert await text(box, "heard()") == "b''"
+
+
+async def test_a_plain_box_has_no_internet_sockets() -> None:
+    make("bubblewrap")
+    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:
+        done = await box.python("import socket\nsocket.socket()")
+        assert "PermissionError" in done.stderr

@@ -1,0 +1,450 @@
+"""The proxy on its own, in front of hosts of this machine: what it lets through, what it says, and what it ends."""
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentgym.sandboxes.network import proxy as proxies
+from agentgym.sandboxes.network.acceptor import forget_waiting
+from agentgym.sandboxes.network.heads import Malformed
+from agentgym.sandboxes.network.hello import ENCRYPTED_NAMES, RETRY, server_name
+from agentgym.sandboxes.network.proxy import Proxy
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.protocol import NetworkRequest
+from tests.sandboxes.network.conftest import Host, host
+
+
+class Client:
+    """The side of the box: connections to the proxy."""
+
+    def __init__(self, proxy: Proxy, port: int) -> None:
+        self.proxy, self.port = proxy, port
+
+    async def ask(self, *lines: bytes, then: bytes = b"") -> bytes:
+        """Send a head and what follows; return all that comes back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"\r\n".join([*lines, b"", b""]) + then)
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    @property
+    def log(self) -> Sequence[NetworkRequest]:
+        return [record.view() for record in self.proxy.records]
+
+
+@asynccontextmanager
+async def proxy(*hosts: str, mb: int = 1, requests: int = 100) -> AsyncIterator[Client]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made = Proxy(listener, Allow(*hosts, mb=mb, requests=requests))
+        made.start()
+        try:
+            yield Client(made, listener.getsockname()[1])
+        finally:
+            await made.stop()
+
+
+async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
+    async with host() as there, proxy(there.address) as client:
+        said = await client.ask(f"GET http://{there.address}/x?y HTTP/1.1".encode(), b"Host: evil.com")
+    assert said.endswith(b"Connection: close\r\n\r\nhello")
+    assert there.got == [f"GET /x?y HTTP/1.1\r\nHost: {there.address}\r\nConnection: close\r\n\r\n".encode()]
+    (request,) = client.log
+    assert (request.method, request.host, request.port, request.path) == ("GET", "127.0.0.1", there.port, "/x?y")
+    assert (request.outcome, request.why, request.sent) == ("allowed", "", len(there.got[0]))
+    assert request.received > 5
+
+
+async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
+    async with host() as there, proxy(there.address) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n\x00\x01".encode())
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
+        writer.write_eof()
+        assert (await reader.read()).endswith(b"hello")
+        writer.close()
+    assert there.got == [b"\x00\x01"]
+    assert [(each.method, each.outcome, each.sent) for each in client.log] == [("CONNECT", "allowed", 2)]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [b"GET http://example.org/ HTTP/1.1", b"CONNECT example.org:443 HTTP/1.1", b"CONNECT 127.0.0.1:1 HTTP/1.1"],
+)
+async def test_a_host_that_is_not_listed_is_refused_with_the_list(target: bytes) -> None:
+    async with proxy("a.org:81") as client:
+        said = await client.ask(target)
+    assert said.startswith(b"HTTP/1.1 403 ")
+    assert b"is not allowed; allowed: a.org:81" in said
+    assert [each.outcome for each in client.log] == ["refused"]
+
+
+async def test_a_name_that_leads_to_this_machine_is_refused_unless_its_address_is_listed() -> None:
+    async with host() as there:
+        async with proxy(f"localhost:{there.port}") as client:
+            said = await client.ask(f"CONNECT localhost:{there.port} HTTP/1.1".encode())
+            assert b"403" in said
+            assert b"which is no public address" in said
+        async with proxy(f"localhost:{there.port}", there.address) as client:
+            said = await client.ask(f"GET http://localhost:{there.port}/ HTTP/1.1".encode())
+            assert said.endswith(b"hello")
+
+
+async def test_what_is_no_request_is_refused_and_written_down() -> None:
+    async with proxy("a.org") as client:
+        assert (await client.ask(b"GET / HTTP/1.1", b"Host: a.org")).startswith(b"HTTP/1.1 400 ")
+        assert (await client.ask(b"\x05\x01\x00")).startswith(b"HTTP/1.1 400 ")
+        assert (await client.ask(b"GET http://a.org/ HTTP/1.1", b"A: " + b"x" * 40_000)).startswith(b"HTTP/1.1 400 ")
+    assert [each.outcome for each in client.log] == ["malformed"] * 3
+
+
+async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
+    async with host() as there, proxy(there.address) as client:
+        line = f"POST http://{there.address}/ HTTP/1.1".encode()
+        second = f"GET http://{there.address}/second HTTP/1.1\r\n\r\n".encode()
+        await client.ask(line, b"Content-Length: 3", then=b"abc" + second)
+        await client.ask(line, b"Transfer-Encoding: chunked", then=b"3;x=y\r\nabc\r\n0\r\n\r\n" + second)
+    sent = b"".join(there.got)
+    assert b"second" not in sent
+    assert sent.count(b"abc") == 2
+    assert b"3\r\nabc\r\n0\r\n\r\n" in sent
+
+
+@pytest.mark.parametrize(
+    "chunks", [b"3\nabc\n0\n\n", b"-3\r\nabc\r\n0\r\n\r\n", b"0x3\r\nabc\r\n", b"3\r\nabcd\r\n0\r\n\r\n"]
+)
+async def test_chunks_that_two_readers_could_read_differently_end_the_request(chunks: bytes) -> None:
+    async with host() as there, proxy(there.address) as client:
+        await client.ask(
+            f"POST http://{there.address}/ HTTP/1.1".encode(), b"Transfer-Encoding: chunked", then=chunks + b"\r\n" * 3
+        )
+    assert [each.outcome for each in client.log] == ["cut"]
+
+
+def greeting(name: str | None) -> bytes:
+    """What a TLS client says first."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    said = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), said, server_hostname=name).do_handshake()
+    return said.read()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (greeting("localhost"), ""),
+        (greeting("LOCALHOST"), ""),
+        (greeting("evil.com"), "TLS for evil.com in a tunnel to localhost"),
+        (greeting(None), "TLS for no name in a tunnel to localhost"),
+        (greeting("localhost")[:100], "a TLS greeting that ends too early"),
+        (b"\x16\x03\x01\xff\xff" + bytes(99), "no TLS greeting"),
+        (b"\x16\x03\x01\x00\x05" + bytes(5), "no TLS greeting"),
+        (b"not tls", "no TLS in a tunnel to localhost:"),
+    ],
+    ids=["the host", "the host in capitals", "another host", "no host", "cut", "too long", "too short", "no TLS"],
+)
+async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
+    monkeypatch: pytest.MonkeyPatch, said: bytes, why: str
+) -> None:
+    async with host() as there, proxy(f"localhost:{there.port}", there.address) as client:
+        monkeypatch.setattr(proxies, "TLS_PORT", there.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + said)
+        writer.write_eof()
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+    (request,) = client.log
+    assert request.outcome == ("cut" if why else "allowed")
+    assert request.why.startswith(why)
+    assert b"".join(there.got) == (b"" if why else said)
+
+
+GREETING = greeting("a.org")
+
+
+@given(st.binary(max_size=400))
+def test_no_greeting_makes_another_error_than_malformed(data: bytes) -> None:
+    for record in (data, b"\x01" + len(data).to_bytes(3, "big") + data, GREETING[5:30] + data):
+        with suppress(Malformed):
+            server_name(record)
+
+
+async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with host() as there, proxy(there.address) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"POST http://{there.address}/ HTTP/1.1\r\nContent-Length: 999999\r\n\r\nx".encode())
+        assert (await reader.read()).endswith(b"hello")
+        assert (await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())).endswith(b"hello")
+        writer.close()
+    assert [each.outcome for each in client.log] == ["allowed", "allowed"]
+    assert caplog.messages == []
+
+
+async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "HEAD_S", 0.1)
+    async with proxy("a.org") as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(b"GET http://a.org/ HTTP/1.1\r\nA: ")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+    assert [each.outcome for each in client.log] == ["malformed"]
+
+
+async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "IDLE_S", 0.1)
+    async with host() as there, proxy(there.address) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n".encode())
+        assert await reader.read() == b"HTTP/1.1 200 Connection established\r\n\r\n"
+        writer.close()
+    assert [(each.outcome, each.why) for each in client.log] == [("cut", "idle for 0 s")]
+
+
+async def test_an_episode_ends_its_request_at_its_limit_of_bytes() -> None:
+    async with host(b"x" * (2 << 20)) as there, proxy(there.address, mb=1) as client:
+        assert len(await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())) <= 1 << 20
+        await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
+    assert [(each.outcome, each.why) for each in client.log] == [("cut", "over 1 MB in one episode")] * 2
+
+
+async def test_an_episode_has_a_limit_of_requests() -> None:
+    async with proxy("a.org", requests=2) as client:
+        answers = [await client.ask(b"CONNECT b.org:443 HTTP/1.1") for _ in range(3)]
+    assert [answer.split()[1] for answer in answers] == [b"403", b"403", b"429"]
+    assert len(client.log) == 2
+
+
+async def test_the_log_holds_no_more_of_a_request_than_a_person_reads() -> None:
+    async with host() as there, proxy(there.address) as client:
+        await client.ask(f"GET http://{there.address}/begin{'x' * 30_000}end HTTP/1.1".encode())
+        await client.ask(f"{'G' * 30_000} http://{there.address}/ HTTP/1.1".encode())
+    for request in client.log:
+        assert len(request.path) <= 1000
+        assert len(request.method) <= 1000
+    assert client.log[0].path.startswith("/begin")
+    assert client.log[0].path.endswith("end")
+    assert b"/begin" + b"x" * 30_000 + b"end" in there.got[0]
+
+
+async def test_more_connections_than_are_served_at_once_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxies, "CONNECTIONS", 2)
+    async with host() as there, proxy(there.address) as client:
+        held = [await asyncio.open_connection("127.0.0.1", client.port) for _ in range(2)]
+        waiting = asyncio.create_task(client.ask(f"GET http://{there.address}/ HTTP/1.1".encode()))
+        done, _ = await asyncio.wait({waiting}, timeout=0.3)
+        assert not done
+        held[0][1].close()
+        assert (await waiting).endswith(b"hello")
+        held[1][1].close()
+
+
+async def test_a_connection_that_waited_when_the_episode_ended_is_closed_unheard() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = Proxy(listener, Allow("a.org"))
+        first.start()
+        await first.stop()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"CONNECT a.org:443 HTTP/1.1\r\n\r\n")
+        await writer.drain()
+        assert forget_waiting(listener) == 1
+        second = Proxy(listener, Allow("a.org"))
+        second.start()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        answer = await Client(second, listener.getsockname()[1]).ask(b"CONNECT b.org:443 HTTP/1.1")
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        await second.stop()
+    assert (len(first.records), len(second.records)) == (0, 1)
+
+
+async def test_a_tunnel_leads_to_443_and_to_ports_that_are_listed_themselves() -> None:
+    async with proxy("a.org", "localhost:81") as client:
+        said = await client.ask(b"CONNECT a.org:80 HTTP/1.1")
+        assert b"403" in said
+        assert b"no tunnel to a.org:80: ask with a whole address (http://a.org/), or list 'a.org:80'" in said
+        assert b"leads to 127.0.0.1" in await client.ask(b"CONNECT localhost:81 HTTP/1.1")
+        assert b"is not allowed" in await client.ask(b"CONNECT b.org:80 HTTP/1.1")
+
+
+def in_records(message: bytes, *sizes: int) -> bytes:
+    """A message of TLS, cut into records of these sizes and one for the rest."""
+    said = b""
+    for size in (*sizes, len(message)):
+        piece, message = message[:size], message[size:]
+        said += b"\x16\x03\x01" + len(piece).to_bytes(2, "big") + piece
+    return said
+
+
+ASKS_AGAIN = in_records(b"\x02\x00\x00\x28\x03\x03" + RETRY + bytes(6))
+ANSWERS = in_records(b"\x02\x00\x00\x28\x03\x03" + bytes(32) + bytes(6))
+CHANGE = b"\x14\x03\x03\x00\x01\x01"
+EARLY = b"\x17\x03\x03\x00\x04data"
+ALERT = b"\x15\x03\x01\x00\x02\x01\x70"
+
+
+@pytest.mark.parametrize(
+    ("answer", "between", "second", "why"),
+    [
+        (ASKS_AGAIN, b"", "localhost", ""),
+        (ASKS_AGAIN, CHANGE + EARLY, "localhost", ""),
+        (ALERT + ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
+        (ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
+        (ASKS_AGAIN, CHANGE + EARLY, "evil.com", "TLS for evil.com in a tunnel to localhost"),
+        (ANSWERS, b"", "localhost", "a second TLS greeting that the host did not ask for"),
+        (in_records(b"\x02\x00\x00\x28", 2), b"", "evil.com", "the host's TLS greeting is in pieces"),
+    ],
+)
+@pytest.mark.parametrize("waits", [True, False], ids=["after the answer", "before the answer"])
+async def test_every_greeting_in_a_tunnel_is_for_its_host(
+    answer: bytes, between: bytes, second: str, why: str, waits: bool
+) -> None:
+    first = greeting("localhost")
+    async with speaker(answer) as there, proxy(f"localhost:{there.port}", there.address) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + first)
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(ConnectionResetError, asyncio.IncompleteReadError):
+            if waits:
+                await reader.readexactly(len(answer))
+            writer.write(between + greeting(second))
+            writer.write_eof()
+            await reader.read()
+        writer.close()
+    (request,) = client.log
+    assert (request.outcome, request.why) == ("cut" if why else "allowed", why)
+    said = b"".join(there.got)
+    assert said.startswith(first)
+    assert (b"evil" in said, said.count(b"localhost")) == (False, 1 if why else 2)
+
+
+@asynccontextmanager
+async def speaker(answer: bytes) -> AsyncIterator[Host]:
+    """A host that answers the first words with this, and keeps all that it gets."""
+    made = Host()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.got.append(await reader.read(65536))
+        for at in range(len(answer)):  # A byte at a time: no reader may count on more.
+            writer.write(answer[at : at + 1])
+            await writer.drain()
+        with suppress(ConnectionResetError):
+            while more := await reader.read(65536):
+                made.got.append(more)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        made.port = server.sockets[0].getsockname()[1]
+        yield made
+
+
+async def test_what_a_host_says_first_reaches_a_client_that_speaks_no_tls() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x16+")
+        writer.write(await reader.read(10))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with proxy(f"localhost:{port}", f"127.0.0.1:{port}") as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\n\r\n".encode())
+            assert (await reader.readuntil(b"\x16+")).endswith(b"\x16+")
+            writer.write(b"hello")
+            assert await reader.read() == b"hello"
+            writer.close()
+
+
+def message(name: str, *extensions: bytes) -> bytes:
+    """A client's greeting that names this host, with more extensions."""
+    listed = b"\x00" + len(name).to_bytes(2, "big") + name.encode()
+    named = len(listed).to_bytes(2, "big") + listed
+    all_of_them = b"\x00\x00" + len(named).to_bytes(2, "big") + named + b"".join(extensions)
+    body = b"\x03\x03" + bytes(32) + b"\x00" + b"\x00\x02\x13\x01" + b"\x01\x00"
+    body += len(all_of_them).to_bytes(2, "big") + all_of_them
+    return b"\x01" + len(body).to_bytes(3, "big") + body
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2, 3), (40, 20), (1,) * 20])
+@pytest.mark.parametrize(("name", "why"), [("localhost", ""), ("evil.com", "TLS for evil.com")])
+async def test_a_greeting_in_several_records_is_read_as_a_whole(sizes: tuple[int, ...], name: str, why: str) -> None:
+    said = in_records(message(name), *sizes)
+    async with speaker(b"") as there, proxy(f"localhost:{there.port}", there.address) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + said)
+        writer.write_eof()
+        with suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+    assert client.log[0].why.startswith(why)
+    assert b"".join(there.got) == (b"" if why else said)
+
+
+def test_a_greeting_that_hides_its_host_or_has_more_behind_it_is_refused() -> None:
+    assert server_name(message("a.org", b"\x12\x34\x00\x00")) == "a.org"
+    for kind in ENCRYPTED_NAMES:
+        with pytest.raises(Malformed, match="encrypted name"):
+            server_name(message("a.org", kind.to_bytes(2, "big") + b"\x00\x00"))
+    with pytest.raises(Malformed, match="more after it"):
+        server_name(message("a.org") + message("evil.com"))
+
+
+async def test_tls_whose_host_asks_for_a_second_greeting_goes_through(tmp_path: Path) -> None:
+    key, certificate = self_signed(tmp_path)
+    answering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    answering.load_cert_chain(certificate, key)
+    answering.set_ecdh_curve("secp384r1")  # A client's first greeting brings no key for this one.
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=answering) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with proxy(f"localhost:{port}", f"127.0.0.1:{port}") as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\n\r\n".encode())
+            await reader.readuntil(b"\r\n\r\n")
+            await writer.start_tls(ssl.create_default_context(cafile=str(certificate)), server_hostname="localhost")
+            writer.write(b"hello")
+            assert await reader.readexactly(5) == b"hello"
+            writer.close()
+            assert client.log[0].outcome == "allowed"
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A key and a certificate for localhost."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    made = ["-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = ["openssl", "req", "-x509", *made, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, certificate
+
+
+async def test_a_host_that_refuses_is_a_failure_that_says_so() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        async with proxy(f"127.0.0.1:{port}") as client:
+            said = await client.ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1".encode())
+    assert said.startswith(b"HTTP/1.1 502 ")
+    assert [each.outcome for each in client.log] == ["failed"]

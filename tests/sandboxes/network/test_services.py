@@ -1,0 +1,431 @@
+"""Containers beside a box: an app with a database that an agent's tool talks to, from its start to its end."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.cli.gc import gc
+from agentgym.errors import BoxKilledError, SandboxError
+from agentgym.sandboxes import pool as pools
+from agentgym.sandboxes.docker import guard
+from agentgym.sandboxes.docker.client import connect
+from agentgym.sandboxes.docker.docker import Docker, why_no_docker
+from agentgym.sandboxes.docker.heartbeat import traces
+from agentgym.sandboxes.docker.images.names import default_image
+from agentgym.sandboxes.network.rules import Allow
+from agentgym.sandboxes.network.services import LABEL, Service, Services
+from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.testing import Scripted, call, say
+from tests.sandboxes.conftest import below, wait_for_end
+from tests.sandboxes.network.conftest import host
+from tests.sandboxes.network.test_box_networks import FETCH, get, text
+from tests.sandboxes.test_engine import relay, wait_until_gone
+
+if TYPE_CHECKING:
+    import docker
+
+pytestmark = pytest.mark.docker
+APP = """
+import http.server, json, sqlite3
+shop = sqlite3.connect("/tmp/shop.db")
+shop.execute("create table stock (name text primary key, count integer)")
+shop.execute("insert into stock values ('apple', 3)")
+class Shop(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        rows = dict(shop.execute("select name, count from stock"))
+        body = json.dumps(rows).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_POST(self):
+        name = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        shop.execute("update stock set count = count - 1 where name = ?", (name,))
+        shop.commit()
+        self.send_response(204)
+        self.end_headers()
+http.server.HTTPServer.handle_error = lambda *of: None
+print("the shop is open", flush=True)
+http.server.HTTPServer(("0.0.0.0", 8000), Shop).serve_forever()
+"""
+BUY = "import urllib.request\nurllib.request.urlopen('http://shop:8000/', b'apple').status"
+
+
+@pytest.fixture(autouse=True)
+def engine() -> None:
+    why_not = why_no_docker()
+    if why_not is not None:
+        pytest.skip(f"docker: {why_not}")
+
+
+ENDS_ON_A_WORD = """
+import socket
+server = socket.create_server(("127.0.0.1", 8000))
+said = b""
+while said != b"end":
+    try:
+        said = server.accept()[0].recv(3)
+    except OSError:
+        said = b""
+"""
+
+
+def program(code: str, **settings: Any) -> Service:
+    """A container of the sandbox's own image that runs this Python."""
+    return Service(image=default_image(), entrypoint=["python3", "-c", code], **settings)
+
+
+def shop(**settings: Any) -> Service:
+    return program(APP, ready="http://shop:8000/", **settings)
+
+
+def with_shop(**settings: Any) -> Docker:
+    return Docker(network="loopback", services={"shop": shop()}, **settings)
+
+
+@contextmanager
+def client() -> "Iterator[docker.APIClient]":
+    made = connect()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def containers_of(pid: int) -> list[dict[str, Any]]:
+    with client() as there:
+        found = there.containers(all=True, filters={"label": "agentgym.owner"})
+    return [each for each in found if each["Labels"]["agentgym.owner"].split("/")[3] == str(pid)]
+
+
+class Errand(ag.Task):
+    """What is to be bought."""
+
+    name: str
+
+
+class Buys(ag.ToolEnv[Errand]):
+    """Reward 1 where the shop has sold one of what was asked for, and nothing else."""
+
+    sandbox = with_shop()
+
+    @ag.tool
+    async def buy(self, name: str) -> str:
+        """Buy one of what the shop has."""
+        code = f"import urllib.request\nurllib.request.urlopen('http://shop:8000/', {name.encode()!r}).status"
+        return (await self.box.python(code)).text()
+
+    @ag.reward
+    async def bought(self) -> float:
+        async with self.box.port(8000) as address:
+            return float(json.loads(await asyncio.to_thread(get, address.url)) == {self.task.name: 2})
+
+
+async def test_an_agents_tool_talks_to_an_app_with_a_database_in_a_second_container() -> None:
+    task = Errand(id="apple", prompt="Buy an apple.", name="apple")
+    async with with_shop().open(1) as boxes:
+        for name, reward in (("apple", 1.0), ("pear", 0.0), ("apple", 1.0)):
+            played = await ag.rollout(Buys, task, Scripted([call("buy", name=name), say("Done.")]), boxes=boxes)
+            assert (played.error, played.reward) == (None, reward)
+
+
+async def test_services_are_new_in_every_episode_and_gone_with_their_box() -> None:
+    async with with_shop().open(1) as boxes:
+        for _ in range(3):
+            async with boxes.lease() as box:
+                assert await text(box, BUY) == "204"
+                assert await text(box, FETCH + "fetch('http://shop:8000/')") == "b'{\"apple\": 2}'"
+                assert "the shop is open" in await box.service("shop").logs()
+                assert len(containers_of(os.getpid())) == 2
+    assert containers_of(os.getpid()) == []
+
+
+async def test_services_reach_each_other_by_name_and_nothing_outside() -> None:
+    front = program(
+        "import http.server, urllib.request\n"
+        "class Front(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        try:\n"
+        "            said = urllib.request.urlopen('http:/' + self.path, timeout=5).read()\n"
+        "        except OSError as error:\n"
+        "            said = str(error).encode()\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(said)\n"
+        "http.server.HTTPServer(('0.0.0.0', 9000), Front).serve_forever()",
+        ready=9000,
+    )
+    services = {"shop": shop(), "front": front}
+    async with host() as there, Docker(network="loopback", services=services).open(1) as boxes, boxes.lease() as box:
+        await text(box, FETCH)
+        assert await text(box, "fetch('http://front:9000/shop:8000/')") == "b'{\"apple\": 3}'"
+        for away in (there.address, "172.17.0.1", "169.254.169.254", "1.1.1.1"):
+            said = await text(box, f"fetch('http://front:9000/{away}/')")
+            assert "refused" in said or "unreachable" in said
+        assert "name resolution" in await text(box, "fetch('http://front:9000/example.org/')")
+
+
+async def test_a_box_with_services_may_have_an_allow_list_too() -> None:
+    async with host() as there:
+        spec = Docker(network=Allow(there.address), services={"shop": shop()})
+        async with spec.open(1) as boxes, boxes.lease() as box:
+            assert await text(box, BUY) == "204"
+            await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            assert await text(box, f"fetch('http://{there.address}/')") == "b'hello'"
+            assert [each.host for each in box.requests()] == ["127.0.0.1"]
+
+
+async def test_a_service_that_ends_or_is_not_ready_is_an_error_with_its_last_words() -> None:
+    ends = program(r"print('no such table\n2026-01-01 \x1b[31mforged\r'); raise SystemExit(3)", ready=8000)
+    said = r"'db' ended with exit code 3; its last output: no such table\n2026-01-01 \x1b[31mforged"
+    async with Docker(network="loopback", services={"db": ends}).open(1) as boxes:
+        with pytest.raises(SandboxError, match=re.escape(said)):  # In one line of a log, whatever it wrote.
+            async with boxes.lease():
+                pass
+    sleeps = program("print('hm', flush=True); import time; time.sleep(600)", ready=8000, ready_s=1)
+    async with Docker(network="loopback", services={"db": sleeps}).open(1) as boxes:
+        with pytest.raises(SandboxError, match=r"'db' was not ready within 1 s \(ready=8000\); its last output: hm"):
+            async with boxes.lease():
+                pass
+    assert containers_of(os.getpid()) == []
+
+
+async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "TEND_S", 0.3)
+    async with with_shop().open(1) as boxes:
+        async with boxes.lease() as box:
+            await asyncio.to_thread(kill_service)
+            assert isinstance(box, RemoteBox)
+            while box.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+                await asyncio.sleep(0)
+            with pytest.raises(SandboxError, match=r"sandbox_lost: the service 'shop' ended .* with exit code 137"):
+                await box.python("1")
+            await wait_until_gone(await asyncio.to_thread(make_leftover))  # By a sweep.
+            assert "the shop is open" in await box.service("shop").logs()
+        async with boxes.lease() as box:
+            assert await text(box, BUY) == "204"
+
+
+async def test_a_service_that_ended_unnoticed_is_counted_and_named_at_the_end_of_its_episode(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def says_nothing(*_: object) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.Event().wait()
+        yield {}
+
+    monkeypatch.setattr(guard, "_events", says_nothing)
+    async with with_shop().open(1) as boxes, boxes.lease() as box:
+        assert isinstance(box, RemoteBox)
+        assert isinstance(box.network.beside, Services)
+        await asyncio.to_thread(kill_service)
+        assert (await box.python("1")).ok
+        await box.reset()
+        assert box.network.beside.lost == 1
+        assert await text(box, BUY) == "204"
+    assert "'shop' ended in the middle of an episode with exit code 137, number 1" in caplog.text
+    assert "its last output: the shop is open" in caplog.text
+
+
+async def test_code_that_brings_down_a_service_has_ended_its_box() -> None:
+    falls = program(ENDS_ON_A_WORD, ready=8000)
+    async with Docker(network="loopback", services={"app": falls}).open(1) as boxes:
+        async with boxes.lease() as box:
+            assert isinstance(box, RemoteBox)
+            await box.python("import socket; socket.create_connection(('app', 8000)).sendall(b'end')")
+            while box.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+                await asyncio.sleep(0)
+            assert (await box.exec("true")).status == "box_killed"
+            with pytest.raises(BoxKilledError, match="the service 'app' ended in the middle of an episode"):
+                await box.read("f")
+        async with boxes.lease() as box:
+            assert (await box.exec("true")).ok
+
+
+async def test_a_service_that_has_done_its_work_may_end() -> None:
+    async with Docker(network="loopback", services={"fill": program("print('done')")}).open(1) as boxes:
+        for _ in range(2):
+            async with boxes.lease() as box:
+                assert isinstance(box, RemoteBox)
+                assert isinstance(box.network.beside, Services)
+                while "done" not in await box.service("fill").logs():
+                    assert (await box.python("1")).ok
+                await box.reset()
+                assert (await box.python("1")).ok
+                assert box.network.beside.lost == 0
+
+
+def make_leftover() -> str:
+    """The name of a container of this run that no box knows."""
+    labels = {name: text for name, text in containers_of(os.getpid())[0]["Labels"].items() if name != LABEL}
+    with client() as there:
+        there.create_container(default_image(), ["{}"], name="agentgym-leftover", labels=labels)
+    return "agentgym-leftover"
+
+
+def kill_service() -> None:
+    (found,) = [each for each in containers_of(os.getpid()) if LABEL in each["Labels"]]
+    with client() as there:
+        there.kill(found["Id"])
+        there.wait(found["Id"])
+
+
+async def test_an_image_that_is_missing_is_named_before_any_box_starts() -> None:
+    spec = Docker(network="loopback", services={"db": Service(image="agentgym-no-such-image")})
+    with pytest.raises(SandboxError, match=r"no image 'agentgym-no-such-image' for 'db': docker pull"):
+        async with spec.open(1):
+            pass
+
+
+async def test_a_service_is_bounded_and_has_no_rights() -> None:
+    code = (
+        "import os, socket\n"
+        "def tried(work):\n"
+        "    try: return str(work())\n"
+        "    except OSError as error: return error.strerror\n"
+        "print(tried(lambda: open('/etc/x', 'w')))\n"
+        "print(tried(lambda: os.chown('/tmp', 1, 1)))\n"
+        "print(tried(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)))\n"
+        "print(tried(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)))\n"
+        "print(tried(lambda: open('/tmp/x', 'wb').write(bytes(3 << 20))))\n"
+    )
+    service = program(code, user="0:0", disk_mb=2, memory_mb=100, cpus=0.5, pids=50)
+    async with Docker(network="loopback", services={"db": service}).open(1) as boxes, boxes.lease() as box:
+        with client() as there:
+            (found,) = [each for each in containers_of(os.getpid()) if LABEL in each["Labels"]]
+            await asyncio.to_thread(there.wait, found["Id"])
+            said = there.inspect_container(found["Id"])["HostConfig"]
+        assert (said["Memory"], said["NanoCpus"], said["PidsLimit"]) == (100 << 20, 500_000_000, 50)
+        assert (await box.service("db").logs()).splitlines() == [
+            "Read-only file system",
+            "Operation not permitted",
+            "Operation not permitted",
+            "Operation not permitted",
+            "No space left on device",
+        ]
+
+
+async def test_services_of_an_engine_elsewhere_are_refused() -> None:
+    async with relay() as there, with_shop(hosts=(there.host,)).open(1) as boxes:
+        with pytest.raises(SandboxError, match=r"services and Allow\(\.\.\.\) need an engine of this machine"):
+            async with boxes.lease():
+                pass
+
+
+CLIENT = """
+import asyncio, sys
+from tests.sandboxes.network.test_services import with_shop
+async def main():
+    async with with_shop().open(1) as boxes, boxes.lease() as box, with_shop().open(1) as others, others.lease():
+        assert (await box.python("1")).ok
+        async with box.port(8000):
+            print("ready", flush=True)
+            await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def running_client() -> "Iterator[subprocess.Popen[str]]":
+    """A client in a process group of its own, with two pools that each have a box with a service."""
+    command = [sys.executable, "-c", CLIENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            assert len(containers_of(process.pid)) == 4
+            yield process
+        finally:
+            process.kill()
+
+
+def watchmen_of(pid: int) -> list[int]:
+    """The processes that remove the client's services when it dies."""
+    return [child for child in below(pid) if b"watchman" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+async def test_services_of_a_client_that_was_killed_end_by_themselves() -> None:
+    with running_client() as process:
+        left, watchmen = containers_of(process.pid), watchmen_of(process.pid)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert len(watchmen) == 2
+    for each in left:
+        await wait_until_gone(each["Id"])
+    assert await asyncio.to_thread(wait_for_end, watchmen) == []
+    with client() as there:
+        tokens = {each["Labels"]["agentgym.run"] for each in left}
+        assert tokens.isdisjoint(traces(there))
+
+
+async def test_a_client_that_is_interrupted_removes_its_services_itself_and_leaves_nobody() -> None:
+    with running_client() as process:
+        watchmen = watchmen_of(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        assert containers_of(process.pid) == []
+    assert await asyncio.to_thread(wait_for_end, watchmen) == []
+
+
+@pytest.mark.slow
+async def test_a_client_that_forked_is_missed_all_the_same() -> None:
+    """What it forked holds the watchman's input open."""
+    with running_client() as process:
+        left, watchmen = containers_of(process.pid), watchmen_of(process.pid)
+        held = [os.open(f"/proc/{process.pid}/fd/{name}", os.O_WRONLY) for name in pipes_to(process.pid, watchmen)]
+        try:
+            process.kill()
+            for each in left:
+                await wait_until_gone(each["Id"])
+        finally:
+            for fd in held:
+                os.close(fd)
+    assert len(held) == 2
+
+
+def pipes_to(pid: int, readers: list[int]) -> list[str]:
+    """The numbers under which a process holds the pipes that are these processes' input."""
+    inputs = {Path(f"/proc/{reader}/fd/0").readlink() for reader in readers}
+    return [path.name for path in Path(f"/proc/{pid}/fd").iterdir() if path.readlink() in inputs]
+
+
+@pytest.fixture
+def killed() -> int:
+    """The number of a client that was killed with its watchmen while it had boxes with services."""
+    with running_client() as process:
+        for pid in (*watchmen_of(process.pid), process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    return process.pid
+
+
+@pytest.mark.slow
+async def test_what_a_killed_client_left_is_removed_by_gc(killed: int) -> None:
+    left = containers_of(killed)
+    assert len(left) == 4
+    assert await asyncio.to_thread(gc) == 0
+    for each in left:  # Another client's sweep may be at it.
+        await wait_until_gone(each["Id"])
+    assert containers_of(killed) == []
+
+
+@pytest.mark.slow
+async def test_what_a_killed_client_left_is_removed_by_the_next_client(killed: int) -> None:
+    left = containers_of(killed)
+    assert len(left) == 4
+    async with Docker().open(1):
+        pass
+    for each in left:
+        await wait_until_gone(each["Id"])
+    assert containers_of(killed) == []

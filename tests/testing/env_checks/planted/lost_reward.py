@@ -1,0 +1,16 @@
+"""An override of a reward without its decorator."""
+
+from tests.testing.env_checks.looking import Looking
+
+FOUND = (
+    r"reward: Planted\.right overrides a @ag\.reward of Looking without the decorator: write @ag\.reward above it"
+    r"|'right' of Planted: overridden without @ag\.reward"
+)
+
+
+def planted() -> type[Looking]:
+    class Planted(Looking):
+        async def right(self) -> float:
+            return 1.0
+
+    return Planted

@@ -1,0 +1,12 @@
+"""A reward that is nan."""
+
+import agentgym as ag
+from tests.testing.env_checks.looking import Looking
+
+FOUND = r"reward: reward 'right' returned nan: return a finite number"
+
+
+class Planted(Looking):
+    @ag.reward
+    async def right(self) -> float:
+        return float("nan") if self.answer == self.task.answer else 0.0

@@ -1,0 +1,13 @@
+"""A class without a reward."""
+
+import agentgym as ag
+from tests.testing.env_checks.looking import LookTask
+
+FOUND = r"reward: Planted has no @ag\.reward method: mark the method that scores"
+
+
+class Planted(ag.ToolEnv[LookTask]):
+    @ag.tool
+    async def look(self) -> str:
+        """Look."""
+        return "nothing"

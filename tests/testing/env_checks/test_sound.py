@@ -1,0 +1,100 @@
+"""A sound env passes its check and leaves nothing; a real box is used where there is one."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import agentgym as ag
+from agentgym.engines.scripted import Reply, call, say
+from agentgym.errors import SandboxError
+from agentgym.sandboxes.choose import auto
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.testing import check_env
+from tests.testing.env_checks.modules import load
+
+ROOT = Path(__file__).parents[2]
+SOUND = sorted(Path(__file__).with_name("sound").glob("*.py"))
+TASK = ag.Task(id="t", prompt=({"role": "user", "content": "What is in the file?"},))
+
+
+@pytest.mark.parametrize("path", SOUND, ids=[path.stem for path in SOUND])
+async def test_a_sound_env_passes(path: Path, no_leaks: None) -> None:
+    module = load(path)
+    await check_env(module.Sound, module.TASK, oracle=module.ORACLE, **getattr(module, "OPTIONS", {}))
+
+
+class Shell(ag.ToolEnv[ag.Task]):
+    """Reads a file with a shell."""
+
+    sandbox = ag.AnyBox()
+
+    async def setup(self) -> None:
+        await self.box.write({"secret": "swordfish"})
+
+    @ag.tool
+    async def bash(self, cmd: str) -> str:
+        """Run a command."""
+        return (await self.box.exec(cmd)).text()
+
+    @ag.reward
+    async def right(self) -> float:
+        return float(self.answer == "swordfish")
+
+
+ORACLE: list[Reply] = [call("bash", cmd="cat secret"), say("swordfish")]
+
+
+async def test_an_env_with_a_sandbox_is_checked_in_a_real_box(no_leaks: None) -> None:
+    try:
+        auto()
+    except SandboxError as error:
+        pytest.skip(str(error))
+    await check_env(Shell, TASK, oracle=ORACLE)
+
+
+@pytest.mark.parametrize(
+    "sandbox", [pytest.param(ag.Docker(), marks=pytest.mark.docker), ag.Bubblewrap()], ids=["docker", "bubblewrap"]
+)
+async def test_a_pool_of_real_boxes_leaves_nothing_that_is_held_against_the_env(sandbox: Sandbox) -> None:
+    why = why_no_docker() if isinstance(sandbox, ag.Docker) else why_no_bubblewrap()
+    if why is not None:
+        pytest.skip(why)
+    async with sandbox.open(1) as boxes:
+        await check_env(Shell, TASK, oracle=ORACLE, boxes=boxes)
+
+
+class Nowhere:
+    """A sandbox that cannot be had."""
+
+    @asynccontextmanager
+    async def open(self, size: int) -> AsyncIterator[Boxes]:
+        raise SandboxError("no engine runs")
+        yield
+
+
+async def test_where_no_box_can_be_had_a_fake_one_is_used_and_it_is_said() -> None:
+    class Lost(Shell):
+        sandbox = Nowhere()  # type: ignore[assignment]
+
+    wanted = r"tool 'bash' raised AssertionError: FakeBox: the env ran 'cat secret'.*: no box of Lost can be had here"
+    with pytest.warns(UserWarning, match="a FakeBox was used"), pytest.raises(AssertionError, match=wanted):
+        await check_env(Lost, TASK, oracle=ORACLE)
+
+
+def test_a_check_runs_by_itself_in_a_script() -> None:
+    module = load(next(path for path in SOUND if path.stem == "one_turn_question"))
+    asyncio.run(check_env(module.Sound, module.TASK, oracle=module.ORACLE))
+
+
+def test_without_pytest_the_helpers_are_there() -> None:
+    rooms = "agentgym.testing, agentgym.testing.env_checks.check, envs.chase.demo"
+    code = f"import sys; sys.modules['pytest'] = None; import {rooms}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,180 @@
+"""Every env of the gallery with a box is scored, whatever code leaves at the paths that its rewards read."""
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.cli.envs.check import oracle_of
+from agentgym.cli.envs.names import find
+from agentgym.environments.registry import find_env, gallery
+from agentgym.environments.task_boxes import declares_boxes, open_boxes
+from agentgym.sandboxes.docker.docker import why_no_docker
+from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.sandboxes.protocol import Boxes
+from agentgym.testing import Scripted
+from envs.logs.env import make_task as make_log
+from envs.polyglot.env import make_task as make_program
+from envs.polyglot.test_polyglot import build, remove
+
+ROOT = Path(__file__).parents[2]
+SPOILED = {
+    "an empty folder": "mkdir {}",
+    "a link to /dev/zero": "ln -s /dev/zero {}",
+    "a FIFO": "mkfifo {}",
+    "1 TB of nothing": "truncate -s 1T {} || truncate -s 30M {}",  # The second is what a box of bubblewrap can have.
+    "a name of 255 bytes beside it": f'cd "$(dirname {{}})"; echo x > {"n" * 255}',
+    "no permission": "echo x > {}; chmod 000 {}",
+    "a link that dangles": "ln -s nowhere {}",
+    "a loop of links": "ln -s $(basename {}) {}",
+}
+"""What is put in the place of a file, by what it is."""
+QUICK = ("an empty folder", "a loop of links")
+"""Those that the fast tests show for every env."""
+
+
+def files_of_terminal(task: Any) -> list[str]:
+    """What the checks of a job look at: files and folders."""
+    return [path for check in task.expect for path in re.findall(r"\('([^']+)'\)", check)]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What is in the box of an env that its rewards read."""
+
+    paths: Callable[[Any], list[str]] = lambda _: []
+    tasks: Callable[[type[ag.Env[Any]]], list[Any]] = lambda env: [env.tasks("train")[0]]
+    box: str = "bubblewrap"
+
+
+NOTHING = Reads()
+"""Of an env whose rewards look at no file of its box."""
+READ = {
+    "bisect": NOTHING,
+    "bisect_long": NOTHING,
+    "bisect_turns": NOTHING,
+    "chase": NOTHING,
+    "chase_compaction": NOTHING,
+    "chase_delegate": NOTHING,
+    "chase_long": NOTHING,
+    "chase_long_turns": NOTHING,
+    "chase_tree": NOTHING,
+    "code_repair": Reads(lambda task: [f"{name}.py" for name in task.modules]),
+    "logs": Reads(lambda _: ["clean.log"], lambda _: [make_log("train", 0, megabytes=1)]),
+    "market": NOTHING,
+    "polyglot": Reads(lambda _: ["program"], lambda _: [make_program("train", "python")], "docker"),
+    "python_math": NOTHING,
+    "repo": Reads(lambda task: [path for path in sorted(task.files) if "__" not in path and "/test_" not in path][:2]),
+    "terminal": Reads(files_of_terminal, lambda env: [env.tasks("train")[number] for number in range(8)]),
+    "web": NOTHING,
+    "templates/box": Reads(lambda _: ["solution.py"]),
+}
+NAMED = [name for name, reads in READ.items() if reads is not NOTHING]
+
+
+def env_of(name: str) -> type[ag.Env[Any]]:
+    if not name.startswith("templates/"):
+        return find_env(name)
+    try:
+        return find_env("box_template")  # the tests of the template are in this process, too
+    except ValueError:
+        return find(f"{ROOT / name}/env.py:BoxTemplate")
+
+
+def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
+    """The env, in whose box the command runs when the rollout has ended, before it is scored."""
+    env = env_of(name)
+
+    async def score(self: Any) -> dict[str, float]:
+        spoiled = await self.box.exec(command)
+        assert spoiled.ok, spoiled
+        scores: dict[str, float] = await env.score(self)
+        return scores
+
+    kind: Any = type(env)
+    made: Any = kind(env.__name__, (env,), {"score": score, "__module__": env.__module__, "__doc__": env.__doc__})
+    spoiled: type[ag.Env[Any]] = made
+    return spoiled
+
+
+@asynccontextmanager
+async def boxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[Boxes]:
+    """Boxes for the env; skip the test where there can be none."""
+    docker = on_docker or READ[name].box == "docker"
+    why_not = why_no_docker() if docker else why_no_bubblewrap()
+    if why_not is not None:
+        pytest.skip(why_not)
+    own = READ[name].box == "docker"
+    async with open_boxes(
+        env_of(name), 1, None if own else ag.Docker() if docker else ag.Bubblewrap(disk_mb=40)
+    ) as boxes:
+        assert boxes is not None
+        yield boxes
+
+
+async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], boxes: Boxes) -> None:
+    """Play the oracle, spoil a path, and score: it is a number, and less than that of what is right."""
+    oracle, wrong = oracle_of(env_of(name)), []
+    assert oracle is not None
+    for task in tasks:
+        for path in READ[name].paths(task):
+            for kind in kinds:
+                command = f"rm -rf {path}; {SPOILED[kind].format(path, path)}"
+                played = await ag.rollout(spoiled_by(name, command), task, Scripted(oracle(task)), boxes=boxes)
+                if played.reward is None or not played.reward < 1.0:
+                    wrong.append((task.id, path, kind, played.reward, str(played.failure)))
+    assert wrong == []
+
+
+def test_every_env_of_the_gallery_with_a_box_is_spoiled_here() -> None:
+    names = [name for name in gallery() if declares_boxes(find_env(name))]
+    names += [
+        f"templates/{path.parent.name}"
+        for path in sorted(ROOT.glob("templates/*/env.py"))
+        if "sandbox = " in path.read_text()
+    ]
+    assert sorted(READ) == sorted(names)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].box != "docker"])
+async def test_spoiled_files_are_scored(name: str) -> None:
+    async with boxes_of(name) as boxes:
+        await assert_all_scored(name, [*QUICK], READ[name].tasks(env_of(name))[:1], boxes)
+
+
+async def test_nothing_that_lies_in_the_place_of_a_log_holds_up_its_reward() -> None:
+    async with boxes_of("logs") as boxes:
+        await assert_all_scored("logs", [*SPOILED], READ["logs"].tasks(env_of("logs")), boxes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].box != "docker"])
+async def test_whatever_lies_at_any_path_that_a_reward_reads_is_scored(name: str) -> None:
+    async with boxes_of(name) as boxes:
+        await assert_all_scored(name, [*SPOILED], READ[name].tasks(env_of(name)), boxes)
+
+
+@pytest.fixture
+def program_image(tmp_path: Path) -> Iterator[str]:
+    """An image of polyglot's, there until the test ends."""
+    if (why_not := why_no_docker()) is not None:
+        pytest.skip(why_not)
+    tag = build("python", tmp_path / "python")
+    yield tag
+    remove(tag, tmp_path / "python")
+
+
+@pytest.mark.slow
+@pytest.mark.docker
+@pytest.mark.parametrize("name", [*NAMED])
+async def test_it_is_on_docker_too(name: str, request: pytest.FixtureRequest) -> None:
+    tasks = READ[name].tasks(env_of(name))[:2]
+    if name == "polyglot":
+        tasks = [task.model_copy(update={"image": request.getfixturevalue("program_image")}) for task in tasks]
+    async with boxes_of(name, on_docker=True) as boxes:
+        await assert_all_scored(name, [*SPOILED], tasks, boxes)

@@ -1,0 +1,286 @@
+"""What env tests stand on: the byte tokenizer, the script, the fake box, and the contract check."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentgym as ag
+from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, raw, say
+from agentgym.errors import EngineError
+from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.testing import NOOP, check_env, sample
+
+TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Name the secret."),))
+TOKENIZER = ByteTokenizer()
+MARKS = st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool_call>", "\n"])
+
+
+@given(st.lists(st.text() | MARKS).map("".join))
+def test_decoding_what_was_encoded_gives_it_back(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@given(st.lists(st.integers(0, 127) | st.just(ByteTokenizer.END)))
+def test_ids_of_plain_characters_survive_decoding(ids: list[int]) -> None:
+    assert TOKENIZER.encode(TOKENIZER.decode(ids)) == ids or "<|im_" in TOKENIZER.decode([i for i in ids if i < 128])
+
+
+@given(st.lists(st.integers(0, ByteTokenizer.vocabulary - 1)))
+def test_any_ids_of_the_vocabulary_are_read_without_an_error(ids: list[int]) -> None:
+    assert TOKENIZER.parse(TOKENIZER.decode(ids), [])["role"] == "assistant"
+
+
+arguments = st.dictionaries(st.text(), st.none() | st.integers() | st.text())
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), arguments), min_size=1, max_size=3))
+def test_calls_that_were_written_are_read_back(named: list[tuple[str, dict[str, Any]]]) -> None:
+    made = calls(*named)
+    if not any(mark in str(named) for mark in ("</tool_call>", "<|im_")):
+        text = TOKENIZER.render([made], [], generation=False)
+        body = text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
+        assert TOKENIZER.parse(body, [])["tool_calls"] == made["tool_calls"]
+
+
+def test_json_too_deep_to_read_is_a_malformed_call() -> None:
+    read = TOKENIZER.parse("<tool_call>\n" + "[" * 5000 + "\n</tool_call>", [])
+    assert read["tool_calls"][0]["function"] == {"name": "", "arguments": "[" * 5000}
+
+
+class Secret(ag.ToolEnv[ag.Task]):
+    """The secret is in the box; naming it is worth 1."""
+
+    sandbox = ag.AnyBox()
+
+    async def setup(self) -> None:
+        await self.box.write({"secret": "swordfish"})
+
+    @ag.tool
+    async def look(self) -> str:
+        """Read the secret."""
+        return (await self.box.read("secret")).decode()
+
+    @ag.reward
+    def named(self) -> float:
+        return float(self.answer == "swordfish")
+
+
+ORACLE = [call("look"), say("swordfish")]
+
+
+async def test_each_rollout_plays_the_script_from_its_start(boxes: FakeBoxes) -> None:
+    engine = Scripted(ORACLE)
+    played = await ag.run_groups(Secret, [TASK], engine, n=3, boxes=boxes)
+    assert [r.reward for r in played.rollouts] == [1.0, 1.0, 1.0]
+    again = await ag.rollout(Secret, TASK, engine, boxes=boxes)
+    assert again.reward == 1.0
+
+
+async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(boxes: FakeBoxes) -> None:
+    played = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), boxes=boxes)
+    assert played.error == "EngineError: the script ended after 1 replies, and the env asked for one more"
+
+
+async def test_a_script_may_be_a_function_of_the_text(boxes: FakeBoxes) -> None:
+    def reads(text: str) -> ag.Message:
+        return say("swordfish") if "tool\nswordfish" in text else call("look")
+
+    assert (await ag.rollout(Secret, TASK, Scripted(reads), boxes=boxes)).reward == 1.0
+
+
+async def test_a_script_is_cut_at_the_token_limit() -> None:
+    spoken = await Scripted([say("12345")]).generate([1], session="r/0", max_tokens=3, sampling=ag.Sampling(), seed=0)
+    assert (spoken.token_ids.tolist(), spoken.finish_reason) == ([49, 50, 51], "length")
+
+
+async def test_the_namespace_of_a_fake_box_lasts_until_it_is_reset() -> None:
+    box = FakeBox()
+    await box.python("x = 6")
+    assert (await box.python("print('x is'); x * 7")).stdout == "x is\n42\n"
+    assert "NameError" in (await box.python("x", fresh=True)).stderr
+    assert (await box.python("x")).ok
+    await box.reset()
+    failed = await box.python("x")
+    assert (failed.status, failed.exit_code, failed.ok) == ("error", 1, False)
+
+
+async def test_code_in_a_fake_box_calls_plain_and_async_functions_of_the_host() -> None:
+    opened = asyncio.Event()
+
+    async def slow(value: int) -> int:
+        opened.set()
+        return value + 1
+
+    ran = await FakeBox().python("slow(value=plain(1))", functions={"plain": lambda n: n * 10, "slow": slow})
+    assert ran.stdout == "11\n"
+    assert opened.is_set()
+
+
+async def test_what_a_function_of_the_host_raises_is_raised_in_the_code() -> None:
+    def refuse() -> None:
+        raise LookupError("no")
+
+    code = "try:\n    refuse()\nexcept LookupError as e:\n    print('caught', e)"
+    assert (await FakeBox().python(code, functions={"refuse": refuse})).stdout == "caught no\n"
+
+
+async def test_the_files_of_a_fake_box_are_bytes_in_folders() -> None:
+    box = FakeBox(files={"kept": b"\xff"})
+    await box.write({"a/b.txt": "é", "./a/c/d": "", "e": "1"})
+    assert await box.read("a/b.txt") == "é".encode()
+    assert await box.list() == ["a/", "e", "kept"]
+    assert await box.list("a") == ["b.txt", "c/"]
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        await box.read("nothing")
+    with pytest.raises(ValueError, match="e: 1 bytes, the limit is 0"):
+        await box.read("e", limit=0)
+    await box.reset()
+    assert await box.list() == ["kept"]
+
+
+async def test_the_shell_of_a_fake_box_answers_what_it_was_told_and_nothing_else() -> None:
+    box = FakeBox({"ls": "a\n"})
+    assert (await box.exec("ls")).stdout == "a\n"
+    assert (await FakeBox(str.upper).exec("ls")).stdout == "LS"
+    with pytest.raises(AssertionError, match=r"no answer for 'rm'; add it to the shell, which knows \['ls'\]"):
+        await box.exec("rm")
+    with pytest.raises(AssertionError, match=r"the env ran 'ls'; give FakeBox\(shell=...\) an answer"):
+        await FakeBox().exec("ls")
+    assert box.log == ["ls", "rm"]
+
+
+async def test_a_lease_is_given_back_also_on_an_error() -> None:
+    pool = FakeBoxes()
+
+    async def fail() -> None:
+        async with pool.lease():
+            assert len(pool.leased) == 1
+            raise EngineError
+
+    with pytest.raises(EngineError):
+        await fail()
+    assert (pool.leased, len(pool.made)) == ([], 1)
+
+
+class Generous(Secret):
+    """Pays the no-op too."""
+
+    @ag.reward
+    def thanks(self) -> float:
+        return 1.0
+
+
+class Touchy(Secret):
+    """Ends at the first malformed call."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        result = await super().step(action)
+        return result._replace(truncated=bool(self.metrics["malformed_calls"]))
+
+
+class Stubborn(Secret):
+    """Goes on when it is cancelled."""
+
+    async def step(self, action: ag.Message) -> ag.StepResult:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return ag.StepResult([], 0.0, False, False, {})
+        return await super().step(action)
+
+
+class Moody(Secret):
+    """Asks something else each time, whatever the seed."""
+
+    asked = 0
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[ag.Message], dict[str, Any]]:
+        type(self).asked += 1
+        messages, info = await super().reset(seed=seed, options=options)
+        return [*messages, ag.Message(role="user", content=f"This is attempt {type(self).asked}.")], info
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [(Generous, "no-op: reward 1.0 >= 1.0"), (Touchy, "malformed call"), (Stubborn, "cancel"), (Moody, "seed")],
+)
+async def test_the_contract_refuses_an_env_that_breaks_it(env: type[Secret], why: str, boxes: FakeBoxes) -> None:
+    with pytest.raises(AssertionError, match=f"\n{why}"):
+        await check_env(env, TASK, oracle=ORACLE, boxes=boxes)
+
+
+async def test_the_contract_accepts_an_env_that_keeps_it(boxes: FakeBoxes) -> None:
+    await check_env(Secret, TASK, oracle=ORACLE, noop=NOOP, boxes=boxes)
+    assert not boxes.leased
+
+
+async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(boxes: FakeBoxes) -> None:
+    with pytest.raises(AssertionError, match=r"\noracle: the rollout failed: EngineError"):
+        await check_env(Secret, TASK, oracle=[call("look")], boxes=boxes)
+    with pytest.raises(AssertionError, match=r"\noracle: reward 0.0 < 1.0"):
+        await check_env(Secret, TASK, oracle=[raw("herring")], boxes=boxes)
+
+
+@pytest.mark.parametrize(
+    ("replies", "why"),
+    [
+        (None, ": must be a list of replies, .* got None"),
+        (say("42"), ": must be a list of replies, .* got one reply"),
+        ("42", ": must be a list of replies, .* got one reply"),
+        (iter([say("42")]), ": must be a list of replies"),
+        ([say("42"), None], r"\[1\]: must be a reply, such as say\(\.\.\.\), .* got None"),
+        ([{"role": "assistant"}], r"\[0\]: must be a reply"),
+    ],
+)
+async def test_what_are_no_replies_is_refused_by_the_name_of_the_argument(replies: Any, why: str) -> None:
+    with pytest.raises(TypeError, match=f"^replies{why}"):
+        Scripted(replies)
+    with pytest.raises(TypeError, match=f"^oracle{why}"):
+        await check_env(Secret, TASK, oracle=replies)
+    with pytest.raises(TypeError, match=f"^noop{why}"):
+        await check_env(Secret, TASK, oracle=ORACLE, noop=replies)
+
+
+async def test_a_noop_holds_a_reply() -> None:
+    with pytest.raises(TypeError, match=r"^noop: must hold at least one reply"):
+        await check_env(Secret, TASK, oracle=ORACLE, noop=[])
+
+
+async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(boxes: FakeBoxes) -> None:
+    nothing: Any = lambda text: None  # noqa: E731
+    played = await ag.rollout(Secret, TASK, Scripted(nothing), boxes=boxes)
+    assert "what the function of replies returned: must be a reply" in str(played.error)
+
+
+async def test_a_forked_fake_box_goes_on_alone_with_files_and_names() -> None:
+    box = FakeBox(files={"f": "x"})
+    await box.python("import math\nx = [1]")
+    async with await box.fork() as branch:
+        await branch.python("x.append(math.floor(2.5))")
+        await branch.write({"g": "y"})
+        assert (await branch.python("x")).stdout == "[1, 2]\n"
+        assert await branch.list() == ["f", "g"]
+    assert (await box.python("x")).stdout == "[1]\n"
+    assert await box.list() == ["f"]
+
+
+async def test_a_fake_box_takes_files_and_gives_them_back(tmp_path: Path) -> None:
+    box = FakeBox(files={"d/a/f": "x"})
+    await box.get("d", tmp_path / "out")
+    await box.put(tmp_path / "out", "copy")
+    await box.put(tmp_path / "out/a/f")
+    assert await box.read("copy/a/f") == await box.read("f") == b"x"
+    with pytest.raises(FileNotFoundError):
+        await box.get("none", tmp_path)
+
+
+def test_a_sample_is_made_from_its_ids_and_what_differs() -> None:
+    made = sample([5], [6, 7, 8], loss_mask=[True, False, True])
+    assert (made.prompt_ids.tolist(), made.response_ids.tolist()) == ([5], [6, 7, 8])
+    assert (made.loss_mask.tolist(), made.advantages.tolist()) == ([True, False, True], [1.0, 1.0, 1.0])
+    with pytest.raises(ValueError, match="logprobs: 1 for 2 response_ids"):
+        sample(logprobs=[0.0])

@@ -1,0 +1,145 @@
+"""A run samples from any engine: one that is named in its settings, or one that it is given."""
+
+import importlib
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.cli.recipe import settings
+from envs.chase.env import Chase
+from recipes.chase_grpo import ChaseGRPO
+
+MINE = '''
+import agentgym as ag
+
+opened = []
+
+
+class Mine(ag.LocalEngine):
+    """The embedded engine, under another name."""
+
+    def __init__(self, model):
+        super().__init__(model, ag.LocalConfig(slots=8, device="cpu"))
+
+    async def __aenter__(self):
+        opened.append("in")
+        return await super().__aenter__()
+
+    async def __aexit__(self, *error):
+        opened.append("out")
+        await super().__aexit__(*error)
+
+
+def broken(model):
+    return "an engine"
+
+
+number = 3
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(ag.RunConfig):
+    recipe: str = "small"
+    env: str = "envs.chase.env:Chase"
+    model: Path | str = "tiny"
+    box: Any = "unsafe"
+    steps: int = 1
+    prompts: int = 2
+    group_size: int = 2
+    eval_tasks: int = 0
+    max_tokens: int | None = 16
+    train: ag.TrainConfig = ag.TrainConfig(device="cpu")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a user who wrote an engine."""
+    (tmp_path / "mine_engine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("mine_engine")
+    del sys.modules["mine_engine"]
+
+
+async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine: Any, tmp_path: Path) -> None:
+    run = Small(out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:Mine", slots=4))
+    summary = await ag.train_policy(run)
+    assert summary["rollouts"] == 4
+    assert mine.opened == ["in", "out"]
+    assert '"engine.name": "mine_engine:Mine"' in (tmp_path / "run" / "settings.json").read_text()
+
+
+async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(mine: Any, tmp_path: Path) -> None:
+    async with mine.Mine("tiny") as engine:
+        await ag.train_policy(Small(out=tmp_path / "run"), engine=engine)
+        assert engine.version == 1
+        assert mine.opened == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine_engine:Missing", "engine: 'mine_engine:Missing': mine_engine has no Missing"),
+        ("no_such_module:Engine", "engine: 'no_such_module:Engine': there is no module no_such_module"),
+        ("mine_engine:number", "engine: 'mine_engine:number' is a int; name the engine's class"),
+    ],
+)
+def test_a_name_without_an_engine_is_refused_in_a_line_before_a_model_is_loaded(
+    mine: Any, name: str, said: str
+) -> None:
+    judge = ag.NamedModel(model="tiny", engine=ag.OtherEngine(name=name))
+    for run in (Small(engine=ag.OtherEngine(name=name)), Small(models={"judge": judge})):
+        with pytest.raises(ValueError, match=said):
+            run.check_files()
+
+
+def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torn_engine.py").write_text("import os\nos.no_such_name\nclass Mine: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        ag.OtherEngine(name="torn_engine:Mine").load()
+
+
+@pytest.mark.parametrize("template", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}])
+def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: an engine of your own brings its own"):
+        Small(engine=ag.OtherEngine(name="mine_engine:Mine"), **template)
+
+
+async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
+    run = Small(out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:broken"))
+    with pytest.raises(TypeError, match="engine: must be an engine, got 'an engine'"):
+        await ag.train_policy(run)
+
+
+def test_an_engine_is_named_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    run = settings(ChaseGRPO, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
+    assert run.engine == ag.OtherEngine(name="mine_engine:Mine", slots=5)
+    with pytest.raises(SystemExit, match="2"):
+        settings(ChaseGRPO, ["--engine", "vllm"])
+    assert "'vllm' is none of local, sglang, package.module:Class" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
+        ag.OtherEngine(name="mine")
+
+
+def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
+    run = Small(engine=ag.SGLangConfig(colocate="keep"))
+    with pytest.raises(ValueError, match=r"^engine\.colocate, staleness: "):
+        replace(run, staleness=1)
+
+
+async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_the_envs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Chase, "limits", replace(Chase.limits, context_tokens=2048))
+    await ag.train_policy(Small(out=tmp_path / "run", engine=ag.LocalConfig(slots=4, context_tokens=256), steps=0))
+    [said] = [record.getMessage() for record in caplog.records if "limits.context_tokens" in record.getMessage()]
+    assert said.endswith(
+        "set engine.context_tokens to 2048 if the model and the memory allow it, or limits.context_tokens to 256"
+    )
