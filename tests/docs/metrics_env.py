@@ -1,4 +1,4 @@
-"""Two small envs without a box: one whose tool fails at times, and one whose rollouts fail at times."""
+"""Two small envs without a box: one whose tool fails for odd keys, and one whose rollouts fail at times."""
 
 import agentgym as ag
 from agentgym.data.endless import Procedural
@@ -23,7 +23,10 @@ class Look(ag.ToolEnv[ag.Task]):
     @ag.tool
     async def python(self, code: str) -> str:
         """Run get(key), which looks a key up."""
-        return f"value {VALUES[int(code.removeprefix('get(').removesuffix(')'))]}"
+        key = int(code.removeprefix("get(").removesuffix(")"))
+        if key % 2:
+            raise KeyError(key)
+        return f"value {VALUES[key]}"
 
     @ag.reward
     def right(self) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.errors.extras import MissingPackage, install_line, needs_extra
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KINDS = {".py", ".md", ".toml", ".txt", ".js", ".html"}
 TRAIN = install_line("train")
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}, None)); import asyncio, agentgym as ag\n"

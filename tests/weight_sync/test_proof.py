@@ -22,7 +22,7 @@ from agentgym.weight_sync.proof import Scored, judge, refuse_other_model
 from agentgym.weight_sync.sync import WeightSync
 from tests.run.test_resume import SETTINGS
 
-MODEL = Path(__file__).parents[3] / "recipes" / "checkpoints" / "chase_compaction"
+MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase_compaction"
 SAMPLING = Sampling(temperature=0.7)
 PROBE = np.random.default_rng(0).integers(5, 500, 256).tolist()
 DTYPES = ["float32", "bfloat16"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXITS = (0, 1, 2, 141)
 """The documented ones."""
 MOST_MIB = 1024

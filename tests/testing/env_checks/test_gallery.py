@@ -20,7 +20,7 @@ from agentgym.sandboxes.protocol import Boxes
 from agentgym.testing import Scripted
 from envs.polyglot.test_polyglot import build, remove
 
-TINY = Path(__file__).parents[2] / "recipes/checkpoints/chase"
+TINY = Path(__file__).parents[3] / "recipes/checkpoints/chase"
 SPLITS: tuple[ag.Split, ...] = ("train", "test")
 
 

@@ -19,7 +19,7 @@ from agentgym.sandboxes.protocol import Boxes, Sandbox
 from agentgym.testing import check_env
 from tests.testing.env_checks.modules import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOUND = sorted(Path(__file__).with_name("sound").glob("*.py"))
 TASK = ag.Task(id="t", prompt=({"role": "user", "content": "What is in the file?"},))
 

@@ -22,7 +22,7 @@ from envs.logs.env import make_task as make_log
 from envs.polyglot.env import make_task as make_program
 from envs.polyglot.test_polyglot import build, remove
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SPOILED = {
     "an empty folder": "mkdir {}",
     "a link to /dev/zero": "ln -s /dev/zero {}",
