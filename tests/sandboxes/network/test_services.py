@@ -328,7 +328,8 @@ CLIENT = """
 import asyncio, sys
 from tests.sandboxes.network.test_services import with_shop
 async def main():
-    async with with_shop().open(1) as boxes, boxes.lease() as box, with_shop().open(1) as others, others.lease():
+    shop = with_shop()
+    async with shop.open(1) as boxes, boxes.lease() as box, with_shop().open(1) as others, others.lease():
         assert (await box.python("1")).ok
         async with box.port(8000):
             print("ready", flush=True)

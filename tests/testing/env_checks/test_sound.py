@@ -83,7 +83,7 @@ async def test_where_no_box_can_be_had_a_fake_one_is_used_and_it_is_said() -> No
     class Lost(Shell):
         sandbox = Nowhere()  # type: ignore[assignment]
 
-    wanted = r"tool 'bash' raised AssertionError: FakeBox: the env ran 'cat secret'.*: no box of Lost can be had here"
+    wanted = r"tool 'bash' raised AssertionError: FakeBox: the env ran 'cat secret'.*: no box of Lost can be had"
     with pytest.warns(UserWarning, match="a FakeBox was used"), pytest.raises(AssertionError, match=wanted):
         await check_env(Lost, TASK, oracle=ORACLE)
 

@@ -27,7 +27,7 @@ SPOILED = {
     "an empty folder": "mkdir {}",
     "a link to /dev/zero": "ln -s /dev/zero {}",
     "a FIFO": "mkfifo {}",
-    "1 TB of nothing": "truncate -s 1T {} || truncate -s 30M {}",  # The second is what a box of bubblewrap can have.
+    "1 TB of nothing": "truncate -s 1T {} || truncate -s 30M {}",  # Bubblewrap's can have the second.
     "a name of 255 bytes beside it": f'cd "$(dirname {{}})"; echo x > {"n" * 255}',
     "no permission": "echo x > {}; chmod 000 {}",
     "a link that dangles": "ln -s nowhere {}",
