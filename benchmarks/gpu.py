@@ -1,16 +1,20 @@
 """Tokens per second, MFU and peak memory of training on a GPU, by layout, with and without activation checkpointing.
 
-`python -m benchmarks.gpu [--json] [--dry-run] [--peak-tflops N] [--workloads FILE.py] [--seed N]`
+`python -m benchmarks.gpu [--json] [--dry-run] [--quick] [--shard] [--peak-tflops N] [--workloads FILE.py] [--seed N]`
 
 A Qwen3 of the shape of the one with 1.7 B parameters, random weights, bfloat16, an adapter of rank 16; completions of
 log-normal length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. A step is the real trainer's. What counts are
 the samples' own tokens, prompts included: padding is no work, and a prompt that a tree computes once counts for each of
 its samples in tokens per second and once in MFU. `--dry-run` does all of it in tiny shapes on the CPU.
+Each figure is also printed on stderr as soon as it is known; a case that fails is reported there and left out.
 """
 
+import gc
 import statistics
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -28,6 +32,8 @@ from agentgym.train.usage import TERA, peak_flops
 from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report, report_parser
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
+CHECKPOINTING = {"both": (False, True), "on": (True,), "off": (False,)}
+QUICK_SAMPLES, QUICK_STEPS = 32, 3
 REFERENCE: dict[str, float | str] = {"seed_padded_mfu": 0.064, "seed_packed_mfu": 0.088, "where": "batch 8, an H100"}
 
 
@@ -79,8 +85,8 @@ DRY = Size(
 )
 
 
-def make_model(folder: Path, size: Size) -> None:
-    """Random weights in bfloat16."""
+def make_model(folder: Path, size: Size, device: str = "cpu") -> None:
+    """Write a model of random weights in bfloat16, which are drawn on the device."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=size.vocabulary,
@@ -95,7 +101,9 @@ def make_model(folder: Path, size: Size) -> None:
         pad_token_id=0,
         dtype="bfloat16",
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 def make_samples(workloads: Path | None, seed: int, size: Size) -> list[ag.Sample]:
@@ -154,49 +162,83 @@ def flops(rows: Sequence[ag.Sample], size: Size, *, shared: bool) -> float:
     return float(dense + 12 * size.layers * size.heads * size.head_dim * pairs)
 
 
-def config(size: Size, layout: Layout, *, checkpointing: bool, dtype: Any = "bfloat16", device: str) -> ag.TrainConfig:
+def config(
+    size: Size, layout: Layout, *, checkpointing: bool, dtype: Any = "bfloat16", device: str, shard: bool = False
+) -> ag.TrainConfig:
     return ag.TrainConfig(
-        lr=1e-4, dtype=dtype, layout=layout, checkpointing=checkpointing, micro_tokens=size.row_tokens, device=device
+        lr=1e-4,
+        dtype=dtype,
+        layout=layout,
+        checkpointing=checkpointing,
+        micro_tokens=size.row_tokens,
+        device=device,
+        shard=shard,
     )
 
 
 def step(folder: Path, rows: Sequence[ag.Sample], train: ag.TrainConfig, size: Size) -> dict[str, float]:
-    """Seconds of a step in the median, and peak memory; nothing where it does not fit the device."""
+    """Seconds of a step in the median, and peak memory; nothing if it does not fit the device or fails."""
     on_gpu = train.device == "cuda"
     if on_gpu:
+        gc.collect()  # an earlier case's model is part of a reference cycle
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
         with ag.Trainer(folder, train) as trainer:
-            seconds = [timed(trainer, rows, on_gpu=on_gpu) for _ in range(size.steps)]
-    except torch.OutOfMemoryError:
+            trained = [timed(trainer, rows, on_gpu=on_gpu) for _ in range(size.steps)]
+    except torch.OutOfMemoryError as error:
+        log(f"out of memory: {error}")
         return {}
-    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else process_peak_mib()
-    return {"seconds": statistics.median(seconds[min(2, size.steps - 1) :]), "peak_mib": peak}
+    except Exception:
+        log(traceback.format_exc())
+        return {}
+    peaks = [peak for _, peak in trained]
+    found = {"seconds": statistics.median(seconds for seconds, _ in trained[min(2, size.steps - 1) :])}
+    found["peak_mib"] = max(peaks) if on_gpu else process_peak_mib()
+    return found | ({"reserved_mib": torch.cuda.max_memory_reserved() / 2**20} if on_gpu else {})
 
 
-def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> float:
+def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> tuple[float, float]:
+    """Return the seconds of a step and the most memory that the GPU held in it, MiB; 0 on a CPU."""
     began = time.perf_counter()
-    trainer.train(rows)
+    figures = trainer.train(rows)
     if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    seconds, peak = time.perf_counter() - began, 1024 * figures.get("train/gpu_memory_gib", 0.0)
+    log(f"  a step: {seconds:.2f} s, {peak:,.0f} MiB")
+    return seconds, peak
 
 
-def speeds(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str, peak: float | None) -> dict[str, float]:
-    """Every layout with and without checkpointing; what does not fit is left out."""
+def log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def speeds(
+    folder: Path,
+    rows: Sequence[ag.Sample],
+    size: Size,
+    device: str,
+    peak: float | None,
+    *,
+    layouts: Sequence[Layout] = LAYOUTS,
+    checkpointing: Sequence[bool] = (False, True),
+    shard: bool = False,
+) -> dict[str, float]:
+    """Measure each layout with and without checkpointing; what does not fit or fails is left out."""
     figures: dict[str, float] = {}
     tokens = sum(map(len, rows))
-    for layout, checkpointing in product(LAYOUTS, (False, True)):
-        found = step(folder, rows, config(size, layout, checkpointing=checkpointing, device=device), size)
+    for layout, again in product(layouts, checkpointing):
+        name = f"{layout}{'_sharded' if shard else ''}{'_checkpointed' if again else ''}"
+        log(name)
+        found = step(folder, rows, config(size, layout, checkpointing=again, device=device, shard=shard), size)
         if not found:
             continue
-        name = f"{layout}{'_checkpointed' if checkpointing else ''}"
         work = flops(rows, size, shared=layout == "tree")
-        figures[f"{name}_tokens_per_s"] = tokens / found["seconds"]
-        figures[f"{name}_peak_mib"] = found["peak_mib"]
+        seconds = found.pop("seconds")
+        figures |= {f"{name}_{what}": value for what, value in found.items()}
+        figures[f"{name}_tokens_per_s"] = tokens / seconds
         if peak is not None:
-            figures[f"{name}_mfu"] = work / found["seconds"] / (peak * 1e12)
+            figures[f"{name}_mfu"] = work / seconds / (peak * 1e12)
     return figures
 
 
@@ -205,7 +247,7 @@ def parity(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str) -> 
 
     Largest difference of a log-probability, nats; relative differences of loss and gradient norm.
     """
-    base = config(size, "padded", checkpointing=False, dtype="float32", device=device)
+    base = config(size, "padded", checkpointing=True, dtype="float32", device=device)
     with ag.Trainer(folder, base) as trainer:
         scored = [replace(row, logprobs=scores(trainer, row)) for row in rows]
         padded = trainer.train(scored)
@@ -224,17 +266,22 @@ def scores(trainer: ag.Trainer, row: ag.Sample) -> Any:
 
 
 def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
-    """Parity anywhere; speed on a GPU alone. What did not fit misses its goal."""
+    """Return the goals: parity on any device, speed on a GPU alone. A figure that is not there was not measured."""
     met = {
-        "tree / padded rows, log-probability gap": at_most(figures["tree_parity_logprob_gap"], 1e-4),
-        "tree / padded rows, gradient norm": at_most(figures["tree_parity_grad_norm_off"], 1e-4),
+        "tree / padded rows, log-probability gap": at_most(figures.get("tree_parity_logprob_gap"), 1e-4),
+        "tree / padded rows, gradient norm": at_most(figures.get("tree_parity_grad_norm_off"), 1e-4),
     }
     if on_gpu:
-        packed, padded = (figures.get(f"{layout}_tokens_per_s", 0.0) for layout in ("packed", "padded"))
-        met["packed / padded, tokens/s"] = at_least(packed / padded if padded else 0.0, 1.6)
-        mfus = [value for name, value in figures.items() if name.startswith("packed") and name.endswith("_mfu")]
-        met["MFU of packed rows of 16,384 tokens"] = at_least(max(mfus, default=0.0), 0.35)
+        packed, padded = (best(figures, layout, "tokens_per_s") for layout in ("packed", "padded"))
+        met["packed / padded, tokens/s"] = at_least(packed / padded if packed and padded else None, 1.6)
+        met["MFU of packed rows of 16,384 tokens"] = at_least(best(figures, "packed", "mfu"), 0.35)
     return met
+
+
+def best(figures: dict[str, float], layout: Layout, what: str) -> float | None:
+    """Return the layout's largest figure of that kind; None if there is none."""
+    found = [value for name, value in figures.items() if name.startswith(layout) and name.endswith(f"_{what}")]
+    return max(found, default=None)
 
 
 def peak_tflops(device: str) -> float | None:
@@ -246,6 +293,17 @@ def peak_tflops(device: str) -> float | None:
 def main() -> None:
     parser = report_parser(__doc__ or "")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: no figure means anything")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_SAMPLES} samples, and {QUICK_STEPS} steps of which one counts"
+    )
+    parser.add_argument(
+        "--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, metavar="LAYOUT", help="by default all"
+    )
+    parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="both")
+    parser.add_argument(
+        "--shard", action="store_true", help="shard the model with FSDP2, which computes all in bfloat16"
+    )
+    parser.add_argument("--no-parity", action="store_true", help="leave out the comparison in float32")
     parser.add_argument("--peak-tflops", type=float, default=None, help="of the GPU, dense bfloat16; by its name")
     parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
     parser.add_argument("--seed", type=int, default=0)
@@ -255,11 +313,23 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     size, device = (DRY, "cpu") if args.dry_run else (REAL, "cuda")
+    if args.quick:
+        size = replace(size, samples=min(size.samples, QUICK_SAMPLES), steps=min(size.steps, QUICK_STEPS))
     rows = make_samples(args.workloads, args.seed, size)
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), size)
-        figures = speeds(Path(folder), rows, size, device, args.peak_tflops or peak_tflops(device))
-        figures |= parity(Path(folder), rows[:8], size, device)
+        make_model(Path(folder), size, device)
+        figures = speeds(
+            Path(folder),
+            rows,
+            size,
+            device,
+            args.peak_tflops or peak_tflops(device),
+            layouts=args.layouts,
+            checkpointing=CHECKPOINTING[args.checkpointing],
+            shard=args.shard,
+        )
+        if not args.no_parity:
+            figures |= parity(Path(folder), rows[:8], size, device)
     report(
         "gpu",
         figures=figures,

@@ -62,8 +62,8 @@ def shown(value: Any, digits: int = 3) -> str:
 def conditions(made: Made) -> str:
     """A sentence on when, where and with what a run was made."""
     versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
-    before, after = made["load"]
+    load = "a load of {:g} before it and {:g} after it, ".format(*made["load"]) if made["load"] else ""
     return (
         f"These figures are of `{made['command']}` at commit {made['commit']} on {made['date']}: {made['processors']}, "
-        f"a load of {before:g} before it and {after:g} after it, {versions}."
+        f"{load}{versions}."
     )

@@ -32,7 +32,7 @@ class Made(TypedDict):
     seconds: float
     processors: str
     load: list[float]
-    """The load of one minute, before and after."""
+    """The load of one minute, before and after; empty if it was not read."""
     versions: dict[str, str]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+import agentgym as ag
+from benchmarks import gpu
 from benchmarks.gpu import DRY, REAL, flops, make_model, make_samples, sample
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +51,33 @@ def test_a_shared_prompt_is_counted_once_under_a_tree() -> None:
 def test_the_real_shape_has_as_many_parameters_as_its_name_says() -> None:
     row = sample(0, 0, np.ones(1, np.int64), 1, np.random.default_rng(0), REAL)
     assert flops([row], REAL, shared=False) / 8 == pytest.approx(1.7e9, rel=0.1)  # two tokens, 4 for each weight
+
+
+def test_a_case_that_fails_is_reported_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_model(tmp_path, DRY)
+
+    def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> tuple[float, float]:
+        if trainer.config.layout == "tree":
+            raise torch.OutOfMemoryError("too large")
+        if trainer.config.layout == "padded":
+            raise RuntimeError("no such kernel")
+        return 2.0, 0.0
+
+    monkeypatch.setattr(gpu, "timed", timed)
+    rows = make_samples(None, 0, DRY)[:8]
+    found = gpu.speeds(tmp_path, rows, DRY, "cpu", None, checkpointing=(True,))
+    assert found.keys() == {"packed_checkpointed_tokens_per_s", "packed_checkpointed_peak_mib"}
+    assert found["packed_checkpointed_tokens_per_s"] == sum(map(len, rows)) / 2
+    said = capsys.readouterr().err
+    assert "out of memory: too large" in said
+    assert "RuntimeError: no such kernel" in said
+
+
+def test_a_goal_whose_layout_was_not_measured_is_not_missed() -> None:
+    found = gpu.goals({"packed_sharded_checkpointed_mfu": 0.4, "packed_mfu": 0.2}, on_gpu=True)
+    assert [goal["met"] for goal in found.values()] == [None, None, None, True]
 
 
 @pytest.mark.slow

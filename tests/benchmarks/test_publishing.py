@@ -91,8 +91,10 @@ def test_a_run_says_with_what_it_was_made() -> None:
     assert made["command"].endswith(" mine")
     assert made["versions"]["python"] == sys.version.split()[0]
     assert made["command"].startswith("python -c")
-    for word in (made["commit"], made["date"], made["processors"]):
+    for word in (made["commit"], made["date"], made["processors"], "a load of"):
         assert word in conditions(made)
+    made["load"] = []
+    assert "load" not in conditions(made)
 
 
 @pytest.mark.parametrize("program", ["raise SystemExit(3)", "", "print('a table, and no report')"])
