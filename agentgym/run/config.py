@@ -1,6 +1,6 @@
 """The settings of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from pydantic import Field, InstanceOf
@@ -18,8 +18,7 @@ from agentgym.config_fields import (
     Positive,
     Share,
     Stops,
-    check_fields,
-    names_its_fields,
+    config,
 )
 from agentgym.engines.custom import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig
@@ -49,8 +48,7 @@ WHOLE = (
 """The reason why training draws from no part of a distribution, and what to do."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class TrainSampling:
     """Says how rollouts are sampled for training, beside train.temperature and max_tokens."""
 
@@ -64,14 +62,12 @@ class TrainSampling:
     """Refused above 0 in training; set eval_sampling.min_p for the evaluations."""
 
     def __post_init__(self) -> None:
-        check_fields(self, TrainSampling)
         for field_ in ("top_p", "top_k", "min_p"):
             if getattr(self, field_) != getattr(Sampling(), field_):
                 raise ValueError(f"{field_}: {WHOLE}")
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class EvalSampling:
     """Says how the held-out tasks are sampled; a setting that is None is as in training."""
 
@@ -88,12 +84,8 @@ class EvalSampling:
     stop: Stops | None = None
     """Texts that end a turn; None is train_sampling.stop."""
 
-    def __post_init__(self) -> None:
-        check_fields(self, EvalSampling)
 
-
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class NamedModel:
     """Names a model that the env asks beside the policy, such as a judge, and what samples from it."""
 
@@ -103,7 +95,6 @@ class NamedModel:
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
 
     def __post_init__(self) -> None:
-        check_fields(self, NamedModel)
         servers = self.engine
         if isinstance(servers, SGLangConfig) and servers.colocate != "off":
             raise ValueError(
@@ -119,8 +110,7 @@ _VALUE = ("value_lr", "value_epochs", "value_clip")
 """The settings of the trainer's critic."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class RunConfig:
     """Describes one training run, every setting checked; a recipe is a subclass with its values spelled out."""
 
@@ -212,7 +202,6 @@ class RunConfig:
     in a lower precision the proof needs none."""
 
     def __post_init__(self) -> None:
-        check_fields(self, RunConfig)
         self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
         if isinstance(self.engine, OtherEngine) and (self.chat_template is not None or self.chat_template_kwargs):
             raise ValueError(

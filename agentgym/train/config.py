@@ -1,21 +1,20 @@
 """The settings of the trainer, in one frozen object that a command line can fill."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, config
 from agentgym.hub import is_tiny
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class TrainConfig:
     """The settings of the trainer.
 
@@ -122,7 +121,6 @@ class TrainConfig:
     """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
 
     def __post_init__(self) -> None:
-        check_fields(self, TrainConfig)
         for field, others, meant, what_to_do in self._beside():
             if getattr(self, field) != _DEFAULTS[field] and not meant:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")
