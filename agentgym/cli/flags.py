@@ -76,7 +76,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
     others = [word for word in rest if word not in HELP]
     below = open_flags(others, (ENV,), known=_names(tree))
     env = {flag.removeprefix(ENV): text for flag, text in below.items()}
-    return Given(found, env, help=len(others) < len(rest))
+    return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
 
 
 def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, about: str = "") -> RunConfig:
@@ -95,7 +95,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
             run = replace(run, steps=begun_steps(run.resume, run.steps))
         run = _with_env(run, given.env)
     except ValueError as error:
-        raise RefusedWords(_with_flags(str(error))) from None
+        raise RefusedWords(_with_flags(str(error), given.settings)) from None
     if given.help:
         print_help(run, prog, about)
     return run
@@ -190,6 +190,12 @@ def _typed(tree: Mapping[str, Any]) -> Any:
     return TypedDict("Flags", types, total=False)  # type: ignore[operator]
 
 
+def _typed_alone(found: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were typed: without the switches that are as in the recipe, and parts without a flag."""
+    typed = {name: _typed_alone(of, tree[name]) if isinstance(of, Mapping) else of for name, of in found.items()}
+    return {name: of for name, of in typed.items() if of != {} and (not isinstance(of, bool) or of != tree[name])}
+
+
 def _switches(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the switches alone."""
     return {
@@ -215,7 +221,7 @@ def _applied(config: T, given: Mapping[str, Any]) -> T:
         now = getattr(config, name)
         if not isinstance(words, Mapping):
             changes[name] = words if isinstance(words, bool) else _value(name, hints[name], words, now)
-        elif words:
+        else:
             try:
                 changes[name] = _part(now, words)
             except ValueError as error:
@@ -291,13 +297,24 @@ def _under(part: str, message: str) -> str:
     return f"{', '.join(names)}: {message[named.end() :]}"
 
 
-def _with_flags(message: str) -> str:
-    """Return a message with flags in the place of the fields that it names."""
+def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
+    """Return a message with flags in the place of the fields that it names, as they were typed."""
     named = NAMED.match(message)
     if named is None:
         return message
-    flags = [f"--{re.sub(r'([.][0-9]+)+$', '', name).replace('_', '-')}" for name in named[1].split(", ")]
+    flags = [flag for name in named[1].split(", ") for flag in _flags_of(re.sub(r"([.][0-9]+)+$", "", name), typed)]
     return f"{', '.join(flags)}: {message[named.end() :]}"
+
+
+def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
+    """Return the flag of a field; of a part with fields of its own, the flags of those that were typed."""
+    here: Any = typed
+    for part in field.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    if isinstance(here, Mapping) and here.keys() - {KIND}:
+        return [flag for name in here if name != KIND for flag in _flags_of(f"{field}.{name}", typed)]
+    part, dot, name = field.rpartition(".")
+    return [f"--{part}{dot}{'no-' if here is False else ''}{name}".replace("_", "-")]
 
 
 def is_told(error: Exception) -> bool:

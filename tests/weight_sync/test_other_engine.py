@@ -11,7 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.cli.recipe import settings
 from envs.chase.env import Chase
-from recipes.chase_grpo import ChaseGRPO
+from recipes import chase_grpo
 
 MINE = '''
 import agentgym as ag
@@ -119,10 +119,10 @@ async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, 
 
 
 def test_an_engine_is_named_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    run = settings(ChaseGRPO, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
+    run = settings(chase_grpo.RECIPE, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
     assert run.engine == ag.OtherEngine(name="mine_engine:Mine", slots=5)
     with pytest.raises(SystemExit, match="2"):
-        settings(ChaseGRPO, ["--engine", "vllm"])
+        settings(chase_grpo.RECIPE, ["--engine", "vllm"])
     assert "'vllm' is none of local, sglang, package.module:Class" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
         ag.OtherEngine(name="mine")
