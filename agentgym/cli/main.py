@@ -147,8 +147,10 @@ def _flags(path: str) -> list[str]:
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:
     """Return the words that name the command; RefusedWords where there is no such command."""
     name = args[0] if args else ""
-    if name.startswith("-"):
+    if name in ("-h", "--help"):
         return path
+    if name.startswith("-"):
+        raise RefusedWords(f"there is no option {name}; `{path} --help` says more")
     if name not in commands:
         wrong = f"there is no command {name!r}; {nearest(name, commands)}"
         raise RefusedWords(wrong if name else f"name a command: {', '.join(commands)}; `{path} --help` says more")

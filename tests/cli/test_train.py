@@ -89,7 +89,7 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
         (("--steps", "3"), 2, "agentgym: train: name an environment first"),
         (("helo",), 1, "agentgym: there is no environment 'helo'; did you mean 'hello'?"),
         (("hello", "--setps", "3"), 2, "agentgym train hello: there is no option --setps; did you mean --steps?"),
-        (("hello", "--prompts", "0"), 2, "agentgym train hello: --prompts: must be at least 1, got 0"),
+        (("hello", "--prompts", "0"), 2, "agentgym train hello: --prompts: must be at least 1, got '0'"),
         (("hello", "--env.spair", "1"), 2, "agentgym train hello: --env.spair"),
         (("hello", "--model", "no/such/folder"), 1, "agentgym train hello: model: there is no folder no/such/folder"),
     ],
