@@ -82,16 +82,10 @@ from .rollouts.rollout import rollout as rollout
 from .run.cluster_config import ClusterConfig as ClusterConfig
 from .run.collector import Collector as Collector
 from .run.config import (
-    EvalSampling as EvalSampling,
-)
-from .run.config import (
     NamedModel as NamedModel,
 )
 from .run.config import (
     RunConfig as RunConfig,
-)
-from .run.config import (
-    TrainSampling as TrainSampling,
 )
 from .run.metrics_logger import MetricsLogger as MetricsLogger
 from .samples import (

@@ -1,14 +1,15 @@
-"""The check of a config's fields, and the types of fields: numbers, text and folders."""
+"""Configs, whose fields pydantic checks, and the types of their fields: numbers, text and folders."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from difflib import get_close_matches
-from functools import cache, wraps
+from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, InstanceOf, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 C = TypeVar("C", bound=type)
@@ -38,6 +39,13 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _row(value: Any) -> Any:
+    """Return the value; ValueError for one text in the place of a row of them."""
+    if isinstance(value, str):
+        raise ValueError(f"a tuple of texts, such as ({value!r},)")
+    return value
+
+
 def _no_option(value: str) -> str:
     if value.lstrip().startswith("-"):
         raise ValueError("must not begin with '-', which would make an option of it")
@@ -60,11 +68,11 @@ Text: TypeAlias = Annotated[str, AfterValidator(_without_nul)]
 """Text without a NUL; it may be empty."""
 Name: TypeAlias = Annotated[str, BeforeValidator(_named)]
 """Text with more in it than blanks, and without a NUL."""
-Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False), BeforeValidator(_row)]
 """Texts as `Name` has them; a list or another row of them becomes a tuple."""
 Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
 """A name that a program gets as a word of its command line: it does not begin with "-"."""
-Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False)]
+Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False), BeforeValidator(_row)]
 """Texts as `Word` has them; a list or another row of them becomes a tuple."""
 Texts: TypeAlias = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False)]
 """Texts without a NUL, none of them empty; a list of them becomes a tuple."""
@@ -90,24 +98,54 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
-def names_its_fields(cls: C) -> C:
-    """Make a dataclass say, in the TypeError for a field that it does not have, which one is meant.
+if TYPE_CHECKING:
+    from dataclasses import dataclass as config
+else:
 
-    Its `ELSEWHERE` are classes of the same use: one of them that has the field is named.
-    """
-    made: Any = cls
-    init, known = made.__init__, [field.name for field in fields(made) if field.init]
-    others: tuple[Any, ...] = getattr(made, "ELSEWHERE", ())
+    def config(**options: Any) -> Callable[[C], C]:
+        """Make a config of a class: a dataclass, with the same options, whose fields pydantic checks.
 
-    @wraps(init)
-    def checked(self: Any, *values: Any, **named: Any) -> None:
-        for name in named:
-            if name not in known:
-                raise TypeError(f"{cls.__name__}: there is no field {name!r}; {_meant(name, known, others)}")
-        init(self, *values, **named)
+        Each field has a value of its type within its bounds, also after `dataclasses.replace`, or ValueError names the
+        field and says what it takes. Types are exact: True is no number, and a text is none either. A whole number
+        becomes a float where one is meant, and a field's own type may take more (`Folder` takes text). A field that
+        there is not is a TypeError, which says which one is meant. If a class of `ELSEWHERE` has it, that is named.
+        """
+        made = dataclass(config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"), **options)
 
-    made.__init__ = checked
-    return cls
+        def checked(cls: C) -> C:
+            found: Any = made(cls)
+            init = found.__init__
+
+            @wraps(init)
+            def __init__(self: Any, *values: Any, **named: Any) -> None:
+                try:
+                    init(self, *values, **named)
+                except ValidationError as error:
+                    names = [field.name for field in fields(found)]
+                    given = dict(zip(names, values, strict=False)) | named
+                    raise _refusal(found, given, error.errors(include_url=False)) from None
+
+            found.__init__ = __init__
+            return cast("C", found)
+
+        return checked
+
+
+def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> TypeError | ValueError:
+    """Return what is said of a config that is refused, by the first of its fields that is at fault."""
+    first = min(errors, key=lambda error: error["type"] != "unexpected_keyword_argument")
+    if not first["loc"]:  # by its own check, which names the field
+        return ValueError(first["msg"].removeprefix("Value error, "))
+    name = first["loc"][0]
+    name = fields(cls)[name].name if isinstance(name, int) else str(name)
+    if first["type"] == "unexpected_keyword_argument":
+        others: tuple[Any, ...] = getattr(cls, "ELSEWHERE", ())
+        known = [field.name for field in fields(cls) if field.init]
+        return TypeError(f"{cls.__name__}: there is no field {name!r}; {_meant(name, known, others)}")
+    if first["type"] == "missing":
+        missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
+        return TypeError(f"{cls.__name__}: give {', '.join(missing)}")
+    return ValueError(what_to_give(name, given[name], [each for each in errors if each["loc"][0] == first["loc"][0]]))
 
 
 def _meant(name: str, known: Iterable[str], others: Iterable[Any]) -> str:
@@ -130,40 +168,13 @@ def names_its_arguments(function: F) -> F:
     return cast("F", checked)
 
 
-def check_fields(config: Any, owner: type) -> None:
-    """Check that every field of `owner` has a value of its type within its bounds; ValueError names one that has not.
-
-    Types are exact: True is no number, and a text is none either. A whole number becomes a float where one is meant,
-    and a field's own type may take more (`Folder` takes text).
-    """
-    for name, adapter in _adapters(owner).items():
-        value = getattr(config, name)
-        try:
-            checked = adapter.validate_python(value)
-        except ValidationError as error:
-            raise ValueError(_what_to_give(name, value, error.errors(include_url=False))) from None
-        object.__setattr__(config, name, checked)
-
-
 def require_instance(name: str, value: object, owner: type) -> None:
     """Raise ValueError, naming the argument, where it is no instance of its class."""
     if not isinstance(value, owner):
         raise ValueError(f"{name}: must be an instance of {owner.__name__}, got {value!r}")
 
 
-@cache
-def _adapters(owner: type) -> dict[str, TypeAdapter[Any]]:
-    hints = get_type_hints(owner, include_extras=True)
-    return {field.name: _adapter(hints[field.name]) for field in fields(owner)}
-
-
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    if is_dataclass(hint):
-        return TypeAdapter(InstanceOf[hint])  # pydantic would make one of a dict, and takes no configuration for it
-    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-def _what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
+def what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
     """Return the field, or the place in it, what the members of its union ask for that got furthest, and what they got.
 
     Of a mapping only the value at fault is shown: others of it may be secrets.

@@ -1,9 +1,9 @@
 """What the recipes of the tiny models have in common; each recipe says what it changes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import agentgym as ag
+import envs.chase.env  # noqa: F401  registers the env
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -14,14 +14,7 @@ TRAIN = ag.TrainConfig(
     grad_clip=0.05,  # a few times the usual norm, so that no single failure rules a step
     micro_tokens=4096,
 )
-"""`dataclasses.replace(TRAIN, decay_steps=45)` is a copy with another schedule."""
+"""`dataclasses.replace(TRAIN, decay_steps=45)` is a copy with another schedule, and is checked like any other."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class TinyGRPO(ag.RunConfig):
-    """GRPO from the tiny model that comes with the library; a turn is a call or an answer, and short."""
-
-    model: Path | str = "tiny"
-    steps: int = 25
-    max_tokens: int | None = 40
-    train: ag.TrainConfig = TRAIN
+TINY = ag.RunConfig(env="chase", model="tiny", steps=25, max_tokens=40, train=TRAIN)
+"""GRPO from the tiny model that comes with the library; a turn is a call or an answer, and short."""

@@ -1,20 +1,12 @@
 """Bisect with credit by turn: a malformed call is charged to the turn that made it, not to all of its rollout."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import agentgym as ag
-from agentgym.samples import AdvantageLevel
-from recipes.bisect_grpo import BisectGRPO
+from recipes import bisect_grpo
 
-
-@dataclass(frozen=True, kw_only=True)
-class BisectTurns(BisectGRPO):
-    """Find a secret in four guesses; each turn is trained with what came after it."""
-
-    recipe: str = "bisect_turns"
-    env: str = "bisect_turns"
-    advantage_level: AdvantageLevel = "turn"
+RECIPE = replace(bisect_grpo.RECIPE, recipe="bisect_turns", env="bisect_turns", advantage_level="turn")
 
 
 if __name__ == "__main__":
-    ag.main(BisectTurns)
+    ag.main(RECIPE)

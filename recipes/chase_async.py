@@ -4,22 +4,19 @@
 importance weights to the clipped ratio.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import agentgym as ag
+from recipes import chase_grpo
 from recipes.base import TRAIN
-from recipes.chase_grpo import ChaseGRPO
 
-
-@dataclass(frozen=True, kw_only=True)
-class ChaseAsync(ChaseGRPO):
-    """Follow pointers through a Python tool; generation and training overlap."""
-
-    recipe: str = "chase_async"
-    staleness: int = 1
-    # A token counts by how much likelier it has become, at most twice.
-    train: ag.TrainConfig = replace(TRAIN, correction="token")
+RECIPE = replace(
+    chase_grpo.RECIPE,
+    recipe="chase_async",
+    staleness=1,
+    train=replace(TRAIN, correction="token"),  # a token counts by how much likelier it has become, at most twice
+)
 
 
 if __name__ == "__main__":
-    ag.main(ChaseAsync)
+    ag.main(RECIPE)

@@ -4,21 +4,13 @@
 `torchrun --nproc-per-node 2 -m recipes.chase_grpo` each process plays and trains its share.
 """
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import agentgym as ag
-import envs.chase.env  # noqa: F401  registers the env
-from recipes.base import TinyGRPO
+from recipes.base import TINY
 
-
-@dataclass(frozen=True, kw_only=True)
-class ChaseGRPO(TinyGRPO):
-    """Follow pointers through a Python tool, from a base that mostly guesses."""
-
-    recipe: str = "chase_grpo"
-    env: str = "chase"
-    steps: int = 20
+RECIPE = replace(TINY, recipe="chase_grpo", steps=20)
 
 
 if __name__ == "__main__":
-    ag.main(ChaseGRPO)
+    ag.main(RECIPE)

@@ -4,19 +4,17 @@
 rollouts all score the same.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import agentgym as ag
-from recipes.chase_grpo import ChaseGRPO
+from recipes import chase_grpo
 
-
-@dataclass(frozen=True, kw_only=True)
-class ChaseOversample(ChaseGRPO):
-    """Follow pointers through a Python tool; no batch waits for its slowest rollouts."""
-
-    recipe: str = "chase_oversample"
-    oversample: ag.Oversample = field(default_factory=lambda: ag.Oversample(extra_groups=2, stop="target", carry=3))
+RECIPE = replace(
+    chase_grpo.RECIPE,
+    recipe="chase_oversample",
+    oversample=ag.Oversample(extra_groups=2, stop="target", carry=3),
+)
 
 
 if __name__ == "__main__":
-    ag.main(ChaseOversample)
+    ag.main(RECIPE)

@@ -31,8 +31,7 @@ from agentgym.run.resume import CHECKPOINTS
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.train.checkpoint import has_checkpoints, last_step
-from recipes.bisect_long import BisectLongGRPO
-from recipes.chase_long import ChaseLongGRPO
+from recipes import bisect_long, chase_long
 
 BINS = 20
 """Parts of the tokens that a curve has a point for each of."""
@@ -53,8 +52,8 @@ class Comparison(NamedTuple):
 
 
 ENVS: Mapping[str, Comparison] = {
-    "chase_long_turns": Comparison(replace(ChaseLongGRPO(), env="chase_long_turns"), lr=2e-3, every=4, tokens=60_000),
-    "bisect_long": Comparison(BisectLongGRPO(), lr=1e-3, every=3, tokens=50_000),
+    "chase_long_turns": Comparison(replace(chase_long.RECIPE, env="chase_long_turns"), lr=2e-3, every=4, tokens=60_000),
+    "bisect_long": Comparison(bisect_long.RECIPE, lr=1e-3, every=3, tokens=50_000),
 }
 METHODS: tuple[AdvantageLevel, ...] = ("outcome", "turn", "branches", "value")
 Curve: TypeAlias = NDArray[np.float64]

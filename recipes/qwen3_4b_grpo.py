@@ -5,9 +5,6 @@ with `--engine.urls` it is one that runs already. docs/gpus.md has the memory an
 a GPU.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import agentgym as ag
 import envs.python_math.env  # noqa: F401  registers the env
 
@@ -29,28 +26,23 @@ ENGINE = ag.SGLangConfig(
     context_tokens=8192,
     arguments="--mem-fraction-static 0.6",  # of what the trainer leaves free
 )
-EVALUATION = ag.EvalSampling(temperature=0.7, top_p=0.8, top_k=20)
+EVALUATION = ag.Sampling(temperature=0.7, top_p=0.8, top_k=20)
 """The sampling that the model's card names for answers without thinking."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen34BGRPO(ag.RunConfig):
-    """Work out exact answers with a Python tool."""
-
-    recipe: str = "qwen3_4b_grpo"
-    env: str = "python_math"
-    model: Path | str = "Qwen/Qwen3-4B"
-    engine: ag.LocalConfig | ag.SGLangConfig | ag.OtherEngine = ENGINE
-    train: ag.TrainConfig = TRAIN
-    steps: int = 200
-    prompts: int = 32
-    max_tokens: int | None = 1024
-    chat_template_kwargs: dict[str, bool | int | float | str] = field(
-        default_factory=lambda: {"enable_thinking": False}
-    )
-    eval_sampling: ag.EvalSampling = EVALUATION
-    eval_every: int = 20
+RECIPE = ag.RunConfig(
+    recipe="qwen3_4b_grpo",
+    env="python_math",
+    model="Qwen/Qwen3-4B",
+    engine=ENGINE,
+    train=TRAIN,
+    steps=200,
+    prompts=32,
+    max_tokens=1024,
+    chat_template_kwargs={"enable_thinking": False},
+    eval_sampling=EVALUATION,
+    eval_every=20,
+)
 
 
 if __name__ == "__main__":
-    ag.main(Qwen34BGRPO)
+    ag.main(RECIPE)

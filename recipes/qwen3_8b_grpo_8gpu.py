@@ -4,27 +4,22 @@
 machines. It has not been run on a GPU.
 """
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import agentgym as ag
 from recipes import qwen3_4b_grpo as one_gpu
 
-
-@dataclass(frozen=True, kw_only=True)
-class Qwen38BGRPO(one_gpu.Qwen34BGRPO):
-    """Work out exact answers with a Python tool; batches are sampled while the one before is trained on."""
-
-    recipe: str = "qwen3_8b_grpo_8gpu"
-    model: Path | str = "Qwen/Qwen3-8B"
-    engine: ag.LocalConfig | ag.SGLangConfig | ag.OtherEngine = replace(
-        one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85"
-    )
+RECIPE = replace(
+    one_gpu.RECIPE,
+    recipe="qwen3_8b_grpo_8gpu",
+    model="Qwen/Qwen3-8B",
+    engine=replace(one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85"),
     # A token that an older policy sampled counts by how much likelier it has become, or not at all.
-    train: ag.TrainConfig = replace(one_gpu.TRAIN, clip_high=0.2, correction="token_mask")
-    staleness: int = 1
-    prompts: int = 64
+    train=replace(one_gpu.TRAIN, clip_high=0.2, correction="token_mask"),
+    staleness=1,
+    prompts=64,
+)
 
 
 if __name__ == "__main__":
-    ag.main(Qwen38BGRPO)
+    ag.main(RECIPE)

@@ -7,25 +7,22 @@ The checkpoint is that of `python -m recipes.warm_start --env tictactoe --demos 
 0.02`.
 """
 
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import agentgym as ag
 import envs.tictactoe.env  # noqa: F401  registers the env
-from recipes.base import CHECKPOINTS, TRAIN, TinyGRPO
+from recipes.base import CHECKPOINTS, TINY, TRAIN
 
-
-@dataclass(frozen=True, kw_only=True)
-class TicTacToeSelfPlay(TinyGRPO):
-    """Play tic-tac-toe against oneself, from a base that mostly takes any free field."""
-
-    recipe: str = "tictactoe_selfplay"
-    env: str = "tictactoe"
-    env_args: dict[str, bool | int | float | str] = field(default_factory=lambda: {"illegal_moves": 0})
-    model: Path | str = CHECKPOINTS / "tictactoe"
-    steps: int = 100
-    train: ag.TrainConfig = replace(TRAIN, decay_steps=95, normalise=1000.0)
+RECIPE = replace(
+    TINY,
+    recipe="tictactoe_selfplay",
+    env="tictactoe",
+    env_args={"illegal_moves": 0},
+    model=CHECKPOINTS / "tictactoe",
+    steps=100,
+    train=replace(TRAIN, decay_steps=95, normalise=1000.0),
+)
 
 
 if __name__ == "__main__":
-    ag.main(TicTacToeSelfPlay)
+    ag.main(RECIPE)

@@ -13,7 +13,7 @@ With lambda 0 it is d(t), and without bias for the true V.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, TypeAlias
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from agentgym.advantages.levels import Advantages
-from agentgym.config_fields import check_fields, names_its_fields
+from agentgym.config_fields import config
 from agentgym.types.arrays import Floats
 from agentgym.types.rollout import Rollout, Segment, Turn
 from agentgym.types.sample import Sample, SampleKey
@@ -34,8 +34,7 @@ OVERLAP_S = 1e-3
 """Seconds by which clocks may put a turn before the end of the one that it follows."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class GAE:
     """The settings of generalised advantage estimation, per turn."""
 
@@ -43,9 +42,6 @@ class GAE:
     """Discount of what comes a turn later; below 1 another sum than the reward is climbed."""
     lam: UpTo1 = 0.95
     """Weight of what was seen against what the critic expects: 1 takes what was seen, 0 the next turn's value."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, GAE)
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], how: GAE) -> NDArray[np.float64]:

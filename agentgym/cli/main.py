@@ -4,10 +4,8 @@ What a command needs is imported when it runs: asking for help loads neither tor
 """
 
 import inspect
-import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
 from functools import partial, update_wrapper
 from typing import Annotated, Any, Union, get_type_hints
 
@@ -15,16 +13,17 @@ import tyro
 
 from agentgym.cli.doctor import doctor, installed
 from agentgym.cli.envs.check import check
-from agentgym.cli.envs.names import parameters_in
+from agentgym.cli.envs.names import PREFIX, parameters_in
 from agentgym.cli.envs.new import new
 from agentgym.cli.envs.play import play
 from agentgym.cli.envs.serve import serve
 from agentgym.cli.envs.train import train, train_by_flags
 from agentgym.cli.evals.eval import compare_runs, evaluate_env
+from agentgym.cli.evals.models import PREFIX as MODELS
 from agentgym.cli.evals.models import models_in
 from agentgym.cli.evals.regrade import regrade_run
 from agentgym.cli.exports import export_run, import_atif
-from agentgym.cli.flags.parsing import refusal
+from agentgym.cli.flags import commanded, open_flags
 from agentgym.cli.gc import gc
 from agentgym.cli.ls import ls
 from agentgym.cli.merge import merge
@@ -117,36 +116,41 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
     path = _path(args, COMMANDS)
     if path == "agentgym train":
         return partial(train_by_flags, args[1:])
-    named: dict[str, Any] = {}
-    helps = {"-h", "--help"}.intersection(args)
-    if path in ASKING and not helps:
-        named["models"], args = models_in(args, args[0])
-    if path in PLAYING and not helps:
-        named["parameters"], args = parameters_in(args, args[0])
-    said = io.StringIO()
+    prefixes = (*((MODELS,) if path in ASKING else ()), *((PREFIX,) if path in PLAYING else ()))
+    command = path.removeprefix("agentgym").strip()
     try:
-        with redirect_stderr(said):
-            made: Callable[[], int] = tyro.cli(
-                _parser(COMMANDS, brief=path == "agentgym"),
-                prog="agentgym",
-                description=HEADER,
-                args=args,
-                config=(tyro.conf.DisallowNone,),
-            )
-    except SystemExit as stopped:
-        if not stopped.code:
-            raise
-        command = path.removeprefix("agentgym").strip()
-        wrong = ": ".join(filter(None, [command, refusal(said.getvalue())]))
+        made, rest = commanded(
+            _parser(COMMANDS, brief=path == "agentgym"),
+            args,
+            prog="agentgym",
+            description=HEADER,
+            config=(tyro.conf.DisallowNone,),
+        )
+        given = open_flags(rest, prefixes, known=_flags(path))
+    except RefusedWords as refused:
+        wrong = ": ".join(filter(None, [command, str(refused)]))
         raise RefusedWords(f"{wrong}; `{path} --help` says more") from None
+    named: dict[str, Any] = {"models": models_in(given, command)} if MODELS in prefixes else {}
+    named |= {"parameters": parameters_in(given)} if PREFIX in prefixes else {}
     return partial(made, **named)
+
+
+def _flags(path: str) -> list[str]:
+    """Return the flags of a command."""
+    found: Any = COMMANDS
+    for word in path.split()[1:]:
+        found = found[word]
+    names = [] if isinstance(found, Mapping) else inspect.signature(found).parameters
+    return [f"--{name.replace('_', '-')}" for name in names]
 
 
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:
     """Return the words that name the command; RefusedWords where there is no such command."""
     name = args[0] if args else ""
-    if name.startswith("-"):
+    if name in ("-h", "--help"):
         return path
+    if name.startswith("-"):
+        raise RefusedWords(f"there is no option {name}; `{path} --help` says more")
     if name not in commands:
         wrong = f"there is no command {name!r}; {nearest(name, commands)}"
         raise RefusedWords(wrong if name else f"name a command: {', '.join(commands)}; `{path} --help` says more")

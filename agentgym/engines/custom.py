@@ -2,14 +2,12 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from agentgym.config_fields import Name, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Name, Positive, config
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class OtherEngine:
     """Names an engine's class, which is called with the run's model; `async with` opens it where it has that."""
 
@@ -19,7 +17,6 @@ class OtherEngine:
     """Rollouts at once."""
 
     def __post_init__(self) -> None:
-        check_fields(self, OtherEngine)
         module, _, attribute = self.name.partition(":")
         if not (module and attribute):
             raise ValueError(f"name: {self.name!r} is not package.module:Class")

@@ -8,15 +8,12 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel
-
-from agentgym.config_fields import Above0, Count, Folder, NotNegative, Positive, Text, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Folder, NotNegative, Positive, Text, config
 from agentgym.environments.forks import AnswerT, Model
 from agentgym.errors import ModelLimitError
 from agentgym.files.disk import disk_trouble
@@ -90,8 +87,7 @@ def question_key(**parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True, eq=False)
+@config(frozen=True, kw_only=True, eq=False)
 class Judge(Generic[AnswerT]):
     """Asks a named model to apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
 
@@ -123,11 +119,6 @@ class Judge(Generic[AnswerT]):
     """Most seconds for an answer, from when it is asked for; waiting for others' questions is not among them."""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.response, type) and issubclass(self.response, BaseModel)):
-            raise ValueError(
-                f"response: must be a pydantic model, such as `class Verdict(BaseModel)`, got {self.response!r}"
-            )
-        check_fields(self, Judge)
         if self.cache is not None:
             object.__setattr__(self, "cache", whole_path(self.cache))
 

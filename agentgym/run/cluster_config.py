@@ -1,8 +1,6 @@
 """The settings of a run whose parts are Ray actors."""
 
-from dataclasses import dataclass
-
-from agentgym.config_fields import Above0, Count, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Positive, config
 
 OFF = "off"
 """The address in whose place a run or an evaluation is in this process alone."""
@@ -10,8 +8,7 @@ SANDBOX = "sandbox"
 """The custom resource of nodes that run boxes; where the cluster has any, each rollout worker takes one of it."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class ClusterConfig:
     """Says how the parts of a run are spread over a Ray cluster; without --ray they are all in this process."""
 
@@ -29,6 +26,3 @@ class ClusterConfig:
     """CPUs that Ray sets aside for each trainer."""
     restarts: Count = 5
     """Times that lost workers, servers or trainers are replaced, each kind counted alone; then the run fails."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, ClusterConfig)

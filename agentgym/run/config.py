@@ -1,9 +1,9 @@
 """The settings of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from typing import Annotated
 
-from pydantic import Field, InstanceOf
+from pydantic import Field
 
 from agentgym.advantages.gae import GAE
 from agentgym.advantages.group import Estimator
@@ -13,13 +13,8 @@ from agentgym.config_fields import (
     Folder,
     FolderOrName,
     Name,
-    NotNegative,
-    PartBelow1,
     Positive,
-    Share,
-    Stops,
-    check_fields,
-    names_its_fields,
+    config,
 )
 from agentgym.engines.custom import OtherEngine
 from agentgym.engines.sglang.engine import SGLangConfig
@@ -49,61 +44,24 @@ WHOLE = (
 """The reason why training draws from no part of a distribution, and what to do."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
-class TrainSampling:
-    """Says how rollouts are sampled for training, beside train.temperature and max_tokens."""
-
-    stop: Stops = ()
-    """Texts that end a turn once it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
-    top_p: Share = 1.0
-    """Refused below 1 in training; set eval_sampling.top_p for the evaluations."""
-    top_k: Positive | None = None
-    """Refused in training; set eval_sampling.top_k for the evaluations."""
-    min_p: PartBelow1 = 0.0
-    """Refused above 0 in training; set eval_sampling.min_p for the evaluations."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, TrainSampling)
-        for field_ in ("top_p", "top_k", "min_p"):
-            if getattr(self, field_) != getattr(Sampling(), field_):
-                raise ValueError(f"{field_}: {WHOLE}")
+_NOT_IN_TRAINING = {
+    "temperature": "set train.temperature, which the trainer scores at, too",
+    "max_tokens": "set the run's max_tokens, which holds for evaluations, too",
+    **dict.fromkeys(("top_p", "top_k", "min_p"), WHOLE),
+}
+"""The settings of `Sampling` that train_sampling cannot have otherwise than by default, each with the reason."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
-class EvalSampling:
-    """Says how the held-out tasks are sampled; a setting that is None is as in training."""
-
-    temperature: NotNegative | None = None
-    """The temperature; 0 takes the likeliest token; None is train.temperature."""
-    max_tokens: Positive | None = None
-    """Most tokens in one turn; None is the run's max_tokens."""
-    top_p: Share = 1.0
-    """Draw from the fewest likeliest tokens that have this probability together; 1 is all of them."""
-    top_k: Positive | None = None
-    """Draw from this many likeliest tokens; None is all of them."""
-    min_p: PartBelow1 = 0.0
-    """Draw from the tokens that are at least this many times as likely as the likeliest; 0 is all of them."""
-    stop: Stops | None = None
-    """Texts that end a turn; None is train_sampling.stop."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, EvalSampling)
-
-
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class NamedModel:
     """Names a model that the env asks beside the policy, such as a judge, and what samples from it."""
 
     model: FolderOrName
     """Folder or Hugging Face name of the model; "tiny" comes with the library."""
-    engine: LocalConfig | SGLangConfig | OtherEngine = field(default_factory=LocalConfig)
+    engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
 
     def __post_init__(self) -> None:
-        check_fields(self, NamedModel)
         servers = self.engine
         if isinstance(servers, SGLangConfig) and servers.colocate != "off":
             raise ValueError(
@@ -119,13 +77,12 @@ _VALUE = ("value_lr", "value_epochs", "value_clip")
 """The settings of the trainer's critic."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class RunConfig:
-    """Describes one training run, every setting checked; a recipe is a subclass with its values spelled out."""
+    """Describes one training run, every setting checked: a recipe. `dataclasses.replace` makes others of it."""
 
-    recipe: Name
-    """Name of the run, in its folder and its last line."""
+    recipe: Name | None = None
+    """Name of the run, in its folder and its last line; None: the env's."""
     env: Name | Weights
     """A registered env, or "package.module:Class"; or a mixture of several, each with its weight in a batch;
     --env.MEMBER 2 sets a weight, --env.MEMBER.NAME a parameter."""
@@ -140,9 +97,9 @@ class RunConfig:
     """A chat template instead of the model's own: a Jinja file, or its text."""
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking False."""
-    engine: LocalConfig | SGLangConfig | OtherEngine = field(default_factory=LocalConfig)
+    engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: TrainConfig = TrainConfig()
     out: Folder | None = None
     """Folder of metrics, rollouts, checkpoints, and the adapter or the model; runs/RECIPE/TIME by default."""
     resume: Folder | None = None
@@ -157,7 +114,7 @@ class RunConfig:
     ray: Name = OFF
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    cluster: ClusterConfig = ClusterConfig()
     steps: Count = 30
     """Batches collected and trained on."""
     prompts: Positive = 8
@@ -168,30 +125,32 @@ class RunConfig:
     """How often a task is passed over after all its rollouts had the same reward, solved or not; 0: never."""
     box: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
-    oversample: Oversample = field(default_factory=Oversample)
+    oversample: Oversample = Oversample()
     """Rollouts started beyond need, and when the rest is cut."""
     staleness: Count = 0
     """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
     played while one is trained on; 0: one after the other."""
     max_tokens: Positive | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
-    train_sampling: TrainSampling = field(default_factory=TrainSampling)
-    eval_sampling: EvalSampling = field(default_factory=EvalSampling)
+    train_sampling: Sampling = Sampling()
+    """How rollouts are sampled for training, beside train.temperature and max_tokens: the texts that end a turn."""
+    eval_sampling: Sampling | None = None
+    """How the held-out tasks are sampled; None: as in training. Without max_tokens of its own it has the run's."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     advantage_level: AdvantageLevel = "outcome"
     """What the advantage of a token comes from: its rollout (outcome), the rewards after its turn (turn), the branches
     from the states before and after its turn (branches), or a critic that learns the value of states (value)."""
-    gae: GAE = field(default_factory=GAE)
+    gae: GAE = GAE()
     """Discount and lambda of generalised advantage estimation, with advantage_level value."""
-    branching: Branching = field(default_factory=Branching)
+    branching: Branching = Branching()
     """The states that branches are played from, and how many, with advantage_level branches."""
     teacher: FolderOrName | None = None
     """Folder or Hugging Face name of a model with the same vocabulary to learn from: each token's advantage is its
     log-probability there less its own, and rewards are recorded only. None learns from rewards."""
-    teacher_engine: LocalConfig | SGLangConfig | OtherEngine = field(default_factory=LocalConfig)
+    teacher_engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
     """What scores tokens under the teacher."""
-    models: Annotated[dict[Name, InstanceOf[NamedModel]], Field(strict=False)] = field(default_factory=dict)
+    models: Annotated[dict[Name, NamedModel], Field(strict=False)] = field(default_factory=dict)
     """Models that the env asks by name (`self.model`), such as a judge; a recipe's have flags under --models.NAME."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
@@ -212,8 +171,10 @@ class RunConfig:
     in a lower precision the proof needs none."""
 
     def __post_init__(self) -> None:
-        check_fields(self, RunConfig)
-        self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        try:
+            self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+        except ValueError as error:
+            raise ValueError(f"oversample.{error}") from None
         if isinstance(self.engine, OtherEngine) and (self.chat_template is not None or self.chat_template_kwargs):
             raise ValueError(
                 "chat_template, chat_template_kwargs: an engine of your own brings its own tokenizer; set them there "
@@ -242,6 +203,9 @@ class RunConfig:
             )
         if slashed := [name for name in self.models if "/" in name]:
             raise ValueError(f"models: {slashed[0]!r} is no name of a model; write a word without a slash")
+        for name, why in _NOT_IN_TRAINING.items():
+            if getattr(self.train_sampling, name) != getattr(Sampling(), name):
+                raise ValueError(f"train_sampling.{name}: {why}")
         self._check_teacher()
         self._check_branching()
         self._check_value()
@@ -322,10 +286,15 @@ class RunConfig:
             raise ValueError("teacher_engine.gpus: without it they get the GPUs of the student's servers; name others")
 
     @property
+    def name(self) -> str:
+        """The name of the run: its own, or that of its env."""
+        envs = [self.env] if isinstance(self.env, str) else self.env
+        return self.recipe or "+".join(env.rpartition(":")[2] for env in envs)
+
+    @property
     def sampling(self) -> Sampling:
         """What the engine is told in training; the temperature is the one that training scores at."""
-        stop = self.train_sampling.stop
-        return Sampling(temperature=self.train.temperature, max_tokens=self.max_tokens, stop=stop)
+        return replace(self.train_sampling, temperature=self.train.temperature, max_tokens=self.max_tokens)
 
     @property
     def held_out_seed(self) -> int:
@@ -335,12 +304,5 @@ class RunConfig:
     @property
     def held_out_sampling(self) -> Sampling:
         """What the engine is told in an evaluation."""
-        own, train = self.eval_sampling, self.sampling
-        return Sampling(
-            temperature=train.temperature if own.temperature is None else own.temperature,
-            max_tokens=train.max_tokens if own.max_tokens is None else own.max_tokens,
-            top_p=own.top_p,
-            top_k=own.top_k,
-            min_p=own.min_p,
-            stop=train.stop if own.stop is None else own.stop,
-        )
+        own = self.eval_sampling or self.sampling
+        return replace(own, max_tokens=self.max_tokens if own.max_tokens is None else own.max_tokens)

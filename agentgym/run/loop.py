@@ -116,7 +116,7 @@ async def run_loop(
             await evaluations.end()
             after = await evaluations.now("eval_after", run.steps, checkpoints)
         summary = {
-            "recipe": run.recipe,
+            "recipe": run.name,
             **record.summary(),
             "eval_before": state.eval_before,
             "eval_after": after,
@@ -260,7 +260,7 @@ async def open_outlets(
     outlets: Outlets = made(alert=alert, trackers=trackers)
     try:
         for name in run.track:
-            trackers[name] = await asyncio.to_thread(open_tracker, name, folder, run.recipe, flat(run))
+            trackers[name] = await asyncio.to_thread(open_tracker, name, folder, run.name, flat(run))
         yield outlets
     except BaseException:
         await outlets.close({})

@@ -6,10 +6,10 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias, assert_never
 
-from agentgym.config_fields import Positive, Words, check_fields, names_its_fields
+from agentgym.config_fields import Positive, Words, config
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
@@ -23,8 +23,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
 
-@names_its_fields
-@dataclass(frozen=True, slots=True, kw_only=True)
+@config(frozen=True, slots=True, kw_only=True)
 class AnyBox:
     """The best box that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
 
@@ -51,9 +50,6 @@ class AnyBox:
     engine's network and services are Docker's alone."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.pip, str):
-            raise ValueError(f"pip: a tuple of texts, such as ({self.pip!r},)")
-        check_fields(self, AnyBox)
         given = self._given()
         if self.kind == "docker":
             Docker(**given)

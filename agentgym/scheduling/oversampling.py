@@ -3,10 +3,9 @@
 import asyncio
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from agentgym.config_fields import Count, check_fields, names_its_fields
+from agentgym.config_fields import Count, config
 from agentgym.scheduling.group_state import GroupState
 
 GroupT = TypeVar("GroupT", bound=GroupState[Any])
@@ -19,8 +18,7 @@ DEADLINE_FACTOR = 1.5
 """The deadline, in multiples of the seconds that this share took."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Oversample:
     """Start more than is needed and stop when there is enough; by default, wait for exactly what was asked for.
 
@@ -41,7 +39,6 @@ class Oversample:
     """Groups without signal (equal scores) that one batch replaces by others, at most."""
 
     def __post_init__(self) -> None:
-        check_fields(self, Oversample)
         for name in ("extra_groups", "extra_rollouts", "carry"):
             if self.stop == "all" and getattr(self, name):
                 raise ValueError(f"{name}: with stop='all' nothing is cut; use stop='target' or 'deadline'")

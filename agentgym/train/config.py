@@ -1,21 +1,24 @@
 """The settings of the trainer, in one frozen object that a command line can fill."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, config
 from agentgym.hub import is_tiny
 
+Loss: TypeAlias = Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"]
+Divergence: TypeAlias = Literal["k1", "k2", "k3"]
+Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
+Normalise: TypeAlias = Literal["token", "sample", "rollout"] | Above0
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class TrainConfig:
     """The settings of the trainer.
 
@@ -51,7 +54,7 @@ class TrainConfig:
     keeps it at lr."""
     decay: Literal["linear", "cosine"] = "linear"
     """Shape of the fall of the learning rate, if decay_steps is set."""
-    loss: Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"] = "ppo"
+    loss: Loss = "ppo"
     """Loss. ppo clips the probability ratio of each token; cispo weighs each token's gradient by its clipped ratio;
     gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of one
     more forward; sft is the cross-entropy of demonstrations."""
@@ -65,9 +68,9 @@ class TrainConfig:
     kl_coef: NotNegative = 0.0
     """Weight of the KL divergence from the model as it was before training; above 0 it costs one more forward, and with
     method full a second, frozen copy of the model."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Divergence = "k3"
     """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
-    correction: Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"] = "none"
+    correction: Correction = "none"
     """Importance weight of tokens that another policy sampled: instead of the clipped ratio, or beside it where
     old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at correction_cap;
     token_mask and sequence_mask set the weight to 0 outside of 1/correction_cap..correction_cap; geometric_mask does so
@@ -86,7 +89,7 @@ class TrainConfig:
     """Most that a step's loss lets the value of a state move, as in PPO's first code; None sets no bound."""
     grad_clip: Above0 = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
-    normalise: Literal["token", "sample", "rollout"] | Above0 = "token"
+    normalise: Normalise = "token"
     """Divisor of the loss: the mean over trained tokens, over samples, or over rollouts (each weighs the same, however
     many segments it has); a number divides the sum over trained tokens."""
     rollouts_per_step: Positive | None = None
@@ -122,7 +125,6 @@ class TrainConfig:
     """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
 
     def __post_init__(self) -> None:
-        check_fields(self, TrainConfig)
         for field, others, meant, what_to_do in self._beside():
             if getattr(self, field) != _DEFAULTS[field] and not meant:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")

@@ -1,9 +1,9 @@
 """The settings of branches: from which states of a rollout they are played, and how many."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, Self, TypeAlias
 
-from agentgym.config_fields import Positive, check_fields, names_its_fields
+from agentgym.config_fields import Positive, config
 from agentgym.types.arrays import require
 
 BranchAfter: TypeAlias = Literal["turn", "tool_error", "unlikely_turn", "learned_turn"]
@@ -11,8 +11,7 @@ FIRST_EXPLORED = 1 / 8
 """The chance of each state before anything was learned of where branches pay."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Branching:
     """Says from which states of a rollout branches are played; each is known before its next turn is sampled."""
 
@@ -31,7 +30,6 @@ class Branching:
     """Whether the branches are trained on, too; without it they only estimate."""
 
     def __post_init__(self) -> None:
-        check_fields(self, Branching)
         if self.after == "learned_turn":
             require(self.tokens is not None, "tokens: learned_turn chooses what a budget is spent on; set it")
             require(
@@ -40,7 +38,7 @@ class Branching:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class PlannedBranching(Branching):
     """Says for after="learned_turn" what earlier batches have taught; the rollouts of a batch have one plan."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from agentgym.config_fields import NotNegative, PartBelow1, Positive, Share, Stops, check_fields, names_its_fields
+from agentgym.config_fields import NotNegative, PartBelow1, Positive, Share, Stops, config
 from agentgym.types.arrays import Floats, Ints, require_ids, require_rising, vector
 
 FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
@@ -73,8 +73,7 @@ def _spans(versions: Any) -> tuple[Version, ...]:
     return spans
 
 
-@names_its_fields
-@dataclass(frozen=True, slots=True, kw_only=True)
+@config(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Settings of an engine's sampling; log-probabilities are those of the whole distribution at this temperature.
 
@@ -94,9 +93,6 @@ class Sampling:
     """Draw from the ids that are at least this many times as likely as the likeliest; 0 is all of them."""
     stop: Stops = ()
     """Texts that end a turn if it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, Sampling)
 
     @property
     def whole(self) -> bool:

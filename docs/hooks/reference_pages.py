@@ -19,7 +19,7 @@ from agentgym.cli.main import COMMANDS, main
 WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
-    "A run": ("RunConfig", "TrainSampling", "EvalSampling", "Oversample", "Branching", "NamedModel"),
+    "A run": ("RunConfig", "Oversample", "Branching", "NamedModel"),
     "The trainer": ("TrainConfig",),
     "Engines": ("LocalConfig", "SGLangConfig", "OtherEngine", "Sampling"),
     "Environments": ("Limits", "Compact", "Window", "GroupSettings"),

@@ -9,15 +9,21 @@ import pytest
 
 import agentgym as ag
 from agentgym.samples import AdvantageLevel
-from recipes.bisect_turns import BisectTurns
+from recipes import bisect_turns
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unsafe boxes")
 async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_path: Path) -> None:
     async def first_step(advantage_level: AdvantageLevel) -> dict[str, Any]:
-        small = BisectTurns(
-            steps=1, prompts=4, group_size=4, eval_tasks=0, box="unsafe", out=tmp_path / advantage_level
+        small = replace(
+            bisect_turns.RECIPE,
+            steps=1,
+            prompts=4,
+            group_size=4,
+            eval_tasks=0,
+            box="unsafe",
+            out=tmp_path / advantage_level,
         )
         await ag.train_policy(replace(small, advantage_level=advantage_level))
         row: dict[str, Any] = json.loads((tmp_path / advantage_level / "metrics.jsonl").read_text())

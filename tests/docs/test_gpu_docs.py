@@ -16,8 +16,7 @@ from agentgym.cli.recipe import settings
 from agentgym.testing import sample
 from agentgym.train.batching.layouts import Layout, lay_out
 from benchmarks.memory import GIB, SHAPES, Memory, count, rows
-from recipes.qwen3_4b_grpo import Qwen34BGRPO
-from recipes.qwen3_8b_grpo_8gpu import Qwen38BGRPO
+from recipes import qwen3_4b_grpo, qwen3_8b_grpo_8gpu
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "gpus.md").read_text()
@@ -39,15 +38,9 @@ def counted(name: str) -> Memory:
     return count(SHAPES[name], rank=32)
 
 
-def recipe_of(module: str) -> type[ag.RunConfig]:
-    """The recipe of a module that a command names."""
-    found = [value for value in vars(importlib.import_module(module)).values() if isinstance(value, type)]
-    [recipe] = [value for value in found if issubclass(value, ag.RunConfig) and value.__module__ == module]
-    return recipe
-
-
 def parsed(module: str, arguments: list[str]) -> ag.RunConfig:
-    return settings(recipe_of(module), arguments)
+    """The settings of the recipe of a module, with these flags."""
+    return settings(importlib.import_module(module).RECIPE, arguments)
 
 
 def server_parser() -> argparse.ArgumentParser:
@@ -70,7 +63,7 @@ def test_every_command_of_the_guide_is_parsed(command: str) -> None:
         asked = get_args_parser().parse_args(words)
         assert asked.module
         run = parsed(asked.training_script, asked.training_script_args)
-        assert isinstance(run, Qwen38BGRPO)
+        assert run.name == qwen3_8b_grpo_8gpu.RECIPE.name
         assert isinstance(run.engine, ag.SGLangConfig)
         on_one_machine = int(asked.nproc_per_node) + run.engine.servers * run.engine.tp
         assert run.engine.urls or on_one_machine == 8
@@ -86,7 +79,9 @@ def test_every_command_of_the_guide_is_parsed(command: str) -> None:
 def check_server(words: list[str]) -> None:
     """A server that is started by hand takes the adapters and the contexts of the recipe that asks it."""
     asked = server_parser().parse_args(words)
-    recipe = next(made for made in (Qwen34BGRPO(), Qwen38BGRPO()) if str(made.model) == asked.model_path)
+    recipe = next(
+        made for made in (qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE) if str(made.model) == asked.model_path
+    )
     assert isinstance(recipe.engine, ag.SGLangConfig)
     assert asked.enable_lora
     assert asked.max_lora_rank == recipe.train.lora_rank
@@ -103,7 +98,7 @@ def test_both_recipes_and_servers_have_commands() -> None:
 
 def test_every_flag_in_the_text_is_one_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        settings(Qwen34BGRPO, ["--help"])
+        settings(qwen3_4b_grpo.RECIPE, ["--help"])
     known = set(re.findall(r"--(?:no-)?([a-z][\w.-]*)", capsys.readouterr().out))
     prose = re.sub(r"^```sh\n.*?^```", "", GUIDE + BY_FIGURE, flags=re.DOTALL | re.MULTILINE)
     asked = {flag.replace("_", "-") for flag in FLAG.findall(prose)}
@@ -160,9 +155,8 @@ def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> Non
     assert f"| `{layout}` | {tokens:,} | {memory:.1f} GiB |" in GUIDE
 
 
-@pytest.mark.parametrize("recipe", [Qwen34BGRPO, Qwen38BGRPO])
-def test_a_recipe_fits_80_gb_by_the_count(recipe: type[Qwen34BGRPO]) -> None:
-    run = recipe()
+@pytest.mark.parametrize("run", [qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE])
+def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
     memory = counted(str(run.model).removeprefix("Qwen/"))
     assert run.train.checkpointing
     assert run.train.micro_tokens is not None
@@ -178,7 +172,7 @@ def test_a_recipe_fits_80_gb_by_the_count(recipe: type[Qwen34BGRPO]) -> None:
 
 
 def test_what_8b_takes_on_one_gpu_is_the_count() -> None:
-    memory, run = counted("Qwen3-8B"), Qwen34BGRPO()
+    memory, run = counted("Qwen3-8B"), qwen3_4b_grpo.RECIPE
     assert run.train.micro_tokens is not None
     state = memory.total_bytes(0, gpus=1) / GIB  # before the first row
     free = 79 - state

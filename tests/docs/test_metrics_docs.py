@@ -53,8 +53,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     ]
     names: set[str] = set()
     for run in runs:
-        asyncio.run(ag.train_policy(replace(run, out=folder / run.recipe)))
-        for line in (folder / run.recipe / "metrics.jsonl").read_text().splitlines():
+        asyncio.run(ag.train_policy(replace(run, out=folder / run.name)))
+        for line in (folder / run.name / "metrics.jsonl").read_text().splitlines():
             names |= json.loads(line).keys() - {"step", "figures_not_finite"}
     return names
 

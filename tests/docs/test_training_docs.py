@@ -20,16 +20,16 @@ OWN = ("my_env", "train_pointers", "train_longer")
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
 
 CONTEXT = {
-    "class TrainLonger(": "",
+    "RECIPE = replace(POINTERS": "",
     "ag.train_policy(": """
-from functools import partial
+from dataclasses import replace
 import train_longer
 small = dict(prompts=2, group_size=2, eval_tasks=2)
-train_longer.TrainLonger = partial(train_longer.TrainLonger, engine=ag.LocalConfig(slots=2), **small)
+train_longer.RECIPE = replace(train_longer.RECIPE, engine=ag.LocalConfig(slots=2), **small)
 """,
     "RolloutStore(": "",
     "result.pass_at(": "",
-    "class TrainBoth(": "",
+    "BOTH = replace(": "",
     "ids_solved(": "",
     "ag.Scheduler(": """
 from agentgym.engines.scripted import Scripted, say

@@ -206,7 +206,7 @@ def test_an_env_that_cannot_be_found_is_an_error_that_names_it(name: str, kind: 
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_limit_is_positive(field: str, value: int) -> None:
     change: dict[str, Any] = {field: value}
-    with pytest.raises(ValueError, match=f"^{field}: must be positive, got {value}"):
+    with pytest.raises(ValueError, match=f"^{field}: must be (at least 1|above 0), got {value}"):
         ag.Limits(**change)
 
 

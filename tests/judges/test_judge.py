@@ -234,7 +234,7 @@ async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None
 
 
 def test_what_is_no_judge_is_refused_by_its_field(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="response: must be a pydantic model"):
+    with pytest.raises(ValueError, match="response: must be a subclass of BaseModel, got"):
         ag.Judge(rubric="x", response=dict)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="concurrency: must be at least 1"):
         ag.Judge(rubric="x", response=Verdict, concurrency=0)

@@ -7,7 +7,7 @@ import threading
 
 from agentgym.cli.recipe import main
 from agentgym.run.metrics_logger import MetricsLogger
-from recipes.chase_grpo import ChaseGRPO
+from recipes import chase_grpo
 
 SECONDS = float(sys.argv.pop(1))
 note = MetricsLogger.note
@@ -23,4 +23,4 @@ def armed(self: MetricsLogger, doing: str) -> None:
 
 
 MetricsLogger.note = armed  # type: ignore[method-assign]
-main(ChaseGRPO)
+main(chase_grpo.RECIPE)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import agentgym as ag
 from agentgym.cli import recipe as command
 from agentgym.cli.recipe import Stop
-from recipes.chase_grpo import ChaseGRPO
+from recipes import chase_grpo
 
 
 class Moment(NamedTuple):
@@ -142,4 +142,4 @@ stop: Any = Stop
 train, entry.train_policy = entry.train_policy, watched_run
 enter_stop, stop.__enter__ = stop.__enter__, open_stop
 heed, stop._came = stop._came, came
-ag.main(ChaseGRPO)
+ag.main(chase_grpo.RECIPE)

@@ -11,7 +11,7 @@ from typing import Any
 import agentgym as ag
 from agentgym.cli.recipe import Stop
 from agentgym.run.metrics_logger import MetricsLogger
-from recipes.chase_grpo import ChaseGRPO
+from recipes import chase_grpo
 
 MOMENT, SIGNAL = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
 
@@ -123,4 +123,4 @@ def arm() -> None:
 
 
 arm()
-ag.main(ChaseGRPO)
+ag.main(chase_grpo.RECIPE)

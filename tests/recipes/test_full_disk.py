@@ -37,7 +37,7 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path)
     full = start(sys.executable, "-m", "recipes.chase_grpo", *flags)
     assert full.returncode == 1
     line = full.stderr.splitlines()[-1]
-    assert line.startswith(f"ChaseGRPO: out: {disk}/run/adapter could not be written: the disk does not take it. ")
+    assert line.startswith(f"chase_grpo: out: {disk}/run/adapter could not be written: the disk does not take it. ")
     assert "2 steps are done" in line
     assert "a checkpoint could not be written (No space left on device)" in full.stderr
     assert "Traceback" not in full.stderr
@@ -52,5 +52,5 @@ def test_a_disk_without_room_for_the_rollouts_is_one_line(disk: Path) -> None:
     (disk / "other").write_bytes(bytes(380_000))
     full = start(sys.executable, "-m", "recipes.chase_grpo", *SMALL, "--steps", "1", "--out", str(disk / "run"))
     assert full.returncode == 1
-    assert full.stderr.splitlines()[-1].startswith(f"ChaseGRPO: {disk}/run/rollouts.sqlite: ")
+    assert full.stderr.splitlines()[-1].startswith(f"chase_grpo: {disk}/run/rollouts.sqlite: ")
     assert "Traceback" not in full.stderr

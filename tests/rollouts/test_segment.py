@@ -196,8 +196,8 @@ def test_the_last_turns_come_with_their_answers() -> None:
         (lambda: Window(keep=0), "keep: must be at least 1"),
         (lambda: Window(turns=2, keep=2), "keep: must be less than turns"),
         (lambda: KeepLast(0), "turns: must be at least 1"),
-        (lambda: Limits(tokens=0), "tokens: must be positive"),
-        (lambda: Limits(retries=-1), "retries: must not be negative"),
+        (lambda: Limits(tokens=0), "tokens: must be at least 1"),
+        (lambda: Limits(retries=-1), "retries: must be at least 0"),
     ],
 )
 def test_a_policy_that_means_nothing_names_its_field(make: Any, error: str) -> None:

@@ -263,7 +263,7 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
     [
         ({"eval_tasks": 4}, "eval_tasks: the run has 2, not 4"),
         ({"eval_rollouts": 3}, "eval_rollouts: the run has 1, not 3"),
-        ({"eval_sampling": ag.EvalSampling(temperature=0.5)}, "eval_sampling.temperature: the run has null, not 0.5"),
+        ({"eval_sampling": ag.Sampling(temperature=0.5)}, "eval_sampling.temperature: the run has null, not 0.5"),
     ],
 )
 def test_evaluations_that_are_compared_stay_what_they_were(

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,23 +38,19 @@ def endpoint(model: str) -> ag.Endpoint:
     return ag.Endpoint(os.environ["JUDGE_URL"], model=str(model))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe(ag.RunConfig):
-    recipe: str = "judged"
-    env: str | dict[str, float] = f"{__name__}:Judged"
-    model: Path | str = "tiny"
-    steps: int = 0
-    eval_tasks: int = 1
-    max_tokens: int | None = 4
-    models: dict[str, ag.NamedModel] = field(
-        default_factory=lambda: {
-            "judge": ag.NamedModel(model="anything", engine=OtherEngine(name=f"{__name__}:approving"))
-        }
-    )
+RECIPE = ag.RunConfig(
+    recipe="judged",
+    env=f"{__name__}:Judged",
+    model="tiny",
+    steps=0,
+    eval_tasks=1,
+    max_tokens=4,
+    models={"judge": ag.NamedModel(model="anything", engine=OtherEngine(name=f"{__name__}:approving"))},
+)
 
 
 async def test_a_run_opens_its_models_for_the_env(tmp_path: Path) -> None:
-    summary = await ag.train_policy(Recipe(out=tmp_path))
+    summary = await ag.train_policy(replace(RECIPE, out=tmp_path))
     assert summary["eval_after"] == 1.0
     written = json.loads((tmp_path / "settings.json").read_text())["settings"]
     assert written["models"] == ["judge"]
@@ -69,34 +65,38 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
     async with chat_server(lambda request, number: said("yes")) as server:
         monkeypatch.setenv("JUDGE_URL", server.url)
         judge = {"judge": ag.NamedModel(model="tiny", engine=other)}
-        summary = await ag.train_policy(Recipe(out=tmp_path / "run", models=judge))
+        summary = await ag.train_policy(replace(RECIPE, out=tmp_path / "run", models=judge))
         assert summary["eval_after"] == 1.0
         with pytest.raises(ValueError, match="engine: Endpoint gives neither token ids"):
-            await ag.train_policy(Recipe(out=tmp_path / "policy", models=judge, engine=other))
+            await ag.train_policy(replace(RECIPE, out=tmp_path / "policy", models=judge, engine=other))
         with pytest.raises(ValueError, match="Endpoint gives neither token ids"):
-            await ag.train_policy(Recipe(out=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other))
+            await ag.train_policy(
+                replace(RECIPE, out=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
+            )
 
 
 def test_models_that_a_recipe_names_have_flags() -> None:
-    run = settings(Recipe, ["--models.judge.model", "other", "--models.judge.engine.slots", "3"])
+    run = settings(RECIPE, ["--models.judge.model", "other", "--models.judge.engine.slots", "3"])
     assert str(run.models["judge"].model) == "other"
     assert run.models["judge"].engine.slots == 3
+    served = settings(RECIPE, ["--models.judge.engine", "sglang", "--models.judge.engine.gpus", "1"])
+    assert served.models["judge"].engine == ag.SGLangConfig(gpus=(1,))
 
 
 def test_a_resumed_run_keeps_its_models_and_may_serve_them_otherwise(tmp_path: Path) -> None:
-    write_settings(tmp_path, Recipe())
+    write_settings(tmp_path, RECIPE)
     served = ag.NamedModel(model="anything", engine=ag.SGLangConfig(urls=("http://there",)))
-    refuse_changes(tmp_path, replace(Recipe(), models={"judge": served}))
+    refuse_changes(tmp_path, replace(RECIPE, models={"judge": served}))
     with pytest.raises(ValueError, match=r'models\.judge\.model: the run has "anything", not "tiny"'):
-        refuse_changes(tmp_path, replace(Recipe(), models={"judge": ag.NamedModel(model="tiny")}))
+        refuse_changes(tmp_path, replace(RECIPE, models={"judge": ag.NamedModel(model="tiny")}))
 
 
 def test_models_that_cannot_be_opened_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="models: 'judge' must be an instance of NamedModel"):
-        Recipe(models={"judge": "tiny"})  # type: ignore[dict-item]
+        replace(RECIPE, models={"judge": "tiny"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="models: 'a/b' is no name"):
-        Recipe(models={"a/b": ag.NamedModel(model="tiny")})
+        replace(RECIPE, models={"a/b": ag.NamedModel(model="tiny")})
     with pytest.raises(ValueError, match=r"engine\.gpus: without it"):
         ag.NamedModel(model="tiny", engine=ag.SGLangConfig())
     with pytest.raises(ValueError, match=r"models\.judge\.model: there is no folder"):
-        Recipe(models={"judge": ag.NamedModel(model=tmp_path / "none")}).check_files()
+        replace(RECIPE, models={"judge": ag.NamedModel(model=tmp_path / "none")}).check_files()

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import settings
 from agentgym.engines.scripted import Scripted, say
 from agentgym.run import open_collector as opening
 from agentgym.types.completion import Completion, Sampling
+from recipes import chase_grpo
 from tests.run.test_resume import SETTINGS
 
 SHOUTING = (
@@ -24,8 +26,8 @@ SHOUTING = (
 @pytest.mark.parametrize("part", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}])
 def test_training_refuses_to_draw_from_a_part_and_says_why_and_what_to_do(part: dict[str, Any]) -> None:
     (name,) = part
-    with pytest.raises(ValueError, match=rf"^{name}: training scores each token under the whole .* eval_sampling"):
-        ag.TrainSampling(**part)
+    with pytest.raises(ValueError, match=rf"^train_sampling\.{name}: training scores .* eval_sampling"):
+        replace(chase_grpo.RECIPE, train_sampling=Sampling(**part))
 
 
 async def test_a_collector_refuses_it_too() -> None:
@@ -35,24 +37,28 @@ async def test_a_collector_refuses_it_too() -> None:
             pass
 
 
-def test_the_flag_that_is_refused_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    from recipes.chase_grpo import ChaseGRPO
+def test_what_training_has_a_setting_of_its_own_for_is_refused_with_that() -> None:
+    with pytest.raises(ValueError, match=r"^train_sampling\.temperature: set train\.temperature"):
+        replace(chase_grpo.RECIPE, train_sampling=Sampling(temperature=0.5))
+    with pytest.raises(ValueError, match=r"^train_sampling\.max_tokens: set the run's max_tokens"):
+        replace(chase_grpo.RECIPE, train_sampling=Sampling(max_tokens=5))
 
-    with pytest.raises(SystemExit, match="2"):
-        settings(ChaseGRPO, ["--train-sampling.top-k", "20"])
-    assert capsys.readouterr().err.startswith("ChaseGRPO: --train-sampling.top-k: training scores each token")
+
+def test_the_flag_that_is_refused_is_named() -> None:
+    with pytest.raises(RefusedWords, match=r"^--train-sampling\.top-k: training scores each token"):
+        settings(chase_grpo.RECIPE, ["--train-sampling.top-k", "20"])
 
 
 def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -> None:
-    from recipes.chase_grpo import ChaseGRPO
-
     flags = ["--eval-sampling.top-p", "0.9", "--eval-sampling.temperature", "0.2", "--train-sampling.stop", "END"]
-    run = settings(ChaseGRPO, [*flags, "--max-tokens", "9", "--chat-template-kwargs", "enable_thinking", "False"])
+    run = settings(
+        chase_grpo.RECIPE, [*flags, "--max-tokens", "9", "--chat-template-kwargs", "enable_thinking", "False"]
+    )
     assert run.sampling == Sampling(temperature=run.train.temperature, max_tokens=9, stop=("END",))
     assert run.held_out_sampling == Sampling(temperature=0.2, max_tokens=9, top_p=0.9, stop=("END",))
     assert run.chat_template_kwargs == {"enable_thinking": False}
-    silent = replace(run, eval_sampling=ag.EvalSampling(stop=(), max_tokens=5))
-    assert silent.held_out_sampling == Sampling(temperature=run.train.temperature, max_tokens=5)
+    silent = replace(run, eval_sampling=Sampling(max_tokens=5))
+    assert silent.held_out_sampling == Sampling(max_tokens=5)
 
 
 class Watched(ag.LocalEngine):
@@ -87,8 +93,8 @@ async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_tem
         chat_template=template,
         chat_template_kwargs={"loud": True},
         eval_rollouts=2,
-        train_sampling=ag.TrainSampling(stop=("nam", "Answ")),
-        eval_sampling=ag.EvalSampling(temperature=0.3, top_k=5, stop=()),
+        train_sampling=ag.Sampling(stop=("nam", "Answ")),
+        eval_sampling=ag.Sampling(temperature=0.3, top_k=5),
     )
     await ag.train_policy(run)
     assert {how for how, _, _ in asked} == {run.sampling, run.held_out_sampling}

@@ -10,8 +10,7 @@ import pytest
 import agentgym as ag
 from agentgym.advantages.gae import GAE
 from agentgym.cli.recipe import settings
-from recipes.bisect_long import BisectLongGRPO
-from recipes.chase_long import ChaseLongGRPO
+from recipes import bisect_long, chase_long
 
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/", "sync/")
 """How the names begin of what a log holds of wall time, and of the proof that begins anew in each process."""
@@ -19,13 +18,13 @@ CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/",
 
 def test_a_critic_has_settings() -> None:
     words = ["--advantage-level", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
-    run = settings(ChaseLongGRPO, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
+    run = settings(chase_long.RECIPE, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
     assert run.gae == GAE(gamma=0.9, lam=0.5)
     assert (run.train.value_lr, run.train.value_epochs, run.train.value_clip) == (0.01, 3, 0.2)
 
 
 def test_a_critic_takes_groups_of_one() -> None:
-    assert replace(ChaseLongGRPO(), advantage_level="value", group_size=1).group_size == 1
+    assert replace(chase_long.RECIPE, advantage_level="value", group_size=1).group_size == 1
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_a_critic_takes_groups_of_one() -> None:
 )
 def test_what_means_nothing_with_a_critic_or_without_one_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        replace(ChaseLongGRPO(), **changes)
+        replace(chase_long.RECIPE, **changes)
 
 
 def figures(folder: Path) -> list[dict[str, float]]:
@@ -54,7 +53,7 @@ def figures(folder: Path) -> list[dict[str, float]]:
 
 async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
     small = replace(
-        BisectLongGRPO(),
+        bisect_long.RECIPE,
         advantage_level="value",
         steps=4,
         prompts=2,

@@ -14,7 +14,7 @@ from agentgym.samples import build_samples, demonstrations
 from agentgym.train.batching.batch import collate
 from agentgym.train.config import peak_rate
 from agentgym.train.learner import Learner
-from agentgym.train.loss.losses import LossConfig, denominator, policy_loss
+from agentgym.train.loss.losses import denominator, policy_loss
 from agentgym.train.loss.nonfinite import gradient_is_finite
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.rollout import Group
@@ -73,7 +73,7 @@ def test_the_optimizer_is_given_the_gradient_of_the_mini_batchs_loss(
         batch = collate(rows, pad_id=0)
         logprobs, entropy = policy(batch.inputs, batch.loss_mask_BR)
         total = denominator(rows, normalise)
-        policy_loss(logprobs, entropy, batch, LossConfig(normalise=normalise), denominator=total)[0].backward()  # type: ignore[no-untyped-call]
+        policy_loss(logprobs, entropy, batch, TrainConfig(normalise=normalise), denominator=total)[0].backward()  # type: ignore[no-untyped-call]
         expected = torch.cat([w.grad.flatten().clone() for w in learner_of(trainer)._weights if w.grad is not None])
         (given,) = given_to_the_optimizer(trainer, rows)
     assert float((given - expected).norm() / expected.norm()) < 1e-5

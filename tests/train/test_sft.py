@@ -11,7 +11,7 @@ import torch
 import agentgym as ag
 from agentgym.samples import demonstrations
 from agentgym.train.batching.batch import collate
-from agentgym.train.loss.losses import LossConfig, policy_loss
+from agentgym.train.loss.losses import policy_loss
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Version
 from agentgym.types.rollout import Group, Rollout, Segment, Turn
@@ -68,7 +68,7 @@ def test_a_weight_out_of_bounds_is_refused() -> None:
 def test_the_loss_is_the_weighted_mean_of_the_cross_entropy() -> None:
     batch = collate(demonstrations([rollout((2, 4), (5, 6))], context_weight=0.25), pad_id=0)
     logprobs = torch.tensor([[-4.0, -1.0, -2.0, -8.0, -3.0]])
-    config = LossConfig(loss="sft", normalise=3.5)
+    config = TrainConfig(loss="sft", normalise=3.5)
     loss, figures = policy_loss(logprobs, logprobs, batch, config, denominator=3.5)
     assert (figures.kl, figures.gap, figures.clipped) == (0, 0, 0)  # nobody sampled a demonstration
     assert float(loss) == pytest.approx((0.25 * 4 + 1 + 2 + 0.25 * 8 + 3) / 3.5)

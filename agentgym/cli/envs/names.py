@@ -8,7 +8,6 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from agentgym.cli.flags.parsing import flags_in
 from agentgym.config_fields import nearest
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import configured, read_arguments
@@ -57,10 +56,11 @@ def _found(name: str) -> type[Env[Any]]:
         raise EnvError(str(error)) from None
 
 
-def parameters_in(words: Sequence[str], command: str) -> tuple[dict[str, str], list[str]]:
-    """Return the values behind `--env.NAME`, by the name of the parameter, and the other words."""
-    found, others = flags_in(words, PREFIX, command)
-    return {name.replace("-", "_"): text for name, text in found}, others
+def parameters_in(flags: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of `--env.NAME` flags, by the name of the parameter."""
+    return {
+        flag.removeprefix(PREFIX).replace("-", "_"): text for flag, text in flags.items() if flag.startswith(PREFIX)
+    }
 
 
 def add_working_folder() -> None:

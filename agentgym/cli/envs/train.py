@@ -1,16 +1,14 @@
 """The command `agentgym train`: a run on an environment, every setting of which is a flag."""
 
-import argparse
 import inspect
 import sys
 from collections.abc import Sequence
-from dataclasses import field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from agentgym.cli.envs.names import find, own_name, place
+from agentgym.cli.envs.names import PREFIX, find, own_name, place
 from agentgym.cli.output import RefusedWords
 from agentgym.errors.extras import needs_extra
 from agentgym.files.names import command, shown
@@ -44,44 +42,42 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.cli.flags.parsing import parsed
-        from agentgym.cli.recipe import run_recipe
+        from agentgym.cli.flags import Given, print_help, read_words, settings_of
+        from agentgym.cli.recipe import run_program
+        from agentgym.run.config import RunConfig
         from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
+    about = inspect.cleandoc(train.__doc__ or "").partition("\n\nArgs:")[0]
     if name is None and HELP.intersection(words):
-        recipe = recipe_of("ENV", "ENV", words)
-        parsed(recipe, recipe(), ["--help"], prog="agentgym train ENV")  # type: ignore[call-arg]
+        print_help(recipe_of("ENV", "ENV", TINY), "agentgym train ENV", about)
     if name is None:
         raise RefusedWords("train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them")
-    env = find(name)
-    recipe = recipe_of(own_name(env), place(env), words[1:])
-    summary = run_recipe(recipe, words[1:], prog=f"agentgym train {name}")
+    env, given = find(name), list[Given]()
+
+    def read() -> RunConfig:
+        tiny = recipe_of(own_name(env), place(env), TINY)
+        given.append(read_words(tiny, words[1:]))
+        (model,) = given[0].settings.get("model") or (TINY,)
+        recipe = tiny if model == TINY else recipe_of(own_name(env), place(env), model)
+        return settings_of(recipe, given[0], prog=f"agentgym train {name}", about=about)
+
+    summary = run_program(read, name=f"agentgym train {name}")
     if is_first():
-        for line in next_lines(summary, [name, *parameter_words(words[1:])]):
+        parameters = [word for parameter, text in given[0].env.items() for word in (f"{PREFIX}{parameter}", text)]
+        for line in next_lines(summary, [name, *parameters]):
             sys.stderr.write(f"{line}\n")
     return 0
 
 
-def recipe_of(name: str, env: str, words: Sequence[str]) -> "type[RunConfig]":
-    """Return the recipe of an env, given as "module:Class", and the model that the words name, or the tiny one."""
+def recipe_of(name: str, env: str, model: str) -> "RunConfig":
+    """Return the recipe of an env, given as "module:Class"; that of the tiny model has a few settings of its own."""
     from agentgym.run.config import RunConfig
     from agentgym.train.config import TrainConfig
 
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--model", default=TINY)
-    model = flags.parse_known_args(words)[0].model
-    settings: list[tuple[str, Any, Any]] = [("recipe", str, name), ("env", str, env), ("model", Path | str, model)]
-    if model == TINY:  # Its turns are short.
-        learning = TrainConfig(temperature=0.7, normalise=2000.0, grad_clip=0.05)
-        settings += [("steps", int, 20), ("max_tokens", int | None, 40), ("train", TrainConfig, learning)]
-    return make_dataclass(
-        f"agentgym train {name}",
-        [(setting, kind, field(default=value)) for setting, kind, value in settings],
-        bases=(RunConfig,),
-        namespace={"__doc__": inspect.cleandoc(train.__doc__ or "").partition("\n\nArgs:")[0], "__module__": __name__},
-        frozen=True,
-        kw_only=True,
-    )
+    if model != TINY:
+        return RunConfig(recipe=name, env=env, model=model)
+    learning = TrainConfig(temperature=0.7, normalise=2000.0, grad_clip=0.05)
+    return RunConfig(recipe=name, env=env, model=model, steps=20, max_tokens=40, train=learning)  # Its turns are short.
 
 
 def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
@@ -98,12 +94,3 @@ def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
         merge = command("merge", trained, "FOLDER")
         lines.append(f"      {shown(trained)} is what was trained; {merge} makes a whole model of it")
     return lines
-
-
-def parameter_words(words: Sequence[str]) -> list[str]:
-    """Return those words of a command line that set parameters of the environment, as in `--env.skill 1`."""
-    found, rest = list[str](), iter(words)
-    for word in rest:
-        if word.startswith("--env."):
-            found += [word] if "=" in word else [word, next(rest, "")]
-    return found

@@ -1,13 +1,12 @@
 """The flags `--models.NAME.FIELD` of an evaluation: models that the env asks by name, such as a judge."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentgym.cli.flags.parsing import flags_in
 from agentgym.cli.output import RefusedWords
 from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
@@ -35,20 +34,19 @@ class ModelFlags:
 _FIELDS = tuple(ModelFlags.__dataclass_fields__)
 
 
-def models_in(words: Sequence[str], command: str) -> tuple[dict[str, ModelFlags], list[str]]:
-    """Return the named models of a command line, and its other words; RefusedWords names a flag that is wrong."""
+def models_in(flags: Mapping[str, str], command: str) -> dict[str, ModelFlags]:
+    """Return the models of `--models.NAME.FIELD` flags, by name; RefusedWords names a flag that is wrong."""
     given: dict[str, dict[str, str]] = {}
-    found, others = flags_in(words, PREFIX, command)
-    for flag, value in found:
-        name, dot, written = flag.rpartition(".")
+    for flag, value in flags.items():
+        if not flag.startswith(PREFIX):
+            continue
+        name, dot, written = flag.removeprefix(PREFIX).rpartition(".")
         field = written.replace("-", "_")
         if not dot or not name or field not in _FIELDS:
             like = nearest(field, _FIELDS)
-            raise RefusedWords(
-                f"{command}: {PREFIX}{flag}: write {PREFIX}NAME.FIELD, as in {PREFIX}judge.url URL/v1; {like}"
-            )
+            raise RefusedWords(f"{command}: {flag}: write {PREFIX}NAME.FIELD, as in {PREFIX}judge.url URL/v1; {like}")
         given.setdefault(name, {})[field] = value
-    return {name: _read(name, fields, command) for name, fields in given.items()}, others
+    return {name: _read(name, fields, command) for name, fields in given.items()}
 
 
 def _read(name: str, fields: Mapping[str, str], command: str) -> ModelFlags:

@@ -4,13 +4,13 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, field, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.config_fields import Above0, Count, Name, Names, NotNegative, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Name, Names, NotNegative, Positive, config
 from agentgym.engines.endpoint.answers import completion_of
 from agentgym.engines.endpoint.requests import api_messages, prompt_messages, sampling_fields
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
@@ -32,8 +32,7 @@ _NO_KEY = "none"
 """What is sent as the key to an endpoint that wants none."""
 
 
-@names_its_fields
-@dataclass(frozen=True, eq=False)
+@config(frozen=True, eq=False)
 class Endpoint:
     """Asks a chat endpoint that speaks OpenAI's API, for evaluation; open inside `async with`. Training refuses it.
 
@@ -77,7 +76,6 @@ class Endpoint:
     """The price of a million sampled tokens, those of reasoning included."""
 
     def __post_init__(self) -> None:
-        check_fields(self, Endpoint)
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url: must begin with http:// or https://, got {self.url!r}")
         if (why := _why_no_url(self.url)) is not None:

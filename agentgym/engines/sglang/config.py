@@ -4,12 +4,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, Text, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, Text, config
 
 COMMAND = "AGENTGYM_SGLANG"
 """The environment variable with the command that launches a server, where the config names none."""
@@ -25,8 +24,7 @@ _OWN_FLAGS = {
 """Flags of a server that `arguments` may not hold, and what to do."""
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class SGLangConfig:
     """Settings of the SGLang engine; `slots` and the fields after it hold for attached and launched servers."""
 
@@ -87,7 +85,6 @@ class SGLangConfig:
     that has ended is not waited for."""
 
     def __post_init__(self) -> None:
-        check_fields(self, SGLangConfig)
         twice = sorted({url for url in self.urls if self.urls.count(url) > 1})
         if twice:
             raise ValueError(f"urls: {twice} appear twice; name each server once")

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 import numpy as np
 
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
-from agentgym.config_fields import Name, Positive, check_fields, names_its_fields
+from agentgym.config_fields import Name, Positive, config
 from agentgym.engines.adapter_files import opened_adapter
 from agentgym.engines.fingerprint import chat_digest, digest_of, weights_digest
 from agentgym.engines.sglang.prompts import holds_bool
@@ -30,8 +30,7 @@ if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is 
     from agentgym.engines.transformers.batcher import Batcher, Stats
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class LocalConfig:
     """Settings of the embedded engine; the defaults suit a small model on one CPU core."""
 
@@ -50,9 +49,6 @@ class LocalConfig:
     the GPU of its local rank."""
     threads: Positive = 1
     """Torch's CPU threads, set for the whole process. More than 1 helps only large models on idle cores."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, LocalConfig)
 
 
 class _Command(NamedTuple):

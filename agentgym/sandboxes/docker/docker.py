@@ -5,9 +5,8 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 
-from agentgym.config_fields import names_its_fields
+from agentgym.config_fields import config
 from agentgym.errors import SandboxError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.docker.client import EngineDown, EngineFailed, address, connect, translated
@@ -27,8 +26,7 @@ PATIENCE_S = 60.0
 _log = logging.getLogger("agentgym.sandboxes")
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Docker(DockerSettings):
     """Boxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from agentgym.config_fields import Above0, Name, Names, Positive, Word, Words, check_fields
+from agentgym.config_fields import Above0, Name, Names, Positive, Word, Words, config
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker.client import FORWARD, address
 from agentgym.sandboxes.docker.images.names import INSIDE
@@ -35,7 +35,7 @@ NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": 
 """What TCP measured of an address in one episode is not known in the next; bubblewrap's server sets them itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class DockerSettings:
     """The image of each container and the resources that it may use."""
 
@@ -73,10 +73,6 @@ class DockerSettings:
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
             raise ValueError("image, dockerfile: give one of them; the Dockerfile's FROM names the image below")
-        for name in ("pip", "apt", "hosts"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}: a tuple of texts, such as ({getattr(self, name)!r},)")
-        check_fields(self, DockerSettings)
         if self.dockerfile is not None and not (Path(self.dockerfile) / "Dockerfile").is_file():
             raise ValueError(f"dockerfile: {self.dockerfile!r} is no folder with a file named Dockerfile in it")
         for number, host in enumerate(self.hosts):

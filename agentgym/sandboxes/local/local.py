@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
-from agentgym.config_fields import Name, Positive, Words, check_fields, names_its_fields
+from agentgym.config_fields import Name, Positive, Words, config
 from agentgym.errors import SandboxError
 from agentgym.machine.process_identity import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
@@ -41,8 +41,7 @@ from agentgym.sandboxes.volumes import check_sockets, check_volumes
 _log = logging.getLogger("agentgym.sandboxes")
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Bubblewrap:
     """Boxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
 
@@ -66,9 +65,6 @@ class Bubblewrap:
     the hosts listed there through a logging proxy."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.pip, str):
-            raise ValueError(f"pip: a tuple of texts, such as ({self.pip!r},)")
-        check_fields(self, Bubblewrap)
         if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
             raise ValueError(f"python: {self.python!r} is no absolute path of a program of this machine")
         if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
@@ -175,8 +171,7 @@ def _check_bubblewrap() -> None:
         raise SandboxError(f"bwrap cannot make a box: {said[-300:]}")
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Process:
     """Boxes without protection: plain processes of this user, which reach this user's files, network and processes.
 
@@ -187,7 +182,6 @@ class Process:
     memory_mb: Positive = 1024
 
     def __post_init__(self) -> None:
-        check_fields(self, Process)
         if not self.unsafe:
             raise ValueError(
                 "unsafe: a plain process isolates nothing (files, network and processes of this user are open to "

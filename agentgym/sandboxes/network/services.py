@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from agentgym.config_fields import Above0, Name, Positive, Text, Word, check_fields, names_its_fields
+from agentgym.config_fields import Above0, Name, Positive, Text, Word, config
 from agentgym.errors import SandboxError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.network.box_network import BoxNetwork
@@ -35,8 +35,7 @@ TAKEN = ("localhost", "box")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 
 
-@names_its_fields
-@dataclass(frozen=True, kw_only=True)
+@config(frozen=True, kw_only=True)
 class Service:
     """A container beside a box: an application or a database that code in the box talks to by the service's name.
 
@@ -64,7 +63,6 @@ class Service:
     pids: Positive = 256
 
     def __post_init__(self) -> None:
-        check_fields(self, Service)
         if isinstance(self.ready, str) and not _is_url(self.ready):
             raise ValueError(f"ready: {self.ready!r} is neither a port nor a URL such as 'http://db:8000/health'")
         for name in self.env:

@@ -2,19 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from agentgym.train.batching.batch import Batch
+from agentgym.train.config import Correction, Divergence, Loss, Normalise, TrainConfig
 from agentgym.types.sample import Sample
-
-Surrogate: TypeAlias = Literal["ppo", "cispo", "gspo", "sft"]
-Normalise: TypeAlias = Literal["token", "sample", "rollout"] | float
-Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
-Divergence: TypeAlias = Literal["k1", "k2", "k3"]
-
 
 LARGEST_LOG_RATIO = 88.72
 """Bound on log-ratios: its ratio, 3.4e38, is the largest that float32 holds.
@@ -29,19 +23,6 @@ LARGEST_K3_GAP = 20.0
 The line keeps the gradient of that point, 1 - exp(20). A token that the policy has all but ruled out is pulled back,
 and no finite log-probability makes a step infinite.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """The settings of the loss; each field means what it does in `TrainConfig`."""
-
-    loss: Surrogate = "ppo"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    correction: Correction = "none"
-    correction_cap: float = 2.0
-    normalise: Normalise = "token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +84,7 @@ def policy_loss(
     logprobs_BR: Tensor,
     entropy_BR: Tensor,
     batch: Batch,
-    config: LossConfig,
+    config: TrainConfig,
     *,
     denominator: float,
     sequence_B: Tensor | None = None,
@@ -171,14 +152,14 @@ def _one(log_ratio_BR: Tensor) -> Tensor:
     return (log_ratio_BR - log_ratio_BR.detach()).exp()
 
 
-def _correct(log_ratio_BR: Tensor, batch: Batch, config: LossConfig) -> tuple[Tensor, Tensor]:
+def _correct(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Return each token's importance weight, and whether it was truncated or masked."""
     cap = config.correction_cap
     weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.correction, cap=cap)
     return weights_BR, weights_BR == (0 if config.correction.endswith("mask") else cap)
 
 
-def _clip(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Tensor | None) -> _Term:
+def _clip(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig, sequence_B: Tensor | None) -> _Term:
     """Return each token's term of a loss that clips its ratio."""
     advantages_BR, one_BR = batch.advantages_BR, _one(log_ratio_BR)
     nothing_BR = torch.zeros_like(batch.loss_mask_BR)
@@ -195,9 +176,9 @@ def _clip(log_ratio_BR: Tensor, batch: Batch, config: LossConfig, sequence_B: Te
     return _Term(gain_BR=gain_BR, stopped_BR=stopped_BR, corrected_BR=nothing_BR)
 
 
-def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Surrogate, sequence_B: Tensor | None) -> Tensor:
+def _ratio(log_ratio_BR: Tensor, batch: Batch, loss: Loss, sequence_B: Tensor | None) -> Tensor:
     """Return r of each token, or s of its sequence."""
-    if loss != "gspo":
+    if loss not in ("gspo", "gspo_rollout"):
         return log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
     if sequence_B is None:
         sequence_B = _sample_mean(log_ratio_BR, batch.loss_mask_BR)
@@ -228,7 +209,7 @@ def _figures(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss
     )
 
 
-def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: LossConfig) -> Tensor:
+def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: TrainConfig) -> Tensor:
     """Return the smaller of ratio x advantage and clipped ratio x advantage."""
     clipped_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)

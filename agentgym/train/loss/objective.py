@@ -10,7 +10,6 @@ from agentgym.train.batching.batch import Batch
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.train.loss.losses import (
     LARGEST_K3_GAP,
-    LossConfig,
     LossSums,
     divergence,
     masked_gap,
@@ -50,7 +49,7 @@ class Objective:
             logprobs_BR,
             entropy_BR,
             batch,
-            _loss_config(config),
+            config,
             denominator=self.denominator,
             sequence_B=self._sequence(samples, logprobs_BR),
             old_BR=old_BR,
@@ -88,18 +87,6 @@ class Objective:
             return None
         ratios = [self.sequences[sample.rollout_id] for sample in samples]
         return torch.tensor(ratios, dtype=like.dtype, device=like.device)
-
-
-def _loss_config(config: TrainConfig) -> LossConfig:
-    return LossConfig(
-        loss="gspo" if config.loss == "gspo_rollout" else config.loss,
-        clip_low=config.clip_low,
-        clip_high=config.clip_high,
-        dual_clip=config.dual_clip,
-        correction=config.correction,
-        correction_cap=config.correction_cap,
-        normalise=config.normalise,
-    )
 
 
 @torch.no_grad()

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
+from agentgym.train.config import Correction, Normalise, TrainConfig
 from agentgym.train.loss.losses import (
     LARGEST_LOG_RATIO,
-    Correction,
-    LossConfig,
     LossSums,
-    Normalise,
     denominator,
     importance_weights,
     policy_loss,
@@ -45,11 +43,11 @@ def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, 
 
 
 def clipped(logprobs: Tensor, batch: Batch, normalise: Normalise = "token", total: float = 1.0) -> Tensor:
-    return policy_loss(logprobs, logprobs, batch, LossConfig(normalise=normalise), denominator=total)[0]
+    return policy_loss(logprobs, logprobs, batch, TrainConfig(normalise=normalise), denominator=total)[0]
 
 
 def figures(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
-    return policy_loss(logprobs, entropy, batch, LossConfig(correction=correction), denominator=1.0)[1]
+    return policy_loss(logprobs, entropy, batch, TrainConfig(correction=correction), denominator=1.0)[1]
 
 
 def weights_of(log_ratios: list[list[float]], correction: Correction, cap: float) -> Tensor:
@@ -141,7 +139,7 @@ def test_the_figures_by_hand() -> None:
 def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | None) -> None:
     batch = collate([one_row([-9.0, -1.0], [0, 0], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-1.0, -9.0]])
-    config = LossConfig(dual_clip=dual_clip)
+    config = TrainConfig(dual_clip=dual_clip)
     assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
 
 
@@ -149,7 +147,7 @@ def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | N
 def test_a_token_at_the_edge_of_the_clip_is_not_stopped(loss: Any) -> None:
     batch = collate([one_row([-1.0, -1.0], [1, -1], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-1.0, -1.0]])  # both ratios are 1
-    config = LossConfig(loss=loss, clip_low=0.0, clip_high=0.0, dual_clip=1.0)
+    config = TrainConfig(loss=loss, clip_low=0.0, clip_high=0.0)
     assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
 
 
@@ -157,7 +155,7 @@ def test_dual_clip_leaves_a_good_token_as_it_is_however_little_good_it_is() -> N
     batch = collate([one_row([-1.0, -1.0], [0.5, 0.01], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-0.9, -0.1]])
     plain, dual = (
-        policy_loss(logprobs, logprobs, batch, LossConfig(dual_clip=bound), denominator=1.0)[1].loss
+        policy_loss(logprobs, logprobs, batch, TrainConfig(dual_clip=bound), denominator=1.0)[1].loss
         for bound in (None, 3.0)
     )
     assert plain == dual
@@ -170,16 +168,16 @@ def test_the_figures_of_nothing_are_zero() -> None:
 
 
 LOSSES = [
-    LossConfig(),
-    LossConfig(loss="cispo"),
-    LossConfig(loss="gspo"),
-    LossConfig(dual_clip=3.0),
-    *(LossConfig(correction=c) for c in ("token", "token_mask", "sequence", "sequence_mask", "geometric_mask")),
+    TrainConfig(),
+    TrainConfig(loss="cispo"),
+    TrainConfig(loss="gspo"),
+    TrainConfig(dual_clip=3.0),
+    *(TrainConfig(correction=c) for c in ("token", "token_mask", "sequence", "sequence_mask", "geometric_mask")),
 ]
 
 
 @pytest.mark.parametrize("config", LOSSES, ids=lambda c: c.correction if c.correction != "none" else c.loss)
-def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config: LossConfig) -> None:
+def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config: TrainConfig) -> None:
     # Both rows are of good tokens; under dual_clip the second is bad, and the bound stops it.
     batch = collate(
         [one_row([-300.0], [1], [1]), one_row([-300.0], [1 if config.dual_clip is None else -1], [1])], pad_id=0
@@ -243,7 +241,7 @@ def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(cor
     advantages = [1.0, -2.0, 3.0]
     batch = collate([one_row([-2.0] * 3 + [0.0], [*advantages, 0.0], [1, 1, 1, 0])], pad_id=0)
     logprobs = torch.tensor([[*(ratio - 2 for ratio in LOG_RATIOS), 1e30]], requires_grad=True)
-    loss, _ = policy_loss(logprobs, logprobs, batch, LossConfig(correction=correction), denominator=1.0)
+    loss, _ = policy_loss(logprobs, logprobs, batch, TrainConfig(correction=correction), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = [-w * a for w, a in zip(WEIGHTS[correction], advantages, strict=True)]
     assert float(loss.detach()) == pytest.approx(sum(expected), abs=1e-3)
@@ -267,7 +265,7 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
     corrections: list[Correction] = ["none", *WEIGHTS]
     for correction in corrections:
         logprobs = torch.full((1, 3), -1.0, requires_grad=True)
-        policy_loss(logprobs, logprobs, batch, LossConfig(correction=correction), denominator=1.0)[0].backward()  # type: ignore[no-untyped-call]
+        policy_loss(logprobs, logprobs, batch, TrainConfig(correction=correction), denominator=1.0)[0].backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
 

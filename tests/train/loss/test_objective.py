@@ -13,7 +13,8 @@ from torch import Tensor
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.loss.losses import Divergence, LossConfig, divergence, policy_loss
+from agentgym.train.config import Divergence
+from agentgym.train.loss.losses import divergence, policy_loss
 from agentgym.train.loss.objective import rollout_log_ratios, sample_log_ratios
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
@@ -46,7 +47,7 @@ def row(advantages: list[float], mask: list[int] | None = None, *, name: str = "
 def terms(ratios: list[list[float]], batch: Batch, **settings: Any) -> tuple[float, list[list[float]]]:
     """The loss at these probability ratios, summed over trained tokens, and its gradient by the log-probabilities."""
     logprobs = torch.tensor([[math.log(r) + OLD for r in one] for one in ratios], requires_grad=True)
-    loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), batch, LossConfig(**settings), denominator=1.0)
+    loss, _ = policy_loss(logprobs, torch.zeros_like(logprobs), batch, TrainConfig(**settings), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     return float(loss.detach()), logprobs.grad.tolist()
@@ -147,7 +148,7 @@ def test_clipped_tokens_are_counted_by_every_loss() -> None:
     mean = 1.875**0.25
 
     def clipped(**settings: Any) -> float:
-        return policy_loss(logprobs, logprobs, batch, LossConfig(**settings), denominator=1.0)[1].clipped
+        return policy_loss(logprobs, logprobs, batch, TrainConfig(**settings), denominator=1.0)[1].clipped
 
     assert [clipped(), clipped(dual_clip=3.0), clipped(loss="cispo")] == [2, 3, 4]
     assert clipped(loss="gspo", clip_high=mean - 1 - 1e-4) == 2
@@ -188,7 +189,7 @@ def test_the_gradient_is_that_of_the_papers_formula(name: str, groups_of: Groups
     for ours in (True, False):
         logprobs = start.clone().requires_grad_()
         settings: dict[str, Any] = {"loss": name, "dual_clip": 2.0 if name == "ppo" else None}
-        made = LossConfig(clip_high=0.3, normalise="sample", **settings)
+        made = TrainConfig(clip_high=0.3, normalise="sample", **settings)
         loss = (
             policy_loss(logprobs, logprobs, batch, made, denominator=len(rows))[0]
             if ours

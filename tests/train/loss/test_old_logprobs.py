@@ -14,7 +14,7 @@ from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
 from agentgym.train.batching.plan import mini_batches
 from agentgym.train.learner import Learner
-from agentgym.train.loss.losses import LossConfig, policy_loss
+from agentgym.train.loss.losses import policy_loss
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group
@@ -82,12 +82,16 @@ def drawn(groups_of: Groups) -> tuple[list[Sample], Batch, Tensor, Tensor]:
     return rows, batch, old, torch.where(mask, old + 0.2 * torch.randn(shape), -1e30)
 
 
+APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_step": 8}
+"""Settings with which a correction weighs how far the trainer's log-probabilities are from the engine's."""
+
+
 @pytest.mark.parametrize("correction", WEIGHTS)
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
 def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups, loss: Any, correction: Any) -> None:
     rows, batch, old, start = drawn(groups_of)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    config = LossConfig(loss=loss, clip_low=0.1, clip_high=0.1, correction=correction, correction_cap=1.5)
+    config = TrainConfig(loss=loss, clip_low=0.1, clip_high=0.1, correction=correction, correction_cap=1.5, **APART)
     value, sums = policy_loss(ours, torch.zeros_like(ours), batch, config, denominator=1.0, old_BR=old)
     expected, cut = plain(loss, correction, theirs, old, rows)
     value.backward()  # type: ignore[no-untyped-call]
@@ -105,9 +109,9 @@ def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups
 def test_where_the_engine_is_the_trainer_the_decoupled_loss_is_the_clipped_one(groups_of: Groups) -> None:
     _, batch, _, start = drawn(groups_of)
     gradients = []
-    for old, correction in ((batch.logprobs_BR, "token"), (None, "none")):
+    decoupled = TrainConfig(correction="token", dual_clip=1.1, **APART)
+    for old, config in ((batch.logprobs_BR, decoupled), (None, TrainConfig(dual_clip=1.1))):
         here = start.clone().requires_grad_()
-        config = LossConfig(correction=correction, dual_clip=1.1)  # type: ignore[arg-type]
         loss, sums = policy_loss(here, torch.zeros_like(here), batch, config, denominator=1.0, old_BR=old)
         loss.backward()  # type: ignore[no-untyped-call]
         assert here.grad is not None

@@ -1,0 +1,364 @@
+"""The flags of a recipe and of the commands: tyro reads the words, and pydantic the values of a recipe's."""
+
+import inspect
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from traceback import walk_tb
+from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from agentgym.cli.output import RefusedWords
+from agentgym.config_fields import what_to_give
+from agentgym.engines.custom import OtherEngine
+from agentgym.engines.sglang.config import SGLangConfig
+from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.environments.parameters import Parameter
+from agentgym.errors import AgentGymError, EnvError
+from agentgym.errors.extras import needs_extra
+from agentgym.run.config import RunConfig
+from agentgym.run.tasks.envs import env_parameters, member_name, read_env_arguments
+from agentgym.store.run_settings import begun_steps
+from agentgym.store.schema import StoreError
+
+T = TypeVar("T")
+
+PACKAGE = Path(__file__).parents[1]
+ENV, HELP = "--env.", ("-h", "--help")
+ENGINES = {"local": LocalConfig, "sglang": SGLangConfig}
+"""Engines by what `--engine` calls them."""
+KIND = "kind"
+"""The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
+ABOUT_ENGINES = (
+    "What samples: `--engine local` is the model in this process, `--engine sglang` SGLang servers, and `--engine "
+    "package.module:Class` an engine of your own. Each has settings of its own: `--engine sglang --help` lists those "
+    "of SGLang."
+)
+"""What --help says of the engines whose settings it does not list."""
+BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+"""Bounds of a number in JSON schema, and our words for them."""
+KINDS = {"integer": "INT", "number": "FLOAT", "boolean": "{true,false}", "string": "STR"}
+"""Types of JSON schema, as a command line shows them."""
+NAMED = re.compile(r"([\w.-]+(?:, [\w.-]+)*): ")
+"""The fields that a ValueError of a config names, before what it says."""
+_TITLE_OR_END = re.compile(r"[╭╰]| \S")
+_RULE = re.compile(r"[─-]+")
+_TYPE = re.compile(r" into \w+ type typing\..*")
+_NEEDED = re.compile(r"Missing from .*?: (\S+) (.*?)(?: \(required\))?$")
+
+
+class Given(NamedTuple):
+    """What a command line sets."""
+
+    settings: dict[str, Any]
+    """The words after each flag, by field: a dict for a part with fields of its own, and True or False for a switch."""
+    env: dict[str, str]
+    """The texts of `--env.NAME`, by NAME."""
+    help: bool
+    """Whether it asks for help."""
+
+
+def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
+    """Read the flags of a recipe; RefusedWords, which names the flag, for one that there is not."""
+    import tyro
+
+    tree = _tree(type(recipe), recipe)
+    with needs_extra():  # tyro looks for torch
+        found, rest = tyro.cli(
+            _typed(tree), default=_switches(tree), args=words, return_unknown_args=True, add_help=False
+        )
+    others = [word for word in rest if word not in HELP]
+    below = open_flags(others, (ENV,), known=_names(tree))
+    env = {flag.removeprefix(ENV): text for flag, text in below.items()}
+    return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
+
+
+def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, about: str = "") -> RunConfig:
+    """Return the recipe with what the command line sets; print the help, and exit with 0, if it asks for that.
+
+    `--env.NAME VALUE` sets a parameter of the env, beside those that the recipe sets; `--env.MEMBER.NAME VALUE` one of
+    a mixture, and `--env.MEMBER VALUE` a member's weight. A run that is resumed without `--steps` has those that it was
+    begun with. What `--eval-sampling` leaves out is as in training. RefusedWords names the flag that is refused.
+    """
+    try:
+        sampling = given.settings.get("eval_sampling")
+        run = _applied(recipe, {name: of for name, of in given.settings.items() if name != "eval_sampling"})
+        if sampling:
+            run = _applied(replace(run, eval_sampling=run.held_out_sampling), {"eval_sampling": sampling})
+        if run.resume is not None and "steps" not in given.settings:
+            run = replace(run, steps=begun_steps(run.resume, run.steps))
+        run = _with_env(run, given.env)
+    except ValueError as error:
+        raise RefusedWords(_with_flags(str(error), given.settings)) from None
+    if given.help:
+        print_help(run, prog, about)
+    return run
+
+
+def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
+    """Print every setting with its value in this run, and exit with 0."""
+    import tyro
+
+    try:
+        with needs_extra():
+            parameters = [
+                f"--env.{name} {_said(one, run.env_args.get(name, one.value))}"
+                for name, one in env_parameters(run.env).items()
+            ]
+    except (ValueError, EnvError) as error:
+        parameters = []
+        sys.stderr.write(f"{run.name}: the env's parameters cannot be listed: {error}\n")
+    listed = "\n".join(["Parameters of the env; its guide is its docstring.", *parameters]) if parameters else ""
+    tyro.cli(
+        RunConfig,
+        prog=prog,
+        args=["--help"],
+        default=replace(run, eval_sampling=run.held_out_sampling),
+        description="\n\n".join(filter(None, [inspect.cleandoc(about), ABOUT_ENGINES, listed])),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    raise AssertionError
+
+
+def _said(parameter: Parameter[Any], value: Any) -> str:
+    """Return the type of a parameter, what its class says of it, its bounds, and its value."""
+    schema = parameter.schema()
+    choices = schema.get("enum") or [schema[key] for key in ("const",) if key in schema]
+    kind = "{" + ",".join(map(str, choices)) + "}" if choices else KINDS.get(schema.get("type", ""), "VALUE")
+    bounds = ", ".join(f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema)
+    return " ".join(filter(None, [kind, parameter.doc, f"({bounds})" if bounds else "", f"(default: {value})"]))
+
+
+def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterable[str]) -> dict[str, str]:
+    """Return the values of the flags with these prefixes, which only an env can know, among words that tyro left over.
+
+    :raises RefusedWords: for a word that is none, with the known flag that may be meant, and for a flag without a
+        value.
+    """
+    found: dict[str, str] = {}
+    words = iter(rest)
+    for word in words:
+        flag, equals, text = word.partition("=")
+        if not flag.startswith("-"):
+            raise RefusedWords(f"{word!r} is one word too many")
+        if not flag.startswith(prefixes):
+            meant = get_close_matches(flag, known, n=1)
+            raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant[0]}?" if meant else ""))
+        value = text if equals else next(words, "--")
+        if not equals and value.startswith("--"):
+            raise RefusedWords(f"{flag}: needs a value after it")
+        found[flag] = value
+    return found
+
+
+def _tree(kind: type, now: Any) -> dict[str, Any]:
+    """Return the flags of a config by field: a tree for a part, the value of a switch, and None for any other."""
+    tree: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        value = getattr(now, name, None)
+        parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
+        if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
+            tree[name] = {key: _tree(type(part), part) for key, part in value.items()}
+        elif parts:
+            kinds = {KIND: None} if len(parts) > 1 else {}
+            tree[name] = kinds | {of: flag for part in parts for of, flag in _tree(part, value).items()}
+        else:
+            tree[name] = value if hint is bool else None
+    return tree
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return {field.name: field.type for field in fields(kind)}
+
+
+def _typed(tree: Mapping[str, Any]) -> Any:
+    """Return the flags as a type for tyro, which then reads words and leaves out each flag that is not there."""
+    import tyro
+
+    types: dict[str, Any] = {
+        name: _typed(flag) if isinstance(flag, Mapping) else tuple[str, ...] if flag is None else bool
+        for name, flag in tree.items()
+    }
+    if KIND in types:
+        types[KIND] = Annotated[types[KIND], tyro.conf.arg(name="")]
+    return TypedDict("Flags", types, total=False)  # type: ignore[operator]
+
+
+def _typed_alone(found: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags that were typed: without the switches that are as in the recipe, and parts without a flag."""
+    typed = {name: _typed_alone(of, tree[name]) if isinstance(of, Mapping) else of for name, of in found.items()}
+    return {name: of for name, of in typed.items() if of != {} and (not isinstance(of, bool) or of != tree[name])}
+
+
+def _switches(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the switches alone."""
+    return {
+        name: _switches(flag) if isinstance(flag, Mapping) else flag for name, flag in tree.items() if flag is not None
+    }
+
+
+def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
+    """Give each flag as it is typed."""
+    for name, flag in tree.items():
+        typed = f"{prefix}{name.replace('_', '-')}"
+        if isinstance(flag, Mapping):
+            yield from _names(flag, f"{typed}.")
+        else:
+            yield typed.removesuffix(f".{KIND}")
+
+
+def _applied(config: T, given: Mapping[str, Any]) -> T:
+    """Return a config with these words as its fields; ValueError names the field, and says what it takes."""
+    hints = _hints(type(config))
+    changes: dict[str, Any] = {}
+    for name, words in given.items():
+        now = getattr(config, name)
+        if not isinstance(words, Mapping):
+            changes[name] = words if isinstance(words, bool) else _value(name, hints[name], words, now)
+        else:
+            try:
+                changes[name] = _part(now, words)
+            except ValueError as error:
+                raise ValueError(_under(name, str(error))) from None
+    return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _part(now: Any, given: Mapping[str, Any]) -> Any:
+    """Return a part of a config with these words: a config, configs by name, or an engine of the kind that is named."""
+    if isinstance(now, Mapping):
+        return {**now, **{name: _applied(now[name], words) for name, words in given.items()}}
+    if KIND in given:
+        (kind, *more) = given[KIND] or ("",)
+        if more or (kind not in ENGINES and ":" not in kind):
+            got = " ".join(given[KIND])
+            raise ValueError(f"{KIND}: must be {', '.join(ENGINES)} or package.module:Class, got {got!r}")
+        made = ENGINES[kind]() if kind in ENGINES else OtherEngine(name=kind)
+        now = now if type(now) is type(made) and kind in (*ENGINES, getattr(now, "name", "")) else made
+    known = {field.name for field in fields(now)}
+    for name in given.keys() - known - {KIND}:
+        owner = next((kind for kind, engine in ENGINES.items() if name in _hints(engine)), "module:Class")
+        raise ValueError(f"{name}: {type(now).__name__} has no such setting; `--engine {owner}` has it")
+    return _applied(now, {name: words for name, words in given.items() if name != KIND})
+
+
+def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
+    """Return what the words after a flag stand for; ValueError, which names the field, for what is not of its type."""
+    if isinstance(now, Mapping) and name != "env":
+        if len(words) % 2:
+            raise ValueError(f"{name}: give pairs of a name and a value, got {' '.join(words)!r}")
+        values = map(TypeAdapter(bool | int | float | str).validate_strings, words[1::2])
+        return {**now, **dict(zip(words[::2], values, strict=True))}
+    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+    several = isinstance(now, tuple)
+    if not several and len(words) != 1:
+        raise ValueError(f"{name}: " + (f"{words[1]!r} is one word too many" if words else "needs a value after it"))
+    if not several and words[0] == "None" and type(None) in get_args(hint):
+        return None
+    try:
+        return adapter.validate_python(words) if several else adapter.validate_strings(words[0])
+    except ValidationError as error:
+        raise ValueError(what_to_give(name, words if several else words[0], error.errors(include_url=False))) from None
+
+
+def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
+    """Return the run with these values of its env's parameters, and weights of its members."""
+    if not texts:
+        return run
+    weights = (
+        {} if isinstance(run.env, str) else {member_name(name): name for name in run.env} | {n: n for n in run.env}
+    )
+    env: Any = run.env
+    values: dict[str, str] = {}
+    for name, text in texts.items():
+        if name in weights:
+            env = {**env, weights[name]: _value(name, float, (text,), 0.0)}
+        else:
+            member, dot, parameter = name.rpartition(".")
+            values[f"{member}{dot}{parameter.replace('-', '_')}"] = text
+    try:
+        arguments = read_env_arguments(env, values)
+    except ValueError as error:
+        raise ValueError(_under("env", str(error))) from None
+    return replace(run, env=env, env_args={**run.env_args, **arguments})
+
+
+def _under(part: str, message: str) -> str:
+    """Return a message with the fields that it names below a part of the config."""
+    named = NAMED.match(message)
+    if named is None:
+        return f"{part}: {message}"
+    names = [part if name == KIND else f"{part}.{name}" for name in named[1].split(", ")]
+    return f"{', '.join(names)}: {message[named.end() :]}"
+
+
+def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
+    """Return a message with flags in the place of the fields that it names, as they were typed."""
+    named = NAMED.match(message)
+    if named is None:
+        return message
+    flags = [flag for name in named[1].split(", ") for flag in _flags_of(re.sub(r"([.][0-9]+)+$", "", name), typed)]
+    return f"{', '.join(flags)}: {message[named.end() :]}"
+
+
+def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
+    """Return the flag of a field; of a part with fields of its own, the flags of those that were typed."""
+    here: Any = typed
+    for part in field.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    if isinstance(here, Mapping) and here.keys() - {KIND}:
+        return [flag for name in here if name != KIND for flag in _flags_of(f"{field}.{name}", typed)]
+    part, dot, name = field.rpartition(".")
+    return [f"--{part}{dot}{'no-' if here is False else ''}{name}".replace("_", "-")]
+
+
+def is_told(error: Exception) -> bool:
+    """Whether the message alone says what to do: an error of agentgym's, or a refusal of its that names a field."""
+    if isinstance(error, AgentGymError | StoreError):
+        return True
+    last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]
+    ours = any(Path(file).is_relative_to(PACKAGE) for file in last)
+    return ours and type(error) in (ValueError, TypeError) and NAMED.match(str(error)) is not None
+
+
+def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[str]]:
+    """Return what tyro makes of a command's words, and the words that it leaves over; RefusedWords says what is wrong.
+
+    tyro only prints what is wrong, in a frame: the first sentence of that is taken.
+    """
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            made, rest = tyro.cli(parser, args=words, return_unknown_args=True, **how)
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise
+        raise RefusedWords(refusal(said.getvalue())) from None
+    return made, rest
+
+
+def refusal(said: str) -> str:
+    """Return the first sentence of what tyro says in a frame; there are no sides where stdout is ASCII."""
+    lines: list[str] = []
+    for line in said.splitlines():
+        words = line.strip("│ ")
+        if lines and _RULE.fullmatch(words):
+            break
+        if words and not _TITLE_OR_END.match(line) and not _RULE.fullmatch(words):
+            lines.append(words)
+    text = " ".join(lines)
+    if (needed := _NEEDED.match(text)) is not None:
+        return f"{needed[1]} is missing: {_plain(needed[2])}"
+    return _plain(text.partition(" Got errors:")[0])
+
+
+def _plain(text: str) -> str:
+    """Return a sentence as a part of another one."""
+    return _TYPE.sub("", text[:1].lower() + text[1:]).removesuffix(".")

@@ -1,1 +1,0 @@
-"""How a recipe's flags are read."""
