@@ -18,7 +18,7 @@ from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
 from agentgym.run.collector import Collector, joined
 from agentgym.run.peers import Share
-from agentgym.scheduling.accounting import BatchStats, Groups, raise_if_all_failed
+from agentgym.scheduling.accounting import Groups, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.types.arrays import Floats
@@ -236,9 +236,6 @@ class ClusterScheduler:
         self.counted.clear()
         self.states = [each.state for each in played]
         whole = joined(each.share for each in played)
-        if whole.batch_stats is not None and whole.batch_stats.turns_seen:
-            seen = BatchStats(turns_seen=whole.batch_stats.turns_seen)
-            self.states = await self.workers.ask_all("learn", seen)
         if self.on_rollout is not None:
             for rollout in whole.rollouts:
                 self.on_rollout(rollout)

@@ -17,7 +17,6 @@ from agentgym.run.open_collector import open_collector, own_template
 from agentgym.run.peers import Share
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
-from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.types.arrays import Floats
 from agentgym.types.branching import Branching
@@ -150,12 +149,6 @@ class RolloutWorker:
         assert self._scheduler is not None, "begin() comes first"
         share = await self._scheduler.play_share(to_come=to_come)
         return Played(share=share, state=self._scheduler.scheduler.state_dict())
-
-    async def learn(self, stats: BatchStats) -> Mapping[str, Any]:
-        """Take in what the shares of all workers say of branches; return where this worker stands behind that."""
-        assert self._scheduler is not None, "begin() comes first"
-        self._scheduler.scheduler.learn(stats)
-        return self._scheduler.scheduler.state_dict()
 
     async def state(self) -> Mapping[str, Any]:
         """Return where this worker's tasks stand, between two batches."""

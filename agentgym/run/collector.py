@@ -169,15 +169,13 @@ class DistributedScheduler:
         Raises AgentGymError where all rollouts failed, unless `must_score` is False.
         """
         whole = joined(await self.peers.gather([await self.play_share(to_come=to_come)]))
-        if whole.batch_stats is not None:
-            self.scheduler.learn(whole.batch_stats)  # from all shares: every process has the same plan
         if must_score:
             raise_if_all_failed(whole)
         return whole
 
     async def play_share(self, *, to_come: int | None = None) -> PlayedShare:
-        """Play this process's share of the next batch; the scheduler learns nothing of it."""
-        mine = await self.scheduler.play(self.wanted, to_come=to_come) if self.wanted else Groups([])
+        """Play this process's share of the next batch."""
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
         return mine.groups, mine.batch_stats
 
     async def sampler_states(self) -> list[dict[str, Any]]:

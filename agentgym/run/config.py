@@ -279,8 +279,6 @@ class RunConfig:
             raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
         elif self.train.loss == "gspo_rollout":
             raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
-        elif self.group_size == 1 and self.branching.after == "learned_turn":
-            raise ValueError("group_size: learned_turn learns from how the rollouts of a group differ; set at least 2")
 
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""

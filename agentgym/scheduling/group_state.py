@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 from agentgym.advantages.group import has_signal
-from agentgym.advantages.turn_noise import Rows
 from agentgym.config_fields import require_instance
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
@@ -65,8 +64,6 @@ class GroupSettings:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
         if self.branching is not None:
             require_instance("branching", self.branching, Branching)
-        if self.n == 1 and self.branching is not None and self.branching.after == "learned_turn":
-            raise ValueError("n: learned_turn learns from how the rollouts of a group differ; play at least 2")
 
 
 class GroupState(Generic[TaskT]):
@@ -81,7 +78,6 @@ class GroupState(Generic[TaskT]):
         number: int,
         order: str = "",
         by_turn: bool = False,
-        branching: Branching | None = None,
     ) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
@@ -90,10 +86,6 @@ class GroupState(Generic[TaskT]):
         """The number of its task in the run's order of tasks."""
         self.order = order
         """The name of that order; "" where it is of this call alone."""
-        self.branching = branching
-        """The branches of its rollouts, as they were planned when it was started."""
-        self.seen: Rows | None = None
-        """What its rollouts say of the turns behind which branches pay; None where nothing is learned of it."""
         self.usages: list[RolloutUsage] = []
         """What each rollout used, by index."""
         self.ended: dict[int, Rollout] = {}

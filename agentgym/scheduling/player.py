@@ -105,5 +105,5 @@ class Player(Generic[TaskT]):
                 seed=group.seed if settings.same_instance else attempt_seed(settings.seed, name),
                 rollout_id=name,
                 models=self.models,
-                branching=group.branching,
+                branching=self._settings.branching,
             )

@@ -7,14 +7,11 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from agentgym.advantages.learned_turns import LearnedTurns, joined_rows, seen_in
-from agentgym.advantages.turn_noise import Rows
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
-from agentgym.environments.mixture import name_of_member
 from agentgym.environments.registry import find_env
 from agentgym.sandboxes.protocol import Boxes
-from agentgym.scheduling.accounting import BatchStats, Groups
+from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.scheduling.group_rewards import GroupRewards
@@ -80,7 +77,6 @@ class Scheduler(Generic[TaskT]):
         """In play, with the closed ones that have not been returned."""
         self._leaving: list[GroupState[TaskT]] = []
         """Returned or dropped; some of their rollouts may still be closing."""
-        self._learned = LearnedTurns(settings.branching, self._sampler.learned_turns)
         self._closings = itertools.count(1)
         self._changed = asyncio.Event()
         self._broken = False
@@ -112,17 +108,6 @@ class Scheduler(Generic[TaskT]):
         follow, where that is known: no more than those are played ahead. Where all rollouts failed the groups hold
         their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are joined.
         """
-        groups = await self.play(wanted, to_come=to_come)
-        if groups.batch_stats is not None:
-            self.learn(groups.batch_stats)
-        return groups
-
-    def learn(self, stats: BatchStats) -> None:
-        """Learn from a batch behind which turns branches pay; `collect` does it for the batch that it returns."""
-        self._learned.learn(stats.turns_seen)
-
-    async def play(self, wanted: int, *, to_come: int | None = None) -> Groups:
-        """Do what `collect` does, but learn nothing of the batch: where it is one process's share of a batch."""
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
         collect_old()  # Here, where the batch before has usually been let go.
@@ -140,8 +125,7 @@ class Scheduler(Generic[TaskT]):
 
     def state_dict(self) -> dict[str, Any]:
         """What a new `TaskSampler` loads to go on from here in another process; plain JSON values. Between batches."""
-        state = self._sampler.state_dict(self._ledger.in_play(self._groups, self._gate.counts_if_stopped()))
-        return state | {"learned_turns": self._learned.state()}
+        return self._sampler.state_dict(self._ledger.in_play(self._groups, self._gate.counts_if_stopped()))
 
     # Starting
 
@@ -177,7 +161,6 @@ class Scheduler(Generic[TaskT]):
             number=sampled.number,
             order=self._sampler.order,
             by_turn=self._settings.by_turn,
-            branching=self._learned.branching(name_of_member(self._env, sampled.task)),
         )
         self._groups.append(group)
         self._ledger.start()
@@ -250,8 +233,6 @@ class Scheduler(Generic[TaskT]):
         """Cancel the rollouts that a complete group does not need, and replace the group where the policy says so."""
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
-        if self._learned.learns:
-            group.seen = seen_in(group.scored)
         if len(group.scored) > 1 and not group.signal:
             self._sampler.taught_nothing(group.task.id, solved=group.solved(self._settings.solved))
         if self._policy.replaces(group, self._ledger.replaced):
@@ -276,18 +257,9 @@ class Scheduler(Generic[TaskT]):
             for group in list(self._groups):
                 self._drop(group)
         stats = self._ledger.stats(batch, len(self._groups), version=self._gate.version, requests=self._gate.counts())
-        seen = BatchStats(turns_seen=self._seen(batch))
-        harvest = Groups([group.finished() for group in batch], stats + self._sampler.rests() + seen)
+        harvest = Groups([group.finished() for group in batch], stats + self._sampler.rests())
         for group in batch:
             self._sampler.played(group.number)
         self._leaving += [*batch, *self._ledger.batch_done(len(self._groups))]
         self._sampler.batch_done()
         return harvest
-
-    def _seen(self, batch: Iterable[GroupState[TaskT]]) -> dict[str, Rows]:
-        """Return what the rollouts of the batch say of the turns behind which branches pay, by env."""
-        found: dict[str, Rows] = {}
-        for group in batch:
-            if group.seen is not None:
-                found = joined_rows(found, {name_of_member(self._env, group.task): group.seen})
-        return found

@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.cluster.collector import ClusterScheduler
 from agentgym.cluster.worker import Played, RolloutWorker, Schedule
 from agentgym.run.collector import joined
 from agentgym.run.peers import Share
@@ -45,29 +43,6 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
         assert [group.place for group in one] == [group.place for group in two]
         assert ids(one) == ids(two)
     await asyncio.gather(*(worker.close() for worker in (alone, *pair)))
-
-
-class Beside:
-    """The workers of this process, asked as those of a cluster are."""
-
-    def __init__(self, handles: Sequence[RolloutWorker]) -> None:
-        self.handles = handles
-
-    async def ask_all(self, method: str, *values: Any) -> list[Any]:
-        return [await getattr(worker, method)(*values) for worker in self.handles]
-
-
-async def test_each_worker_learns_from_the_shares_of_all_where_branches_pay() -> None:
-    pair = await opened(2)
-    asked = replace(ASKED, branching=ag.Branching(per_state=1, after="learned_turn", tokens=200))
-    scheduler = ClusterScheduler(cast("Any", Beside(pair)), asked, pair.__len__, None)
-    await scheduler.begin([])
-    groups = await scheduler.collect()
-    assert scheduler.states == await scheduler.sampler_states()
-    first, second = (state["learned_turns"] for state in scheduler.states)
-    assert first == second
-    assert first[""][0][0] == sum(len(group.rollouts) for group in groups) == 8
-    await asyncio.gather(*(worker.close() for worker in pair))
 
 
 @pytest.mark.slow

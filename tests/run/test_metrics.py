@@ -145,7 +145,6 @@ def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, flo
         [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS / 2}],
         [FINE | {"mismatch/mean": m} for m in [1e-6] * FIRST + [1e-3] * FIRST],
         [FINE | {"engine/lost_servers": 0.0}] * 2,
-        [FINE | {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}] * NO_SIGNAL,
         ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
     ],
 )

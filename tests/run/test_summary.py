@@ -279,8 +279,6 @@ def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
     said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
     assert said == ["No branch was played: branching.after and branching.every chose no state of any rollout."]
     assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
-    learned = {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}
-    assert Report().warnings([row | learned for row in ROWS]) == []
 
 
 def test_a_run_without_a_step_learned_nothing() -> None:

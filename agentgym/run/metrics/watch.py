@@ -55,7 +55,7 @@ class Watch:
         return said
 
     def _no_branch(self, figures: Mapping[str, float]) -> dict[str, str]:
-        none = figures.get("rollout/branches") == 0 and "rollout/branch_turn" not in figures  # that one may choose none
+        none = figures.get("rollout/branches") == 0
         self._unbranched = self._unbranched + 1 if none else 0
         if self._unbranched < NO_SIGNAL:
             return {}
