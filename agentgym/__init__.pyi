@@ -79,6 +79,7 @@ from .judges.simulated_user import UserEnv as UserEnv
 from .launch.evaluate import evaluate as evaluate
 from .launch.train import train_policy as train_policy
 from .rollouts.rollout import rollout as rollout
+from .run.callbacks import Callback as Callback
 from .run.cluster_config import ClusterConfig as ClusterConfig
 from .run.collector import Collector as Collector
 from .run.config import (

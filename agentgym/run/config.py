@@ -1,7 +1,7 @@
 """The settings of a run."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, InstanceOf
 
@@ -27,7 +27,6 @@ from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import refuse_unreachable
 from agentgym.run.cluster_config import OFF, ClusterConfig
-from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
@@ -42,6 +41,8 @@ Weights = Annotated[dict[Name, Above0], Field(strict=False, min_length=1)]
 """Weights by name."""
 Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
 """Plain values by name."""
+TrackerName: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
+"""The name of a tracker, which is that of its package."""
 WHOLE = (
     "training scores each token under the whole distribution, and one that is drawn from a part of it is likelier than "
     "that, so that every ratio would be wrong; leave it out and lower train.temperature, or set it in eval_sampling"

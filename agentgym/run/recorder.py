@@ -18,7 +18,6 @@ from agentgym.files.held import Change
 from agentgym.run.metrics.batch import batch_figures, mismatch_figures
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.plot import PLOT, draw_plot
-from agentgym.run.metrics.watch import Watch
 from agentgym.run.metrics_logger import MetricsLogger, strict
 from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
@@ -43,7 +42,6 @@ class Recorder:
     store: RolloutWriter | None
     """None on every process but the first."""
     report: Report
-    watch: Watch
     solved: float = 1.0
     """The least reward that solves a task."""
     held: LockedFolder | None = None
@@ -127,13 +125,11 @@ class Recorder:
         scored: Mapping[tuple[str, int, int], tuple[Floats, bool]],
         figures: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step with these and all other figures of its batch, and say what is wrong; it blocks."""
+        """Log a step with these and all other figures of its batch; it blocks."""
         whole = groups.metrics() | batch_figures(groups, least_solved=self.solved)
         whole |= samples.metrics() | mismatch_figures(samples, scored)
         whole |= figures
         self.log(step, whole)
-        for said in self.watch.step(whole):
-            self.log.alert(said)
         return whole
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -191,4 +187,4 @@ async def open_recorder(
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
-        yield Recorder(log, store, Report(log.rows), Watch(), solved, held)
+        yield Recorder(log, store, Report(log.rows), solved, held)

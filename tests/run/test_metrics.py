@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,15 @@ IDLE = QUIET | {"samples/groups_without_signal": 0.0, "train/skipped_steps": 1.0
 FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/optimizer_steps": 1.0}
 
 
+def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    """What is said of steps with these figures."""
+    said: list[str] = []
+    watch = Watch(said.append)
+    for step, figures in enumerate(steps):
+        watch.on_step(step, ag.Groups([]), figures)
+    return said
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -132,8 +142,7 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
     ],
 )
 def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:
-    watch = Watch()
-    heard = [sentence for figures in [*steps, steps[-1]] for sentence in watch.step(figures)]
+    heard = watched([*steps, steps[-1]])
     assert len(heard) == 1
     assert said in heard[0]
 
@@ -149,8 +158,7 @@ def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, flo
     ],
 )
 def test_a_sound_run_hears_nothing(steps: list[dict[str, float]]) -> None:
-    watch = Watch()
-    assert [said for figures in steps for said in watch.step(figures)] == []
+    assert watched(steps) == []
 
 
 def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,9 +74,13 @@ def disk() -> Iterator[ExitStack]:
 
 def played(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
     """Do the run, and after some steps something else."""
-    done = lambda step, groups, figures: deeds.get(step, lambda: None)()  # noqa: E731
-    summary = asyncio.run(train_policy(run, on_step=done))
-    assert summary["outlet_errors"] == {}
+
+    class Deeds(ag.Callback):
+        def on_step(self, step: int, *_: object) -> None:
+            deeds.get(step, lambda: None)()
+
+    summary = asyncio.run(train_policy(run, callbacks=[Deeds()]))
+    assert summary["callback_errors"] == {}
     return summary
 
 
