@@ -5,7 +5,7 @@
     collector = Collector(env, engine, trainer, boxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
-    async with collector.schedule(8, n=8, seed=seed) as scheduler:
+    async with collector.schedule(Schedule(prompts=8, n=8, seed=seed)) as scheduler:
         for step in range(steps):
             groups = await scheduler.collect()
             stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
@@ -50,6 +50,7 @@ from agentgym.run.teacher import open_teacher, taught_samples
 from agentgym.run.trackers import open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
+from agentgym.scheduling.schedule import Schedule
 from agentgym.store.run_settings import flat
 from agentgym.store.schema import FILE as STORE
 from agentgym.types.rollout import Rollout
@@ -164,19 +165,8 @@ class _Steps:
         """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
         run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
         part = self.clock.part
-        async with self.collector.schedule(
-            run.prompts,
-            n=run.group_size,
-            oversample=run.oversample,
-            staleness=run.staleness,
-            seed=run.seed,
-            sampler_states=begun.sampler_states,
-            by_turn=run.advantage_level == "turn",
-            rest_rounds=run.rest_rounds,
-            solved=run.solved,
-            branching=run.branching if run.advantage_level == "branches" else None,
-            on_rollout=self.rollout_ended,
-        ) as scheduler:
+        schedule = self.collector.schedule(schedule_of(run), begun.sampler_states, on_rollout=self.rollout_ended)
+        async with schedule as scheduler:
             for step in range(begun.step, run.steps):
                 await self.evaluations.settle()
                 if run.eval_every and step and step % run.eval_every == 0:
@@ -239,6 +229,21 @@ class _Steps:
         """Return the way of the policies to the engine, which is at the base model."""
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
+
+
+def schedule_of(run: RunConfig) -> Schedule:
+    """Return what a run plays."""
+    return Schedule(
+        prompts=run.prompts,
+        n=run.group_size,
+        oversample=run.oversample,
+        staleness=run.staleness,
+        rest_rounds=run.rest_rounds,
+        solved=run.solved,
+        seed=run.seed,
+        by_turn=run.advantage_level == "turn",
+        branching=run.branching if run.advantage_level == "branches" else None,
+    )
 
 
 def _probe(groups: Groups) -> list[int]:

@@ -15,11 +15,12 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.scheduling.group_state import CANCELLED, GroupSettings, GroupState
+from agentgym.scheduling.group_state import CANCELLED, GroupState
 from agentgym.scheduling.ledger import Ledger
-from agentgym.scheduling.oversampling import BatchPolicy, Oversample
+from agentgym.scheduling.oversampling import BatchPolicy
 from agentgym.scheduling.player import Player
 from agentgym.scheduling.sampler_state import AllInPlay
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
 from agentgym.seeds import seed_for
 from agentgym.types.rollout import Rollout
@@ -33,8 +34,8 @@ class Scheduler(Generic[TaskT]):
 
     ::
 
-        async with Scheduler(env, tasks, engine, GroupSettings(n=8), oversample=Oversample(...)) as scheduler:
-            groups = await scheduler.collect(16)
+        async with Scheduler(env, tasks, engine, Schedule(prompts=16, n=8)) as scheduler:
+            groups = await scheduler.collect()
 
     What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, box and segments.
     With `staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
@@ -54,24 +55,20 @@ class Scheduler(Generic[TaskT]):
         env: str | type[Env[TaskT]],
         tasks: Iterable[TaskT] | TaskSampler[TaskT],
         engine: Engine,
-        settings: GroupSettings,
+        schedule: Schedule,
         *,
-        oversample: Oversample | None = None,
-        staleness: int = 0,
         boxes: Boxes | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
         models: Mapping[str, Engine] | None = None,
     ) -> None:
         check_engine(engine)
-        oversample = oversample or Oversample()
-        oversample.fits(group_size=settings.n, staleness=staleness)
-        self._settings, self._on_rollout = settings, on_rollout
+        self._schedule, self._on_rollout = schedule, on_rollout
         self._sampler = tasks if isinstance(tasks, TaskSampler) else TaskSampler(tasks)
-        self._policy = BatchPolicy(oversample, staleness)
-        self._ledger: Ledger[TaskT] = Ledger(settings.n + oversample.extra_rollouts, self._sampler.lost)
+        self._policy = BatchPolicy(schedule.oversample, schedule.staleness)
+        self._ledger: Ledger[TaskT] = Ledger(schedule.rollouts, self._sampler.lost)
         self._gate = gate_of(engine, self._sampler.lost.requests)
         self._env = find_env(env)
-        self._player = Player(self._env, self._gate, boxes, settings, models)
+        self._player = Player(self._env, self._gate, boxes, schedule, models)
         self._group_rewards = GroupRewards(self._env, self._player.models)
         self._groups: list[GroupState[TaskT]] = []
         """In play, with the closed ones that have not been returned."""
@@ -100,14 +97,16 @@ class Scheduler(Generic[TaskT]):
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
-    async def collect(self, wanted: int, *, to_come: int | None = None) -> Groups:
-        """The next `wanted` groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
+    async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
+        """The next groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
 
-        A group that failures have made smaller counts as well. More than `wanted` come only where the engine's version
-        has risen by more than one, and they would be too old for the next batch. `to_come` is how many batches will
-        follow, where that is known: no more than those are played ahead. Where all rollouts failed the groups hold
-        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are joined.
+        There are `wanted` of them, by default as many as the schedule has `prompts`. A group that failures have made
+        smaller counts as well. More come only where the engine's version has risen by more than one, and they would be
+        too old for the next batch. `to_come` is how many batches will follow, where that is known: no more than those
+        are played ahead. Where all rollouts failed the groups hold their errors; `raise_if_all_failed(groups)` raises
+        the first one, once the batches of all processes are joined.
         """
+        wanted = self._schedule.prompts if wanted is None else wanted
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
         collect_old()  # Here, where the batch before has usually been let go.
@@ -156,15 +155,15 @@ class Scheduler(Generic[TaskT]):
     def _start(self, sampled: SampledTask[TaskT]) -> None:
         group = GroupState(
             sampled.task,
-            n=self._settings.n,
-            seed=seed_for("group", self._settings.seed, sampled.task.id, sampled.time),
+            n=self._schedule.n,
+            seed=seed_for("group", self._schedule.seed, sampled.task.id, sampled.time),
             number=sampled.number,
             order=self._sampler.order,
-            by_turn=self._settings.by_turn,
+            by_turn=self._schedule.by_turn,
         )
         self._groups.append(group)
         self._ledger.start()
-        for index in range(self._settings.n + self._policy.extra_rollouts):
+        for index in range(self._schedule.rollouts):
             group.start(self._jobs.create_task(self._play(group, index, group.usage())))
 
     async def _play(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> None:
@@ -220,7 +219,7 @@ class Scheduler(Generic[TaskT]):
         """Add the rewards of a complete group, then close it."""
         current_usage.set(RolloutUsage())  # for a judge that is the policy: no rollout asks here
         try:
-            seed = group.seed if self._settings.same_instance else self._settings.seed
+            seed = group.seed if self._schedule.same_instance else self._schedule.seed
             judged = await self._group_rewards.added(group.task, group.scored, seed=seed)
             group.judged(judged)
             self._told(judged)
@@ -234,7 +233,7 @@ class Scheduler(Generic[TaskT]):
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
         if len(group.scored) > 1 and not group.signal:
-            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._settings.solved))
+            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._schedule.solved))
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)

@@ -18,8 +18,8 @@ from agentgym.errors import EngineError
 from agentgym.run.metrics.batch import batch_figures
 from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.run_groups import run_groups
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.store.rows import rollout_row
 from agentgym.types.branching import Branching
@@ -478,7 +478,7 @@ async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_
 
 
 async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
-    settings = GroupSettings(n=2, branching=Branching(per_state=2))
+    settings = Schedule(n=2, branching=Branching(per_state=2))
     async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
         groups = await scheduler.collect(1)
     rollouts = groups.rollouts
@@ -523,7 +523,7 @@ async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wron
     with pytest.raises(ValueError, match=said):
         await run_groups(letters(), [TASK], Dice(), n=2, branching=wrong)
     with pytest.raises(ValueError, match=said):
-        GroupSettings(n=2, branching=wrong)
+        Schedule(n=2, branching=wrong)
 
 
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])

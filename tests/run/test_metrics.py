@@ -55,7 +55,9 @@ class Told(ag.ToolEnv[ag.Task]):
 async def groups_of(*answers: list[Any]) -> ag.Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
-    played = [await play_groups(Told, [t], Scripted(said), n=2) for t, said in zip(tasks, answers, strict=True)]
+    played = [
+        await play_groups(Told, [t], Scripted(said), ag.Schedule(n=2)) for t, said in zip(tasks, answers, strict=True)
+    ]
     return ag.Groups([group for groups in played for group in groups])
 
 
