@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Recorder:
     texts: dict[str, bytes] = field(default_factory=dict)
     """The files that were written once, at the start: a folder that is lost is given them again."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
+    turn: threading.RLock = field(default_factory=threading.RLock)
+    """Held from when a change of the folder is seen until everything is written to the new place."""
 
     def follow(self) -> Change | None:
         """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
@@ -58,20 +61,22 @@ class Recorder:
         """
         if self.held is None:
             return None
-        try:
-            change = self.held.follow()
-        except OSError as error:
-            self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
-            return None
-        self._gone_to(change)
-        return change
+        with self.turn:
+            try:
+                change = self.held.follow()
+            except OSError as error:
+                self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
+                return None
+            self._gone_to(change)
+            return change
 
     def leave(self) -> Change:
         """Go on in a new folder beside the run's, which another process has taken; its rollouts stay there."""
         assert self.held is not None
-        change = self.held.leave()
-        self._gone_to(change, with_store=False)
-        return change
+        with self.turn:
+            change = self.held.leave()
+            self._gone_to(change, with_store=False)
+            return change
 
     def _gone_to(self, change: Change | None, *, with_store: bool = True) -> None:
         if change is not None:
