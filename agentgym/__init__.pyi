@@ -79,6 +79,7 @@ from .judges.simulated_user import UserEnv as UserEnv
 from .launch.evaluate import evaluate as evaluate
 from .launch.train import train_policy as train_policy
 from .rollouts.rollout import rollout as rollout
+from .run.callbacks import Callback as Callback
 from .run.cluster_config import ClusterConfig as ClusterConfig
 from .run.collector import Collector as Collector
 from .run.config import (
@@ -109,9 +110,9 @@ from .sandboxes.network.services import Service as Service
 from .sandboxes.protocol import Box as Box
 from .sandboxes.protocol import ExecResult as ExecResult
 from .scheduling.accounting import Groups as Groups
-from .scheduling.group_state import GroupSettings as GroupSettings
 from .scheduling.oversampling import Oversample as Oversample
 from .scheduling.run_groups import run_groups as run_groups
+from .scheduling.schedule import Schedule as Schedule
 from .scheduling.scheduler import Scheduler as Scheduler
 from .scheduling.task_sampler import TaskSampler as TaskSampler
 from .scheduling.task_sampler import batches as batches

@@ -12,7 +12,6 @@ VERSION = 2
 Purpose: TypeAlias = Literal[
     "adapter",
     "attempt",
-    "branches",
     "critic",
     "demonstration",
     "env",

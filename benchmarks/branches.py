@@ -9,11 +9,10 @@ variance, for a batch of 1,680 turns, as a multiple of that of outcomes: above 1
 `*_reward` is the mean reward over the last fifth of 40 steps of 1,680 turns each, over ten seeds, less that of
 outcomes; `*_error` is its standard error. `outcome` is the leave-one-out baseline of whole rollouts; `every5` plays
 two branches behind each fifth turn, `middle` two behind the tenth, `dense` one behind each turn; with `_root` the
-branches only estimate, and are not trained. `learned` plays one, and `learned2` two, behind the turn of which earlier
-batches taught that it pays, at `signal` after ten batches of the same policy, and none where none does.
+branches only estimate, and are not trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,17 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentgym.advantages.estimates import State, estimate, share
-from agentgym.advantages.learned_turns import NOTHING
-from agentgym.advantages.turn_noise import DECAY, Part, added, measured, planned
-from agentgym.types.branching import Branching, PlannedBranching
 from benchmarks.harness import report, report_parser
 
 TURNS, ACTIONS, KEY = 20, 4, 10
 BATCH = 1680
 """Sampled turns of a batch."""
 SEEDS, STEPS, BATCHES = 10, 40, 200
-LEARNING = 10
-"""Batches that come before those whose signal is measured, where what pays is learned."""
 LEARNING_RATE = 2.0
 START = {"sum": 0.4, "chain": 0.85, "key": 0.4}
 """How likely the right action is at first."""
@@ -47,13 +41,6 @@ class Credit:
     every: int = TURNS
     branches: int = 0
     train: bool = True
-    budget: int = 0
-    """With a budget of turns, the state is the one that earlier batches taught (`agentgym.advantages.turn_noise`)."""
-
-    @property
-    def branching(self) -> Branching:
-        """The settings of a run for what is learned."""
-        return Branching(after="learned_turn", per_state=self.branches, tokens=self.budget, train=self.train)
 
 
 CREDITS = {
@@ -63,8 +50,6 @@ CREDITS = {
     "dense": Credit(every=1, branches=1),
     "every5_root": Credit(every=5, branches=2, train=False),
     "middle_root": Credit(every=10, branches=2, train=False),
-    "learned": Credit(branches=1, budget=TURNS),
-    "learned2": Credit(branches=2, budget=TURNS),
 }
 
 
@@ -90,22 +75,15 @@ class Batch:
         self.chances = chances / chances.sum(1, keepdims=True)
         self.bounds, self.rng, self.turns = self.chances.cumsum(1), rng, 0
         self.gradient, self.rewards = np.zeros_like(logits), list[float]()
-        self.plan: PlannedBranching | None = None
 
-    def play(self, credit: Credit, known: Table) -> Table:
-        """Play rollouts of one task until the batch is full; return what is known of turns behind it."""
-        self.plan = planned(credit.branching, known) if credit.budget else None
+    def play(self, credit: Credit) -> None:
+        """Play rollouts of one task until the batch is full."""
         group = list[tuple[Way, dict[int, list[Way]]]]()
         while self.turns < BATCH or len(group) < 2:
             group.append(self._rollout(credit))
         rewards = self.rewards = [self.worth(way) for way, _ in group]
-        seen = NOTHING
         for place, (way, branches) in enumerate(group):
-            others = rewards[:place] + rewards[place + 1 :]
-            self._add(way, rewards[place], others, branches, credit)
-            if credit.budget:
-                seen = added(seen, self._measured(way, rewards[place] - float(np.mean(others)), branches))
-        return added(known * DECAY, seen)
+            self._add(way, rewards[place], rewards[:place] + rewards[place + 1 :], branches, credit)
 
     def _sample(self, prefix: Way) -> Way:
         """Play on from a prefix to the end, and count the turns."""
@@ -117,26 +95,8 @@ class Batch:
 
     def _rollout(self, credit: Credit) -> tuple[Way, dict[int, list[Way]]]:
         way = self._sample(np.zeros(0, np.int64))
-        branches, before = dict[int, list[Way]](), self.turns
-        for turn in self._states(way, credit):
-            if not credit.budget or self.turns - before < credit.budget:
-                branches[turn] = [self._sample(way[:turn]) for _ in range(credit.branches)]
-        return way, branches
-
-    def _states(self, way: Way, credit: Credit) -> Sequence[int]:
-        """The numbers of turns behind which branches are played."""
-        plan = self.plan
-        if plan is None:
-            return range(credit.every, len(way), credit.every)
-        drawn = self.rng.random(len(way)) < plan.explored
-        return [turn for turn in range(1, len(way)) if drawn[turn] or turn == plan.turn]
-
-    def _measured(self, way: Way, advantage: float, branches: dict[int, list[Way]]) -> Table:
-        """What a rollout says of turns, by the function that a run has for it."""
-        weights = (1 - self.chances[np.arange(len(way)), way]) ** 2
-        came = {turn: [self.worth(each) for each in (way, *played)] for turn, played in branches.items()}
-        variances = {turn: float(np.var(returns, ddof=1)) for turn, returns in came.items()}
-        return measured(np.ones(len(way)), np.ones(len(way), bool), [Part(weights, advantage, variances)])
+        states = range(credit.every, len(way), credit.every)
+        return way, {turn: [self._sample(way[:turn]) for _ in range(credit.branches)] for turn in states}
 
     def _add(
         self, way: Way, reward: float, others: list[float], branches: dict[int, list[Way]], credit: Credit
@@ -168,12 +128,10 @@ def logits_at(right: float) -> Table:
 
 def signal(env: str, credit: Credit, seed: int) -> float:
     """The squared length of the mean gradient of a batch over the trace of its variance, without bias."""
-    found, turns, known = list[Table](), 0, NOTHING
-    for number in range(BATCHES + (LEARNING if credit.budget else 0)):
+    found, turns = list[Table](), 0
+    for number in range(BATCHES):
         batch = Batch(env, logits_at(START[env]), np.random.default_rng([seed, number]))
-        known = batch.play(credit, known)
-        if credit.budget and number < LEARNING:
-            continue
+        batch.play(credit)
         turns += batch.turns
         found.append(batch.gradient.ravel() / len(batch.rewards))
     gradients = np.array(found)
@@ -184,10 +142,10 @@ def signal(env: str, credit: Credit, seed: int) -> float:
 
 def learned(env: str, credit: Credit, seed: int) -> float:
     """The mean reward over the last fifth of the steps of a run."""
-    logits, rewards, known = logits_at(START[env]), list[float](), NOTHING
+    logits, rewards = logits_at(START[env]), list[float]()
     for step in range(STEPS):
         batch = Batch(env, logits, np.random.default_rng([seed, 1, step]))
-        known = batch.play(credit, known)
+        batch.play(credit)
         # Each step is as long as the last: what differs is where it leads.
         size = float(np.sqrt((batch.gradient**2).sum()))
         logits = logits + LEARNING_RATE * batch.gradient / max(size, 1e-9) / 4

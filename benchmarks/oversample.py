@@ -21,8 +21,8 @@ import numpy as np
 import agentgym as ag
 from agentgym.engines.scripted import Scripted
 from agentgym.scheduling.accounting import BatchStats
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion, Version
 from agentgym.types.messages import Message
@@ -147,8 +147,7 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
         Waits,
         tasks(engine, rows, policy),
         engine,
-        GroupSettings(n=policy.size, concurrency=min(places, len(rows))),
-        oversample=policy.settings,
+        Schedule(n=policy.size, concurrency=min(places, len(rows)), oversample=policy.settings),
     ) as scheduler:
         for _ in range(batches):
             began = loop.time()

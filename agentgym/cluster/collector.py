@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,20 +11,18 @@ import numpy as np
 import ray
 
 from agentgym.chat.tokenizer import ChatTokenizer
-from agentgym.cluster.worker import EngineFacts, Played, Policy, Schedule
+from agentgym.cluster.worker import EngineFacts, Played, Policy
 from agentgym.cluster.workers import Workers, answer, together
 from agentgym.engines.base import SharedEngine
 from agentgym.engines.token_bytes import bytes_of
 from agentgym.errors import EngineError
-from agentgym.run.collector import Collector, joined
+from agentgym.run.collector import BatchScheduler, Collector, PlayedShare, joined
 from agentgym.run.peers import Share
-from agentgym.scheduling.accounting import BatchStats, Groups, raise_if_all_failed
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.schedule import Schedule
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.types.arrays import Floats
-from agentgym.types.branching import Branching
 from agentgym.types.completion import Completion, Sampling
-from agentgym.types.rollout import Rollout
+from agentgym.types.rollout import Group, Rollout
 from agentgym.types.weights import Adapter, ModelWeights
 
 SAME = 1e-3
@@ -144,57 +142,24 @@ class ClusterCollector(Collector):
         """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
         return bytes_of(self.tokenizers)
 
-    async def collect(
-        self,
-        tasks: Sequence[Any],
-        *,
-        n: int,
-        seed: int,
-        same_instance: bool = True,
-        must_score: bool = True,
-        sampling: Sampling | None = None,
-    ) -> Groups:
-        """Play `n` rollouts of every task, shared out over the workers."""
+    async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
+        """Play the groups of these tasks, on all workers."""
         world = len(self.workers.handles)
         asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
-        how = n, seed, same_instance, sampling
-        shares = await together([self.workers.ask(rank, "play", mine, *how) for rank, mine in asked])
-        found = {group.group_id: group for share in shares for group in share}
-        whole = Groups([found[task.id] for task in tasks])
-        if must_score:
-            raise_if_all_failed(whole)
-        return whole
+        shares = await together([self.workers.ask(rank, "play", mine, schedule) for rank, mine in asked])
+        return [group for share in shares for group in share]
 
     @asynccontextmanager
-    async def schedule(  # type: ignore[override]  # what it yields is used as a DistributedScheduler is
+    async def schedule(
         self,
-        prompts: int,
-        *,
-        n: int,
-        oversample: Oversample | None = None,
-        staleness: int = 0,
-        seed: int = 0,
+        schedule: Schedule,
         sampler_states: Sequence[Mapping[str, Any]] = (),
+        *,
         alone: bool = False,
-        by_turn: bool = False,
-        rest_rounds: int = 0,
-        solved: float = 1.0,
-        branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
-    ) -> AsyncIterator["ClusterScheduler"]:
+    ) -> AsyncIterator[BatchScheduler]:
         """Open the schedulers of all workers; `on_rollout` is called with a batch's rollouts when it is there."""
-        asked = Schedule(
-            prompts=prompts,
-            n=n,
-            oversample=oversample,
-            staleness=staleness,
-            seed=seed,
-            by_turn=by_turn,
-            rest_rounds=rest_rounds,
-            solved=solved,
-            branching=branching,
-        )
-        scheduler = ClusterScheduler(self.workers, asked, self.world, on_rollout)
+        scheduler = ClusterScheduler(self.workers, schedule, self.world, on_rollout)
         await scheduler.begin(sampler_states)
         self.workers.renew_schedule = scheduler.renew
         try:
@@ -205,14 +170,14 @@ class ClusterCollector(Collector):
 
 
 @dataclass(slots=True, eq=False)
-class ClusterScheduler:
-    """Joins the schedulers of all workers into one."""
+class ClusterScheduler(BatchScheduler):
+    """Has every worker play its share."""
 
     workers: Workers
-    asked: Schedule
+    schedule: Schedule
     world: Callable[[], int]
     on_rollout: Callable[[Rollout], None] | None
-    states: list[Mapping[str, Any]] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
     """Where the tasks of each worker stand, by rank, as of the last batch."""
     collecting: bool = False
     """Whether a batch is in play: what a worker that is lost had begun of it counts as dropped."""
@@ -223,9 +188,9 @@ class ClusterScheduler:
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Open every worker's scheduler from these states of any number of workers."""
-        self.states = await self.workers.ask_all("begin", self.asked, list(states))
+        self.states = await self.workers.ask_all("begin", self.schedule, list(states))
 
-    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
+    async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
         """Play the next batch; where workers have joined the cluster or left it, on as many as there are now."""
         if (world := self.world()) != len(self.workers.handles):
             await self._spread(world)
@@ -235,19 +200,13 @@ class ClusterScheduler:
         self.begun.clear()
         self.counted.clear()
         self.states = [each.state for each in played]
-        whole = joined(each.share for each in played)
-        if whole.batch_stats is not None and whole.batch_stats.turns_seen:
-            seen = BatchStats(turns_seen=whole.batch_stats.turns_seen)
-            self.states = await self.workers.ask_all("learn", seen)
+        shares = [each.share for each in played]
         if self.on_rollout is not None:
-            for rollout in whole.rollouts:
+            for rollout in joined(shares).rollouts:
                 self.on_rollout(rollout)
-        if must_score:
-            raise_if_all_failed(whole)
-        return whole
+        return shares
 
-    async def sampler_states(self) -> list[Mapping[str, Any]]:
-        """The state of every worker's sampler, by rank; between two batches."""
+    async def sampler_states(self) -> list[dict[str, Any]]:
         self.states = await self.workers.ask_all("state")
         return list(self.states)
 
@@ -256,10 +215,10 @@ class ClusterScheduler:
         states = [dict(state) for state in self.states]
         lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:
-            begun += len(Share(rank, len(states)).of(range(self.asked.prompts)))
+            begun += len(Share(rank, len(states)).of(range(self.schedule.prompts)))
             states[rank]["in_play"] = {**lost, "started": lost["started"] + begun}
-        await answer(worker.begin.remote(self.asked, states, alone=True))
-        rollouts = (lost["started"] + lost["resumed"] + begun) * self.asked.rollouts
+        await answer(worker.begin.remote(self.schedule, states, alone=True))
+        rollouts = (lost["started"] + lost["resumed"] + begun) * self.schedule.rollouts
         self.workers.losses.rollouts_lost += rollouts - self.counted[rank]
         self.begun[rank], self.counted[rank] = begun, rollouts
 

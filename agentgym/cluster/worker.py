@@ -11,16 +11,14 @@ from agentgym.engines.base import Engine, SharedEngine, own_model_name, weights_
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.token_bytes import tokenizers_of
 from agentgym.machine.time_limits import all_clocks_stopped
-from agentgym.run.collector import Collector, DistributedScheduler, PlayedShare
+from agentgym.run.collector import BatchScheduler, Collector, PlayedShare
 from agentgym.run.config import RunConfig
 from agentgym.run.open_collector import open_collector, own_template
 from agentgym.run.peers import Share
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
-from agentgym.scheduling.accounting import BatchStats
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.schedule import Schedule
 from agentgym.types.arrays import Floats
-from agentgym.types.branching import Branching
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group
 from agentgym.types.weights import Adapter, ModelWeights
@@ -28,26 +26,6 @@ from agentgym.types.weights import Adapter, ModelWeights
 _LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None
 """What an engine of a worker's own takes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """What `Collector.schedule` is asked for, by every worker alike."""
-
-    prompts: int
-    n: int
-    oversample: Oversample | None = None
-    staleness: int = 0
-    seed: int = 0
-    by_turn: bool = False
-    rest_rounds: int = 0
-    solved: float = 1.0
-    branching: Branching | None = None
-
-    @property
-    def rollouts(self) -> int:
-        """How many rollouts are started in a group."""
-        return self.n + (self.oversample.extra_rollouts if self.oversample is not None else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +70,7 @@ class Played:
     """One worker's share of a batch, and where its tasks stand behind it: both arrive, or neither does."""
 
     share: PlayedShare
-    state: Mapping[str, Any]
+    state: dict[str, Any]
 
 
 class RolloutWorker:
@@ -108,7 +86,7 @@ class RolloutWorker:
         self._run, self._share = replace(run, engine=engine), share
         self._stack, self._scheduling = AsyncExitStack(), AsyncExitStack()
         self._collector: Collector | None = None
-        self._scheduler: DistributedScheduler | None = None
+        self._scheduler: BatchScheduler | None = None
 
     async def open(self) -> EngineFacts:
         """Open engine, boxes, resources and named models, unless they are open."""
@@ -126,41 +104,24 @@ class RolloutWorker:
         return sendable_tokenizers(self._opened.engine, self._opened.models)
 
     async def begin(
-        self, asked: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False
-    ) -> Mapping[str, Any]:
+        self, schedule: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False
+    ) -> dict[str, Any]:
         """Open the scheduler, from these states of all workers' samplers; return the state of this one's."""
-        opening = self._opened.schedule(
-            asked.prompts,
-            n=asked.n,
-            oversample=asked.oversample,
-            staleness=asked.staleness,
-            seed=asked.seed,
-            sampler_states=states,
-            alone=alone,
-            by_turn=asked.by_turn,
-            rest_rounds=asked.rest_rounds,
-            solved=asked.solved,
-            branching=asked.branching,
-        )
+        opening = self._opened.schedule(schedule, states, alone=alone)
         self._scheduler = await self._scheduling.enter_async_context(opening)
-        return self._scheduler.scheduler.state_dict()
+        return await self.state()
 
     async def play_share(self, to_come: int | None) -> Played:
         """Play this worker's share of the next batch."""
         assert self._scheduler is not None, "begin() comes first"
-        share = await self._scheduler.play_share(to_come=to_come)
-        return Played(share=share, state=self._scheduler.scheduler.state_dict())
+        [share] = await self._scheduler.play(to_come)
+        return Played(share=share, state=await self.state())
 
-    async def learn(self, stats: BatchStats) -> Mapping[str, Any]:
-        """Take in what the shares of all workers say of branches; return where this worker stands behind that."""
-        assert self._scheduler is not None, "begin() comes first"
-        self._scheduler.scheduler.learn(stats)
-        return self._scheduler.scheduler.state_dict()
-
-    async def state(self) -> Mapping[str, Any]:
+    async def state(self) -> dict[str, Any]:
         """Return where this worker's tasks stand, between two batches."""
         assert self._scheduler is not None, "begin() comes first"
-        return self._scheduler.scheduler.state_dict()
+        [state] = await self._scheduler.sampler_states()
+        return state
 
     async def end_schedule(self) -> None:
         """Close the scheduler: what is in play is cancelled."""
@@ -168,13 +129,9 @@ class RolloutWorker:
         self._scheduler = None
         await scheduling.aclose()
 
-    async def play(
-        self, tasks: Sequence[Any], n: int, seed: int, same_instance: bool, sampling: Sampling | None
-    ) -> list[Group]:
-        """Play `n` rollouts of each of these tasks, and return their groups in the same order."""
-        collector = replace(self._opened, peers=Share())
-        how: dict[str, Any] = {"same_instance": same_instance, "must_score": False, "sampling": sampling}
-        return list(await collector.collect(tasks, n=n, seed=seed, **how))
+    async def play(self, tasks: Sequence[Any], schedule: Schedule) -> list[Group]:
+        """Play a group of each of these tasks, and return them in the same order."""
+        return list(await replace(self._opened, peers=Share()).collect(tasks, schedule, must_score=False))
 
     async def load(self, policy: Policy, version: int) -> None:
         """Sample from this policy with the engine of this process."""

@@ -116,11 +116,6 @@ def member_of(env: type[Env[Any]], task: Any) -> type[Env[Any]]:
     return env.members[name].env
 
 
-def name_of_member(env: type[Env[Any]], task: Any) -> str:
-    """Return the name of the mixture's member that plays the task; "" for an env that is no mixture."""
-    return task.id.partition("/")[0] if issubclass(env, Mixture) else ""
-
-
 def parameter_values(env: type[Env[Any]]) -> dict[str, Any]:
     """Return the values of an env's parameters by name, those of a mixture's members as MEMBER.NAME."""
     if not issubclass(env, Mixture):

@@ -28,10 +28,6 @@ UNSCORED = Failure(type="AgentGymError", message="its file says no reward; `extr
 """The failure of a rollout without a reward: nobody knows what it was worth."""
 
 
-_NOTHING: dict[str, Any] = {"failure": None, "box": None, "failed_cases": {}, "rewards": {}, "metrics": {}}
-"""What is known of the rollouts of other agents."""
-
-
 class Imported(NamedTuple):
     """A rollout that was read, and what a store keeps beside it."""
 

@@ -13,6 +13,7 @@ from agentgym.engines.messages import refuse_in_training
 from agentgym.errors.extras import needs_extra
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.files.names import drop_unused, whole_path
+from agentgym.run.callbacks import Callback, check_callbacks
 from agentgym.run.cluster_config import OFF
 from agentgym.run.config import RunConfig
 from agentgym.run.loop import is_first, new_folder, run_loop
@@ -21,7 +22,6 @@ from agentgym.run.parts import LocalParts, Parts
 from agentgym.run.preflight import hold_checked
 from agentgym.run.tasks.chosen import only_tasks
 from agentgym.run.tasks.envs import open_envs
-from agentgym.run.trackers.tracker import OnRollout, OnStep, Outlets, Sink
 from agentgym.train.config import with_rate
 
 _LOG = logging.getLogger(__name__)
@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 
 async def train_policy(
-    run: RunConfig,
-    *,
-    sinks: Sequence[Sink] = (),
-    engine: Engine | None = None,
-    on_step: OnStep | None = None,
-    on_rollout: OnRollout | None = None,
+    run: RunConfig, *, callbacks: Sequence[Callback] = (), engine: Engine | None = None
 ) -> dict[str, Any]:
     """Train an adapter or a whole model on an env; return the summary, which is also the run's summary.json.
 
@@ -45,10 +40,10 @@ async def train_policy(
     the end, and at the end the adapter, in PEFT's format, in `adapter/`, or the whole model in `model/`. When the run
     is cancelled or fails, at any moment, it leaves the checkpoint and the adapter or the model of the last finished
     step, and every rollout that was collected.
-    On the first process each of `sinks` is called with the figures of a step, or of an evaluation; `on_step` with a
-    step's groups as well, and `on_rollout` with every rollout for training that this process has played, when it ends.
-    One that raises is counted and said, and the run goes on. A folder in which another process runs is refused.
+    The run's first process tells `callbacks` of rollouts, steps and evaluations. A folder in which another process runs
+    is refused.
     """
+    check_callbacks(callbacks)
     refuse_in_training(engine)
     run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
@@ -57,8 +52,7 @@ async def train_policy(
     folder = whole_path(named) if named is not None else made
     try:
         with hold_checked(run, env, folder) as held:
-            outlets = partial(Outlets, sinks=sinks, on_step=on_step, on_rollout=on_rollout)
-            play = partial(run_loop, opened_parts=open_parts, env=env, held=held, outlets=outlets, given=engine)
+            play = partial(run_loop, opened_parts=open_parts, env=env, held=held, callbacks=callbacks, engine=engine)
             return await with_restarts(run, held, play)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None

@@ -1,8 +1,9 @@
 """The rollouts of all training processes, collected as one batch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
@@ -16,14 +17,12 @@ from agentgym.run.config import WHOLE
 from agentgym.run.peers import Peers
 from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.accounting import BatchStats, raise_if_all_failed
-from agentgym.scheduling.group_state import GroupSettings
-from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import Groups, play_groups
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.tools.tool_threads import in_own_thread
-from agentgym.types.branching import Branching
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, Rollout
 
@@ -46,40 +45,27 @@ class Collector:
     models: Mapping[str, Engine] = field(default_factory=dict)
     """What the env asks by name."""
 
-    async def collect(
-        self,
-        tasks: Sequence[Any],
-        *,
-        n: int,
-        seed: int,
-        same_instance: bool = True,
-        must_score: bool = True,
-        sampling: Sampling | None = None,
-    ) -> Groups:
-        """Play `n` rollouts of every task, shared out over the processes; every process gets all of them.
+    async def collect(self, tasks: Sequence[Any], schedule: Schedule, *, must_score: bool = True) -> Groups:
+        """Play a group of every task, shared out over the processes; every process gets all of them.
 
-        The rollouts of a task share the seed that their env gets; without `same_instance` each is an attempt of an
-        evaluation, with one of its own. `sampling` takes the place of the collector's own. Raises AgentGymError where
-        all of them failed, unless `must_score` is False.
+        Raises AgentGymError where all rollouts failed, unless `must_score` is False.
         """
-        mine = tasks[self.peers.rank :: self.peers.world]
-        groups = await play_groups(
-            self.env,
-            mine,
-            self.engine,
-            n=n,
-            boxes=self.boxes,
-            concurrency=self.concurrency,
-            sampling=sampling or self.sampling,
-            seed=seed,
-            same_instance=same_instance,
-            models=self.models,
-        )
-        found = {group.group_id: group for group in await self.peers.gather(list(groups))}
+        found = {group.group_id: group for group in await self._played(tasks, schedule)}
         whole = Groups([found[task.id] for task in tasks])
         if must_score:
             raise_if_all_failed(whole)
         return whole
+
+    async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
+        """Play the groups of these tasks, on all processes."""
+        mine, schedule = tasks[self.peers.rank :: self.peers.world], self._completed(schedule)
+        given: dict[str, Any] = {"boxes": self.boxes, "models": self.models}
+        return await self.peers.gather(list(await play_groups(self.env, mine, self.engine, schedule, **given)))
+
+    def _completed(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with what the collector says where it says nothing itself."""
+        sampling, concurrency = schedule.sampling or self.sampling, schedule.concurrency or self.concurrency
+        return replace(schedule, sampling=sampling, concurrency=concurrency)
 
     def token_bytes(self) -> TokenBytes:
         """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
@@ -88,58 +74,31 @@ class Collector:
     @asynccontextmanager
     async def schedule(
         self,
-        prompts: int,
-        *,
-        n: int,
-        oversample: Oversample | None = None,
-        staleness: int = 0,
-        seed: int = 0,
+        schedule: Schedule,
         sampler_states: Sequence[Mapping[str, Any]] = (),
+        *,
         alone: bool = False,
-        by_turn: bool = False,
-        rest_rounds: int = 0,
-        solved: float = 1.0,
-        branching: Branching | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
-    ) -> AsyncIterator["DistributedScheduler"]:
-        """Open a scheduler whose every `collect` gives a batch of `prompts` groups of `n`; see `Scheduler`.
+    ) -> AsyncIterator["BatchScheduler"]:
+        """Open a scheduler whose every `collect` gives a batch of the env's training tasks; see `Scheduler`.
 
-        `sampler_states` are what `DistributedScheduler.sampler_states` gave in a run that was stopped: this one goes on
-        from there; with `alone` this process was lost, and the others go on. A task that taught nothing is passed over
-        the next `rest_rounds` times, and counts as solved with rewards of at least `solved`. With `branching`, rollouts
-        are played on from some of their states. Raises ValueError, naming the field, where the states are wrong or of
-        another run, and where the sampling is from a part of the distribution, which cannot be trained on.
+        `sampler_states` are what `sampler_states()` gave in a run that was stopped: this one goes on from there; with
+        `alone` this process was lost, and the others go on. Raises ValueError, naming the field, where the states are
+        wrong or of another run, and where the sampling is from a part of the distribution, which cannot be trained on.
         """
-        if not self.sampling.whole:
+        schedule = self._completed(schedule)
+        if schedule.sampling is not None and not schedule.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
         sharding = Sharding(
-            prompts=prompts,
-            rank=self.peers.rank,
-            world=self.peers.world,
-            by_id=staleness > 0 or rest_rounds > 0 or (oversample is not None and oversample.crosses_batches),
+            prompts=schedule.prompts, rank=self.peers.rank, world=self.peers.world, by_id=schedule.by_id
         )
-        sampler: TaskSampler[Any] = TaskSampler.for_training(self.env, sharding, seed=seed, rest_rounds=rest_rounds)
+        sampler: TaskSampler[Any] = TaskSampler.for_training(
+            self.env, sharding, seed=schedule.seed, rest_rounds=schedule.rest_rounds
+        )
         if sampler_states:
             sampler.load_state_dict(sampler_states, alone=alone)
-        settings = GroupSettings(
-            n=n,
-            concurrency=self.concurrency,
-            sampling=self.sampling,
-            seed=seed,
-            by_turn=by_turn,
-            solved=solved,
-            branching=branching,
-        )
         async with Scheduler(
-            self.env,
-            sampler,
-            self.engine,
-            settings,
-            oversample=oversample,
-            staleness=staleness,
-            boxes=self.boxes,
-            on_rollout=on_rollout,
-            models=self.models,
+            self.env, sampler, self.engine, schedule, boxes=self.boxes, on_rollout=on_rollout, models=self.models
         ) as scheduler:
             yield DistributedScheduler(scheduler, self.peers, wanted=sharding.share)
 
@@ -149,40 +108,49 @@ class Collector:
         """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
         tasks = first_tasks(split_tasks(self.env, "test"), count)
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
-        given: dict[str, Any] = {"must_score": must_score, "sampling": sampling}
-        groups = await self.collect(tasks, n=n, seed=seed, same_instance=False, **given)
+        schedule = Schedule(n=n, seed=seed, same_instance=False, sampling=sampling)
+        groups = await self.collect(tasks, schedule, must_score=must_score)
         return Evaluation(groups=groups, k=n, envs=envs, seed=seed)
 
 
+class BatchScheduler(ABC):
+    """Plays the batches of a run, a share of each on every process."""
+
+    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
+        """Play the next batch; every process gets all of its groups, in the order of their tasks.
+
+        `to_come` is how many batches will follow, where that is known. Raises AgentGymError where all rollouts failed,
+        unless `must_score` is False.
+        """
+        whole = joined(await self.play(to_come))
+        if must_score:
+            raise_if_all_failed(whole)
+        return whole
+
+    @abstractmethod
+    async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
+        """Play the next batch, and return its shares in the order of their ranks."""
+
+    @abstractmethod
+    async def sampler_states(self) -> list[dict[str, Any]]:
+        """The state of every process's sampler, by rank, on every process; between two batches."""
+
+
 @dataclass(frozen=True, slots=True)
-class DistributedScheduler:
-    """Joins the schedulers of all processes into one."""
+class DistributedScheduler(BatchScheduler):
+    """Plays this process's share; the others play theirs."""
 
     scheduler: Scheduler[Any]
     peers: Peers
     wanted: int
     """How many groups of a batch this process plays."""
 
-    async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
-        """Play the next batch; every process gets all of its groups, in the order of their tasks.
-
-        Raises AgentGymError where all rollouts failed, unless `must_score` is False.
-        """
-        whole = joined(await self.peers.gather([await self.play_share(to_come=to_come)]))
-        if whole.batch_stats is not None:
-            self.scheduler.learn(whole.batch_stats)  # from all shares: every process has the same plan
-        if must_score:
-            raise_if_all_failed(whole)
-        return whole
-
-    async def play_share(self, *, to_come: int | None = None) -> PlayedShare:
-        """Play this process's share of the next batch; the scheduler learns nothing of it."""
-        mine = await self.scheduler.play(self.wanted, to_come=to_come) if self.wanted else Groups([])
-        return mine.groups, mine.batch_stats
+    async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
+        mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
+        return await self.peers.gather([(mine.groups, mine.batch_stats)])
 
     async def sampler_states(self) -> list[dict[str, Any]]:
-        """The state of every process's sampler, by rank, on every process; between two batches."""
-        return list(await self.peers.gather([self.scheduler.state_dict()]))
+        return await self.peers.gather([self.scheduler.state_dict()])
 
 
 def joined(shares: Iterable[PlayedShare]) -> Groups:

@@ -1,7 +1,7 @@
 """The settings of a run."""
 
 from dataclasses import field, replace
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -22,7 +22,6 @@ from agentgym.engines.transformers.engine import LocalConfig
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import refuse_unreachable
 from agentgym.run.cluster_config import OFF, ClusterConfig
-from agentgym.run.trackers.tracker import TrackerName
 from agentgym.samples import AdvantageLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.scheduling.oversampling import Oversample
@@ -37,6 +36,8 @@ Weights = Annotated[dict[Name, Above0], Field(strict=False, min_length=1)]
 """Weights by name."""
 Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
 """Plain values by name."""
+TrackerName: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
+"""The name of a tracker, which is that of its package."""
 WHOLE = (
     "training scores each token under the whole distribution, and one that is drawn from a part of it is likelier than "
     "that, so that every ratio would be wrong; leave it out and lower train.temperature, or set it in eval_sampling"
@@ -243,8 +244,6 @@ class RunConfig:
             raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
         elif self.train.loss == "gspo_rollout":
             raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
-        elif self.group_size == 1 and self.branching.after == "learned_turn":
-            raise ValueError("group_size: learned_turn learns from how the rollouts of a group differ; set at least 2")
 
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""

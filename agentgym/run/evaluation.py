@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from agentgym.engines.base import weights_engine
 from agentgym.evals.evaluation import Evaluation
+from agentgym.run.callbacks import Callbacks
 from agentgym.run.collector import Collector
 from agentgym.run.config import RunConfig
 from agentgym.run.lost import WorkersLost
@@ -17,7 +18,6 @@ from agentgym.run.metrics.clock import StepClock
 from agentgym.run.recorder import Recorder
 from agentgym.run.resume import CheckpointManager
 from agentgym.run.tasks.envs import env_figures
-from agentgym.run.trackers.tracker import Outlets
 from agentgym.scheduling.accounting import raise_if_all_failed
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -53,13 +53,13 @@ class Evaluations:
         trainer: "Trainer",
         collector: Collector,
         record: Recorder,
-        outlets: Outlets,
+        callbacks: Callbacks,
         clock: StepClock,
         *,
         beside: Collector | None = None,
     ) -> None:
         self._run, self._trainer, self._collector = run, trainer, collector
-        self._record, self._outlets, self._clock = record, outlets, clock
+        self._record, self._callbacks, self._clock = record, callbacks, clock
         self._beside = beside
         self._pending: _Pending | None = None
 
@@ -181,5 +181,5 @@ class Evaluations:
         figures = await asyncio.to_thread(played.figures)
         figures |= env_figures(self._collector.env, played.groups, "eval/")
         await asyncio.to_thread(self._record.log.held_out, done, figures)
-        await self._outlets.figures(done, figures)
+        await self._callbacks.call("on_evaluation", done, played, figures)
         return figures["eval/reward"]

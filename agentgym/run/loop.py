@@ -5,7 +5,7 @@
     collector = Collector(env, engine, trainer, boxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
-    async with collector.schedule(8, n=8, seed=seed) as scheduler:
+    async with collector.schedule(Schedule(prompts=8, n=8, seed=seed)) as scheduler:
         for step in range(steps):
             groups = await scheduler.collect()
             stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
@@ -29,6 +29,7 @@ from agentgym.errors import AgentGymError
 from agentgym.files import names
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.hub import of_field
+from agentgym.run.callbacks import Callback, Callbacks
 from agentgym.run.collector import Collector
 from agentgym.run.colocation import lent_memory
 from agentgym.run.config import RunConfig
@@ -37,6 +38,7 @@ from agentgym.run.lost import PREFIX, Losses
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.environment import write_surroundings
+from agentgym.run.metrics.watch import Watch
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.open_collector import engine_counts, own_template
 from agentgym.run.parts import Parts
@@ -45,9 +47,10 @@ from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
 from agentgym.run.tasks.envs import env_figures, members_of
 from agentgym.run.teacher import open_teacher, taught_samples
-from agentgym.run.trackers.tracker import Outlets, Tracker, open_tracker
+from agentgym.run.trackers import open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed
+from agentgym.scheduling.schedule import Schedule
 from agentgym.store.run_settings import flat
 from agentgym.store.schema import FILE as STORE
 from agentgym.types.rollout import Rollout
@@ -66,8 +69,8 @@ async def run_loop(
     opened_parts: Callable[[RunConfig, Losses], AbstractAsyncContextManager[Parts]],
     env: type[Env[Any]],
     held: LockedFolder | None,
-    outlets: "partial[Outlets]",
-    given: Engine | None,
+    callbacks: Sequence[Callback],
+    engine: Engine | None,
 ) -> dict[str, Any]:
     """Run the loop from the state of the run's folder to its last step, and return the summary."""
     start = time.perf_counter()
@@ -84,14 +87,14 @@ async def run_loop(
         recording = open_recorder(folder, log, first=first, done=state.step, solved=run.solved, held=held)
         record = await stack.enter_async_context(recording)
         losses.begin(log.rows[-1] if log.rows else {})
-        told = await stack.enter_async_context(open_outlets(run, folder, outlets, log.alert, first=first))
+        told = await stack.enter_async_context(open_callbacks(run, record, callbacks, first=first))
         if first:
             write = partial(write_surroundings, folder)
             await asyncio.to_thread(log.disk.attempt, SURROUNDINGS, write, then="the run goes on without it")
             await asyncio.to_thread(record.follow)
         log.note("loading")
         tokenizer = await asyncio.to_thread(own_template, run)
-        collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, given))
+        collector = await stack.enter_async_context(parts.collector(env, trainer, log.note, tokenizer, engine))
         if run.train.method == "full":
             weights_engine(collector.engine)
         for each in members_of(env) if first else ():
@@ -122,7 +125,7 @@ async def run_loop(
             "eval_after": after,
             "best_step": best.step if (best := checkpoints.best) else None,
             "best_reward": best.reward if best else None,
-            "outlet_errors": dict(told.errors),
+            "callback_errors": dict(told.errors),
             **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
             "eval_seed": run.held_out_seed,
@@ -130,10 +133,10 @@ async def run_loop(
             "out": str(log.folder),
             "store": str(log.folder / STORE),
         }
-        await told.close(summary)
+        await told.call("on_run_end", summary)
     summary |= {
         **record.summary(),  # complete now that the record is closed
-        "outlet_errors": dict(told.errors),
+        "callback_errors": dict(told.errors),
         "cpu_seconds": round(_cpu_seconds(), 1),
         "seconds": round(time.perf_counter() - start, 1),
     }
@@ -150,7 +153,7 @@ class _Steps:
     trainer: "Trainer"
     collector: Collector
     record: Recorder
-    outlets: Outlets
+    callbacks: Callbacks
     teacher: Engine | None
     """Scores what the student sampled; None where advantages come from rewards."""
     evaluations: Evaluations
@@ -162,19 +165,8 @@ class _Steps:
         """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
         run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
         part = self.clock.part
-        async with self.collector.schedule(
-            run.prompts,
-            n=run.group_size,
-            oversample=run.oversample,
-            staleness=run.staleness,
-            seed=run.seed,
-            sampler_states=begun.sampler_states,
-            by_turn=run.advantage_level == "turn",
-            rest_rounds=run.rest_rounds,
-            solved=run.solved,
-            branching=run.branching if run.advantage_level == "branches" else None,
-            on_rollout=self.rollout_ended,
-        ) as scheduler:
+        schedule = self.collector.schedule(schedule_of(run), begun.sampler_states, on_rollout=self.rollout_ended)
+        async with schedule as scheduler:
             for step in range(begun.step, run.steps):
                 await self.evaluations.settle()
                 if run.eval_every and step and step % run.eval_every == 0:
@@ -212,7 +204,7 @@ class _Steps:
                 )
                 with part("save"):
                     whole = await checkpoints.done(state, log_step)
-                await self.outlets.step(step, groups, whole)
+                await self.callbacks.call("on_step", step, groups, whole)
 
     async def credit(self, groups: Groups) -> tuple[SampleBatch, dict[str, float]]:
         """Cut a batch into samples, with advantages of rewards or of the teacher; return them and its figures."""
@@ -229,14 +221,29 @@ class _Steps:
         return batch, {}
 
     def rollout_ended(self, played: Rollout) -> None:
-        """Show a training rollout that has ended, and give it to the hook for it."""
+        """Show that a rollout for training has ended, and tell the callbacks."""
         self.record.log.rollout_ended()
-        self.outlets.rollout(played)
+        self.callbacks.on_rollout(played)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
         """Return the way of the policies to the engine, which is at the base model."""
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
+
+
+def schedule_of(run: RunConfig) -> Schedule:
+    """Return what a run plays."""
+    return Schedule(
+        prompts=run.prompts,
+        n=run.group_size,
+        oversample=run.oversample,
+        staleness=run.staleness,
+        rest_rounds=run.rest_rounds,
+        solved=run.solved,
+        seed=run.seed,
+        by_turn=run.advantage_level == "turn",
+        branching=run.branching if run.advantage_level == "branches" else None,
+    )
 
 
 def _probe(groups: Groups) -> list[int]:
@@ -249,21 +256,21 @@ def _probe(groups: Groups) -> list[int]:
 
 
 @asynccontextmanager
-async def open_outlets(
-    run: RunConfig, folder: Path, made: "partial[Outlets]", alert: Callable[[str], None], *, first: bool
-) -> AsyncIterator[Outlets]:
-    """Open the run's trackers on its first process; where the run fails they are closed without a summary."""
-    if not first:
-        yield Outlets(alert=alert)
-        return
-    trackers: dict[str, Tracker] = {}
-    outlets: Outlets = made(alert=alert, trackers=trackers)
+async def open_callbacks(
+    run: RunConfig, record: Recorder, given: Sequence[Callback], *, first: bool
+) -> AsyncIterator[Callbacks]:
+    """Open a run's trackers, and tell all callbacks of its start and its failure; on its first process alone."""
+    folder, alert = record.log.folder, record.log.alert
+    told = Callbacks(alert)
     try:
-        for name in run.track:
-            trackers[name] = await asyncio.to_thread(open_tracker, name, folder, run.name, flat(run))
-        yield outlets
+        if first:
+            for name in run.track:
+                told.callbacks += [await asyncio.to_thread(open_tracker, name, folder, run.name, flat(run))]
+            told.callbacks += [Watch(alert), *given]
+            await told.call("on_run_start", run, folder)
+        yield told
     except BaseException:
-        await outlets.close({})
+        await told.call("on_run_end", {})
         raise
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from agentgym.files.held import Change
 from agentgym.run.metrics.batch import batch_figures, mismatch_figures
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.plot import PLOT, draw_plot
-from agentgym.run.metrics.watch import Watch
 from agentgym.run.metrics_logger import MetricsLogger, strict
 from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
@@ -43,7 +43,6 @@ class Recorder:
     store: RolloutWriter | None
     """None on every process but the first."""
     report: Report
-    watch: Watch
     solved: float = 1.0
     """The least reward that solves a task."""
     held: LockedFolder | None = None
@@ -51,6 +50,8 @@ class Recorder:
     texts: dict[str, bytes] = field(default_factory=dict)
     """The files that were written once, at the start: a folder that is lost is given them again."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
+    turn: threading.RLock = field(default_factory=threading.RLock)
+    """Held from when a change of the folder is seen until everything is written to the new place."""
 
     def follow(self) -> Change | None:
         """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
@@ -60,20 +61,22 @@ class Recorder:
         """
         if self.held is None:
             return None
-        try:
-            change = self.held.follow()
-        except OSError as error:
-            self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
-            return None
-        self._gone_to(change)
-        return change
+        with self.turn:
+            try:
+                change = self.held.follow()
+            except OSError as error:
+                self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
+                return None
+            self._gone_to(change)
+            return change
 
     def leave(self) -> Change:
         """Go on in a new folder beside the run's, which another process has taken; its rollouts stay there."""
         assert self.held is not None
-        change = self.held.leave()
-        self._gone_to(change, with_store=False)
-        return change
+        with self.turn:
+            change = self.held.leave()
+            self._gone_to(change, with_store=False)
+            return change
 
     def _gone_to(self, change: Change | None, *, with_store: bool = True) -> None:
         if change is not None:
@@ -127,13 +130,11 @@ class Recorder:
         scored: Mapping[tuple[str, int, int], tuple[Floats, bool]],
         figures: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step with these and all other figures of its batch, and say what is wrong; it blocks."""
+        """Log a step with these and all other figures of its batch; it blocks."""
         whole = groups.metrics() | batch_figures(groups, least_solved=self.solved)
         whole |= samples.metrics() | mismatch_figures(samples, scored)
         whole |= figures
         self.log(step, whole)
-        for said in self.watch.step(whole):
-            self.log.alert(said)
         return whole
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -191,4 +192,4 @@ async def open_recorder(
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None
-        yield Recorder(log, store, Report(log.rows), Watch(), solved, held)
+        yield Recorder(log, store, Report(log.rows), solved, held)

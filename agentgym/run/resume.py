@@ -19,6 +19,7 @@ from agentgym.errors import AgentGymError
 from agentgym.files.folder_lock import FolderInUse
 from agentgym.files.foreign.content import DAMAGE, read_object
 from agentgym.files.foreign.values import number, whole
+from agentgym.files.held import Change
 from agentgym.files.replace_folder import written_whole
 from agentgym.run.config import RunConfig
 from agentgym.run.metrics_logger import METRICS, steps_in
@@ -209,7 +210,11 @@ class CheckpointManager:
             return
         if self._trainer.rank:
             self._record.log.follow(change.path, lost=change.lost)
-        if change.lost:
+        self._lose(change)
+
+    def _lose(self, change: Change | None) -> None:
+        """Write the checkpoint again where the folder is lost, and with it all that was written there."""
+        if change is not None and change.lost:
             self._written, self._owed, self.best = -1, True, None
 
     @property
@@ -275,7 +280,9 @@ class CheckpointManager:
         if self._kept is None:
             return
         try:
-            self._record.follow()
+            change = self._record.follow()
+            if self._trainer.world == 1:  # other processes may have ended, and would not write their parts again
+                self._lose(change)
         except FolderInUse:
             self._leave()
         written = self._attempt()
@@ -293,12 +300,11 @@ class CheckpointManager:
     def _leave(self) -> None:
         """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
         try:
-            self._record.leave()
+            self._lose(self._record.leave())
         except OSError as error:
             lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
             taken = f"out: another process has taken {self._folder}, and no folder can be made beside it"
             raise NotSaved(f"{taken} {lost}", self._folder) from error
-        self._written = -1
 
     def _say_unsaved(self, *, written: bool) -> None:
         """Raise NotSaved: what was trained is in memory alone, or in the checkpoint."""

@@ -65,8 +65,7 @@ class Report:
             said.append("No group had a signal: in each of them all rollouts have the same reward.")
             if _of_rollouts(rows, "branches"):
                 said[-1] += " So have the branches from each state."
-        played = [row for row in rows if "rollout/branches" in row and "rollout/branch_turn" not in row]
-        if played and not _of_rollouts(played, "branches"):
+        if any("rollout/branches" in row for row in rows) and not _of_rollouts(rows, "branches"):
             said.append("No branch was played: branching.after and branching.every chose no state of any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:

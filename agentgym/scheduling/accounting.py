@@ -3,13 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import overload
 
 import numpy as np
 
-from agentgym.advantages.learned_turns import joined_rows
-from agentgym.advantages.turn_noise import Rows
 from agentgym.errors import AgentGymError, SandboxError
 from agentgym.rollouts.step_result import ENV_COUNTERS, OWN_COUNTED, OWN_COUNTERS
 from agentgym.store.tool_counts import PER_TOOL
@@ -79,8 +77,6 @@ class BatchStats:
     """Sum over the returned groups of the policy version less that of the oldest token."""
     stalest: int = 0
     """The largest of the differences that `staleness` sums."""
-    turns_seen: Mapping[str, Rows] = field(default_factory=dict, compare=False)
-    """What the rollouts say of the turns behind which branches pay, by env (`agentgym.advantages.turn_noise`)."""
 
     def __add__(self, other: "BatchStats") -> "BatchStats":
         return BatchStats(
@@ -89,7 +85,6 @@ class BatchStats:
             requests=self.requests + other.requests,
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             stalest=max(self.stalest, other.stalest),
-            turns_seen=joined_rows(self.turns_seen, other.turns_seen),
         )
 
     def metrics(self) -> dict[str, float]:

@@ -2,18 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 from agentgym.advantages.group import has_signal
-from agentgym.advantages.turn_noise import Rows
-from agentgym.config_fields import require_instance
 from agentgym.environments.env import TaskT
 from agentgym.errors import Failure
 from agentgym.scheduling.gate import RolloutUsage
 from agentgym.seeds import seed_for
-from agentgym.types.branching import Branching
-from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, Rollout, StopReason
 from agentgym.types.task import Task
 
@@ -38,37 +33,6 @@ def failed_rollout(task: Task, rollout_id: str, why: str) -> Rollout:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """How the rollouts of each group are played."""
-
-    n: int
-    """Scored rollouts in a group."""
-    concurrency: int = 64
-    """Rollouts that are played at once, over all groups."""
-    sampling: Sampling | None = None
-    """How tokens are sampled; None: by the defaults of `Sampling`."""
-    seed: int = 0
-    """What the seeds of all groups are derived from."""
-    same_instance: bool = True
-    """Whether the rollouts of a group share the seed that their env gets; in an evaluation each has its own."""
-    by_turn: bool = False
-    """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
-    solved: float = 1.0
-    """The least reward that solves a task, where resting tasks are counted."""
-    branching: Branching | None = None
-    """The branches that are played from states of each rollout; None for none."""
-
-    def __post_init__(self) -> None:
-        for name in ("n", "concurrency"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.branching is not None:
-            require_instance("branching", self.branching, Branching)
-        if self.n == 1 and self.branching is not None and self.branching.after == "learned_turn":
-            raise ValueError("n: learned_turn learns from how the rollouts of a group differ; play at least 2")
-
-
 class GroupState(Generic[TaskT]):
     """The rollouts of one task; complete with `n` scored ones, or when all have ended."""
 
@@ -81,7 +45,6 @@ class GroupState(Generic[TaskT]):
         number: int,
         order: str = "",
         by_turn: bool = False,
-        branching: Branching | None = None,
     ) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
@@ -90,10 +53,6 @@ class GroupState(Generic[TaskT]):
         """The number of its task in the run's order of tasks."""
         self.order = order
         """The name of that order; "" where it is of this call alone."""
-        self.branching = branching
-        """The branches of its rollouts, as they were planned when it was started."""
-        self.seen: Rows | None = None
-        """What its rollouts say of the turns behind which branches pay; None where nothing is learned of it."""
         self.usages: list[RolloutUsage] = []
         """What each rollout used, by index."""
         self.ended: dict[int, Rollout] = {}

@@ -15,9 +15,12 @@ from agentgym.judges.named_models import check_models
 from agentgym.rollouts.rollout import rollout
 from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
-from agentgym.scheduling.group_state import GroupSettings, GroupState, attempt_seed
+from agentgym.scheduling.group_state import GroupState, attempt_seed
+from agentgym.scheduling.schedule import Schedule
 from agentgym.types.rollout import Rollout
 
+CONCURRENCY = 64
+"""Rollouts that are played at once where nobody says how many."""
 _AT_ONCE = 32
 """Rollouts that begin in one pass of the event loop."""
 
@@ -56,7 +59,7 @@ class _Starts:
 
 
 class Player(Generic[TaskT]):
-    """Plays rollouts of one env, at most `settings.concurrency` at once; the others wait for their turn.
+    """Plays rollouts of one env, at most `schedule.concurrency` at once; the others wait for their turn.
 
     Inside its `async with` block it has boxes, those that it was given or the env's own, and the env's resources.
     """
@@ -66,20 +69,21 @@ class Player(Generic[TaskT]):
         env: type[Env[TaskT]],
         gate: EngineGate,
         boxes: Boxes | None,
-        settings: GroupSettings,
+        schedule: Schedule,
         models: Mapping[str, Engine] | None = None,
     ) -> None:
         check_boxes(boxes)
         named = check_models(models).items()
         self.models = {name: gate if engine is gate.engine else engine for name, engine in named}
         """What the env asks by name; the policy under another name waits at the gate, too."""
-        self._env, self._gate, self._boxes, self._settings = env, gate, boxes, settings
-        self._slots, self._starts = asyncio.Semaphore(settings.concurrency), _Starts()
+        self._env, self._gate, self._boxes, self._schedule = env, gate, boxes, schedule
+        self._at_once = schedule.concurrency or CONCURRENCY
+        self._slots, self._starts = asyncio.Semaphore(self._at_once), _Starts()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         if self._boxes is None:
-            opened = open_boxes(self._env, self._settings.concurrency)
+            opened = open_boxes(self._env, self._at_once)
             self._boxes = await self._stack.enter_async_context(opened)
         await self._stack.enter_async_context(open_resources(self._env))
         return self
@@ -95,15 +99,15 @@ class Player(Generic[TaskT]):
         async with self._slots:
             await self._starts.wait()
             usage.began = asyncio.get_running_loop().time()
-            name, settings = group.name(index), self._settings
+            name, schedule = group.name(index), self._schedule
             return await rollout(
                 self._env,
                 group.task,
                 self._gate,
                 boxes=self._boxes,
-                sampling=settings.sampling,
-                seed=group.seed if settings.same_instance else attempt_seed(settings.seed, name),
+                sampling=schedule.sampling,
+                seed=group.seed if schedule.same_instance else attempt_seed(schedule.seed, name),
                 rollout_id=name,
                 models=self.models,
-                branching=group.branching,
+                branching=schedule.branching,
             )

@@ -1,6 +1,7 @@
 """The groups of one batch of tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
@@ -8,7 +9,8 @@ from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
 from agentgym.sandboxes.protocol import Boxes
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
-from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.player import CONCURRENCY
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.branching import Branching
 from agentgym.types.completion import Sampling
@@ -24,7 +26,7 @@ async def run_groups(
     *,
     n: int,
     boxes: Boxes | None = None,
-    concurrency: int = 64,
+    concurrency: int = CONCURRENCY,
     sampling: Sampling | None = None,
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
@@ -39,19 +41,8 @@ async def run_groups(
     played on from some of their states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one
     id. For more rollouts than are needed, or batch after batch, see `Scheduler`.
     """
-    groups = await play_groups(
-        env,
-        tasks,
-        engine,
-        n=n,
-        boxes=boxes,
-        concurrency=concurrency,
-        sampling=sampling,
-        seed=seed,
-        on_rollout=on_rollout,
-        models=models,
-        branching=branching,
-    )
+    schedule = Schedule(n=n, concurrency=concurrency, sampling=sampling, seed=seed, branching=branching)
+    groups = await play_groups(env, tasks, engine, schedule, boxes=boxes, on_rollout=on_rollout, models=models)
     raise_if_all_failed(groups)
     return groups
 
@@ -60,39 +51,21 @@ async def play_groups(
     env: str | type[Env[TaskT]],
     tasks: Sequence[TaskT],
     engine: Engine,
+    schedule: Schedule,
     *,
-    n: int,
     boxes: Boxes | None = None,
-    concurrency: int = 64,
-    sampling: Sampling | None = None,
-    seed: int = 0,
-    same_instance: bool = True,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
-    branching: Branching | None = None,
 ) -> Groups:
-    """Do what `run_groups` does for one process's share of a batch: raise nothing where all of its rollouts failed.
+    """Play a group of each task, as `run_groups` does; where all rollouts failed, raise nothing.
 
-    Without `same_instance` each rollout is an attempt of an evaluation, whose env gets a seed of its own.
+    One process's share of a batch may fail altogether.
     """
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
-    scheduler = Scheduler(
-        env,
-        tasks,
-        engine,
-        GroupSettings(
-            n=n,
-            concurrency=min(concurrency, max(1, n * len(tasks))),
-            sampling=sampling,
-            seed=seed,
-            same_instance=same_instance,
-            branching=branching,
-        ),
-        boxes=boxes,
-        on_rollout=on_rollout,
-        models=models,
-    )
+    at_once = min(schedule.concurrency or CONCURRENCY, max(1, schedule.n * len(tasks)))
+    schedule = replace(schedule, concurrency=at_once)
+    scheduler = Scheduler(env, tasks, engine, schedule, boxes=boxes, on_rollout=on_rollout, models=models)
     if not tasks:
         return Groups([])
     async with scheduler:

@@ -1,7 +1,6 @@
 """The state of a task sampler between two batches, as plain JSON values."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
@@ -11,12 +10,11 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from agentgym.advantages.turn_noise import COLUMNS
 from agentgym.scheduling.accounting import LifecycleCounts
 
 ROUNDS = 64
 """Rounds without a free task after which all of them are in play; a round leaves out what fills no whole batch."""
-VERSION = 2
+VERSION = 3
 """The form of the state that is written, and the only one that is read; an order of tasks is of one form."""
 
 Count = Annotated[int, Field(ge=0)]
@@ -83,16 +81,12 @@ class SamplerState:
     """How often each resting task of this process is still to be passed over, by its id."""
     in_play: InPlay
     """What this process has in play."""
-    learned_turns: dict[str, list[list[float]]] = field(default_factory=dict)
-    """What the run knows of the turns behind which branches pay, by env, the same on every process."""
 
     def __post_init__(self) -> None:
         if self.rank >= self.world:
             raise ValueError(f"rank: must be below world ({self.world}), got {self.rank}")
         if list(self.unplayed) != sorted(set(self.unplayed)) or any(n >= self.drawn for n in self.unplayed):
             raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
-        if not all(_is_learned(row) for rows in self.learned_turns.values() for row in rows):
-            raise ValueError(f"learned_turns: each row must have {COLUMNS} numbers, finite and at least 0")
 
     def played(self, number: int) -> bool:
         """Whether the task of this number, one of this process, has been played."""
@@ -110,10 +104,6 @@ class SamplerState:
         """The state as plain JSON values."""
         values: dict[str, Any] = asdict(self)
         return values | {"unplayed": list(self.unplayed)}
-
-
-def _is_learned(row: Sequence[float]) -> bool:
-    return len(row) == COLUMNS and all(math.isfinite(number) and number >= 0 for number in row)
 
 
 def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:

@@ -7,22 +7,20 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from agentgym.advantages.learned_turns import LearnedTurns, joined_rows, seen_in
-from agentgym.advantages.turn_noise import Rows
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
-from agentgym.environments.mixture import name_of_member
 from agentgym.environments.registry import find_env
 from agentgym.sandboxes.protocol import Boxes
-from agentgym.scheduling.accounting import BatchStats, Groups
+from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.scheduling.group_state import CANCELLED, GroupSettings, GroupState
+from agentgym.scheduling.group_state import CANCELLED, GroupState
 from agentgym.scheduling.ledger import Ledger
-from agentgym.scheduling.oversampling import BatchPolicy, Oversample
+from agentgym.scheduling.oversampling import BatchPolicy
 from agentgym.scheduling.player import Player
 from agentgym.scheduling.sampler_state import AllInPlay
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.task_sampler import SampledTask, TaskSampler
 from agentgym.seeds import seed_for
 from agentgym.types.rollout import Rollout
@@ -36,8 +34,8 @@ class Scheduler(Generic[TaskT]):
 
     ::
 
-        async with Scheduler(env, tasks, engine, GroupSettings(n=8), oversample=Oversample(...)) as scheduler:
-            groups = await scheduler.collect(16)
+        async with Scheduler(env, tasks, engine, Schedule(prompts=16, n=8)) as scheduler:
+            groups = await scheduler.collect()
 
     What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, box and segments.
     With `staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
@@ -57,30 +55,25 @@ class Scheduler(Generic[TaskT]):
         env: str | type[Env[TaskT]],
         tasks: Iterable[TaskT] | TaskSampler[TaskT],
         engine: Engine,
-        settings: GroupSettings,
+        schedule: Schedule,
         *,
-        oversample: Oversample | None = None,
-        staleness: int = 0,
         boxes: Boxes | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
         models: Mapping[str, Engine] | None = None,
     ) -> None:
         check_engine(engine)
-        oversample = oversample or Oversample()
-        oversample.fits(group_size=settings.n, staleness=staleness)
-        self._settings, self._on_rollout = settings, on_rollout
+        self._schedule, self._on_rollout = schedule, on_rollout
         self._sampler = tasks if isinstance(tasks, TaskSampler) else TaskSampler(tasks)
-        self._policy = BatchPolicy(oversample, staleness)
-        self._ledger: Ledger[TaskT] = Ledger(settings.n + oversample.extra_rollouts, self._sampler.lost)
+        self._policy = BatchPolicy(schedule.oversample, schedule.staleness)
+        self._ledger: Ledger[TaskT] = Ledger(schedule.rollouts, self._sampler.lost)
         self._gate = gate_of(engine, self._sampler.lost.requests)
         self._env = find_env(env)
-        self._player = Player(self._env, self._gate, boxes, settings, models)
+        self._player = Player(self._env, self._gate, boxes, schedule, models)
         self._group_rewards = GroupRewards(self._env, self._player.models)
         self._groups: list[GroupState[TaskT]] = []
         """In play, with the closed ones that have not been returned."""
         self._leaving: list[GroupState[TaskT]] = []
         """Returned or dropped; some of their rollouts may still be closing."""
-        self._learned = LearnedTurns(settings.branching, self._sampler.learned_turns)
         self._closings = itertools.count(1)
         self._changed = asyncio.Event()
         self._broken = False
@@ -104,25 +97,16 @@ class Scheduler(Generic[TaskT]):
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
-    async def collect(self, wanted: int, *, to_come: int | None = None) -> Groups:
-        """The next `wanted` groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
+    async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
+        """The next groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
 
-        A group that failures have made smaller counts as well. More than `wanted` come only where the engine's version
-        has risen by more than one, and they would be too old for the next batch. `to_come` is how many batches will
-        follow, where that is known: no more than those are played ahead. Where all rollouts failed the groups hold
-        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are joined.
+        There are `wanted` of them, by default as many as the schedule has `prompts`. A group that failures have made
+        smaller counts as well. More come only where the engine's version has risen by more than one, and they would be
+        too old for the next batch. `to_come` is how many batches will follow, where that is known: no more than those
+        are played ahead. Where all rollouts failed the groups hold their errors; `raise_if_all_failed(groups)` raises
+        the first one, once the batches of all processes are joined.
         """
-        groups = await self.play(wanted, to_come=to_come)
-        if groups.batch_stats is not None:
-            self.learn(groups.batch_stats)
-        return groups
-
-    def learn(self, stats: BatchStats) -> None:
-        """Learn from a batch behind which turns branches pay; `collect` does it for the batch that it returns."""
-        self._learned.learn(stats.turns_seen)
-
-    async def play(self, wanted: int, *, to_come: int | None = None) -> Groups:
-        """Do what `collect` does, but learn nothing of the batch: where it is one process's share of a batch."""
+        wanted = self._schedule.prompts if wanted is None else wanted
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
         collect_old()  # Here, where the batch before has usually been let go.
@@ -140,8 +124,7 @@ class Scheduler(Generic[TaskT]):
 
     def state_dict(self) -> dict[str, Any]:
         """What a new `TaskSampler` loads to go on from here in another process; plain JSON values. Between batches."""
-        state = self._sampler.state_dict(self._ledger.in_play(self._groups, self._gate.counts_if_stopped()))
-        return state | {"learned_turns": self._learned.state()}
+        return self._sampler.state_dict(self._ledger.in_play(self._groups, self._gate.counts_if_stopped()))
 
     # Starting
 
@@ -172,16 +155,15 @@ class Scheduler(Generic[TaskT]):
     def _start(self, sampled: SampledTask[TaskT]) -> None:
         group = GroupState(
             sampled.task,
-            n=self._settings.n,
-            seed=seed_for("group", self._settings.seed, sampled.task.id, sampled.time),
+            n=self._schedule.n,
+            seed=seed_for("group", self._schedule.seed, sampled.task.id, sampled.time),
             number=sampled.number,
             order=self._sampler.order,
-            by_turn=self._settings.by_turn,
-            branching=self._learned.branching(name_of_member(self._env, sampled.task)),
+            by_turn=self._schedule.by_turn,
         )
         self._groups.append(group)
         self._ledger.start()
-        for index in range(self._settings.n + self._policy.extra_rollouts):
+        for index in range(self._schedule.rollouts):
             group.start(self._jobs.create_task(self._play(group, index, group.usage())))
 
     async def _play(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> None:
@@ -237,7 +219,7 @@ class Scheduler(Generic[TaskT]):
         """Add the rewards of a complete group, then close it."""
         current_usage.set(RolloutUsage())  # for a judge that is the policy: no rollout asks here
         try:
-            seed = group.seed if self._settings.same_instance else self._settings.seed
+            seed = group.seed if self._schedule.same_instance else self._schedule.seed
             judged = await self._group_rewards.added(group.task, group.scored, seed=seed)
             group.judged(judged)
             self._told(judged)
@@ -250,10 +232,8 @@ class Scheduler(Generic[TaskT]):
         """Cancel the rollouts that a complete group does not need, and replace the group where the policy says so."""
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
-        if self._learned.learns:
-            group.seen = seen_in(group.scored)
         if len(group.scored) > 1 and not group.signal:
-            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._settings.solved))
+            self._sampler.taught_nothing(group.task.id, solved=group.solved(self._schedule.solved))
         if self._policy.replaces(group, self._ledger.replaced):
             self._ledger.replace()
             self._drop(group)
@@ -276,18 +256,9 @@ class Scheduler(Generic[TaskT]):
             for group in list(self._groups):
                 self._drop(group)
         stats = self._ledger.stats(batch, len(self._groups), version=self._gate.version, requests=self._gate.counts())
-        seen = BatchStats(turns_seen=self._seen(batch))
-        harvest = Groups([group.finished() for group in batch], stats + self._sampler.rests() + seen)
+        harvest = Groups([group.finished() for group in batch], stats + self._sampler.rests())
         for group in batch:
             self._sampler.played(group.number)
         self._leaving += [*batch, *self._ledger.batch_done(len(self._groups))]
         self._sampler.batch_done()
         return harvest
-
-    def _seen(self, batch: Iterable[GroupState[TaskT]]) -> dict[str, Rows]:
-        """Return what the rollouts of the batch say of the turns behind which branches pay, by env."""
-        found: dict[str, Rows] = {}
-        for group in batch:
-            if group.seen is not None:
-                found = joined_rows(found, {name_of_member(self._env, group.task): group.seen})
-        return found

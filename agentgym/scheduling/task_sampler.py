@@ -185,8 +185,6 @@ class TaskSampler(Generic[TaskT]):
         """Batches returned so far, before a stop too."""
         self.lost = InPlay()
         """What the stopped run had in play; this process counts it as dropped in its first batch."""
-        self.learned_turns: Mapping[str, Sequence[Sequence[float]]] = {}
-        """What the stopped run knew of the turns behind which branches pay, by env."""
 
     @classmethod
     def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_rounds: int = 0) -> Self:
@@ -300,7 +298,7 @@ class TaskSampler(Generic[TaskT]):
                     f"sampler.{name}: the state has {was}, and this run {now}; resume with the same settings"
                 )
         self._go_on(saved)
-        self.batches, self.learned_turns = max(state.batches for state in saved), saved[0].learned_turns
+        self.batches = max(state.batches for state in saved)
         found = {name: left for state in saved for name, left in state.resting.items()}
         self._resting = {name: left for name, left in found.items() if self._sharding.owns_id(name)}
         if alone:

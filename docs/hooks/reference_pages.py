@@ -19,10 +19,10 @@ from agentgym.cli.main import COMMANDS, main
 WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
-    "A run": ("RunConfig", "Oversample", "Branching", "NamedModel"),
+    "A run": ("RunConfig", "Schedule", "Oversample", "Branching", "NamedModel"),
     "The trainer": ("TrainConfig",),
     "Engines": ("LocalConfig", "SGLangConfig", "OtherEngine", "Sampling"),
-    "Environments": ("Limits", "Compact", "Window", "GroupSettings"),
+    "Environments": ("Limits", "Compact", "Window"),
     "Sandboxes": ("Docker", "Bubblewrap", "AnyBox", "Process", "Service", "Allow"),
 }
 """The classes whose fields are settings, by the heading that they stand under."""

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from agentgym.advantages.learned_turns import NOTHING
-from agentgym.advantages.turn_noise import planned
 from benchmarks import branches
-from benchmarks.branches import BATCH, CREDITS, ENVS, KEY, TURNS, Batch, logits_at
+from benchmarks.branches import BATCH, CREDITS, ENVS, TURNS, Batch, logits_at
 
 
 @pytest.mark.parametrize("env", ENVS)
@@ -14,27 +12,15 @@ from benchmarks.branches import BATCH, CREDITS, ENVS, KEY, TURNS, Batch, logits_
 def test_a_batch_of_each_kind_has_as_many_turns_and_a_gradient_that_points_to_the_right_action(
     env: str, credit: str
 ) -> None:
-    total, turns, known = np.zeros((TURNS, 4)), 0, NOTHING
+    total, turns = np.zeros((TURNS, 4)), 0
     for number in range(8):
         batch = Batch(env, logits_at(0.4), np.random.default_rng(number))
-        known = batch.play(CREDITS[credit], known)
+        batch.play(CREDITS[credit])
         total += batch.gradient
         turns += batch.turns
     assert turns / 8 == pytest.approx(BATCH, rel=0.1)
     assert total[:, 0].sum() > 0
     assert np.abs(total.sum(1)).max() < 1e-9 * np.abs(total).max() + 1e-9
-
-
-def test_what_is_learned_is_the_turn_that_decides_and_that_branches_pay_for_nothing_where_nothing_is_decided() -> None:
-    known, credit = NOTHING, CREDITS["learned"]
-    for number in range(12):
-        known = Batch("key", logits_at(0.4), np.random.default_rng(number)).play(credit, known)
-    plan = planned(credit.branching, known)
-    assert plan.turn in (KEY, KEY + 1)
-    assert 1 < plan.signal < 1.4
-    for number in range(12):
-        known = Batch("key", logits_at(0.999), np.random.default_rng(number)).play(credit, known)
-    assert planned(credit.branching, known[: KEY - 3]).turn == 0
 
 
 def test_workloads_are_refused_for_it_has_none(

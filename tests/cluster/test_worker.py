@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.cluster.collector import ClusterScheduler
-from agentgym.cluster.worker import Played, RolloutWorker, Schedule
+from agentgym.cluster.worker import Played, RolloutWorker
 from agentgym.run.collector import joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups
+from agentgym.scheduling.schedule import Schedule
 
 RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts=4, group_size=2)
 ASKED = Schedule(prompts=4, n=2, seed=3)
@@ -45,29 +44,6 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
         assert [group.place for group in one] == [group.place for group in two]
         assert ids(one) == ids(two)
     await asyncio.gather(*(worker.close() for worker in (alone, *pair)))
-
-
-class Beside:
-    """The workers of this process, asked as those of a cluster are."""
-
-    def __init__(self, handles: Sequence[RolloutWorker]) -> None:
-        self.handles = handles
-
-    async def ask_all(self, method: str, *values: Any) -> list[Any]:
-        return [await getattr(worker, method)(*values) for worker in self.handles]
-
-
-async def test_each_worker_learns_from_the_shares_of_all_where_branches_pay() -> None:
-    pair = await opened(2)
-    asked = replace(ASKED, branching=ag.Branching(per_state=1, after="learned_turn", tokens=200))
-    scheduler = ClusterScheduler(cast("Any", Beside(pair)), asked, pair.__len__, None)
-    await scheduler.begin([])
-    groups = await scheduler.collect()
-    assert scheduler.states == await scheduler.sampler_states()
-    first, second = (state["learned_turns"] for state in scheduler.states)
-    assert first == second
-    assert first[""][0][0] == sum(len(group.rollouts) for group in groups) == 8
-    await asyncio.gather(*(worker.close() for worker in pair))
 
 
 @pytest.mark.slow
@@ -115,7 +91,7 @@ async def test_three_workers_go_on_where_two_stood() -> None:
 async def test_a_worker_evaluates_the_tasks_that_it_is_given_in_their_order() -> None:
     [worker] = await opened(1)
     tasks = ag.find_env("nim").tasks("test")[:3]
-    groups = await worker.play(list(tasks), 2, 0, False, None)
+    groups = await worker.play(list(tasks), Schedule(n=2, same_instance=False))
     assert [group.group_id for group in groups] == [task.id for task in tasks]
     assert [len(group.rollouts) for group in groups] == [2, 2, 2]
     assert np.isfinite([r.reward for g in groups for r in g.rollouts if r.reward is not None]).all()

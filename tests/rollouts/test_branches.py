@@ -18,11 +18,11 @@ from agentgym.errors import EngineError
 from agentgym.run.metrics.batch import batch_figures
 from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.run_groups import run_groups
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.store.rows import rollout_row
-from agentgym.types.branching import FIRST_EXPLORED, Branching, PlannedBranching
+from agentgym.types.branching import Branching
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout, Segment
@@ -322,13 +322,6 @@ async def test_states_are_chosen_by_what_came_before_them() -> None:
     assert await turns(Branching(every=3)) == [3, 6]
     # Four tokens are spent at least behind the first state: its two branches have six turns each.
     assert await turns(Branching(tokens=1)) == [1]
-    learned = Branching(after="learned_turn", tokens=100)
-    assert await turns(PlannedBranching.of(learned, turn=3, explored=0.0)) == [3]
-    assert await turns(PlannedBranching.of(learned, turn=9, explored=0.0)) == []
-    assert await turns(PlannedBranching.of(learned, explored=1.0)) == [1, 2, 3, 4, 5, 6]
-    drawn = [await turns(learned, rollout_id=f"t/{i}") for i in range(40)]
-    assert drawn == [await turns(learned, rollout_id=f"t/{i}") for i in range(40)]
-    assert sum(map(len, drawn)) / 240 == pytest.approx(FIRST_EXPLORED, abs=0.06)
     engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
     assert await turns(Branching(after="tool_error"), Counting, engine=engine, boxes=FakeBoxes()) == [2]
     for seed in range(4):
@@ -485,7 +478,7 @@ async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_
 
 
 async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
-    settings = GroupSettings(n=2, branching=Branching(per_state=2))
+    settings = Schedule(n=2, branching=Branching(per_state=2))
     async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
         groups = await scheduler.collect(1)
     rollouts = groups.rollouts
@@ -530,7 +523,7 @@ async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wron
     with pytest.raises(ValueError, match=said):
         await run_groups(letters(), [TASK], Dice(), n=2, branching=wrong)
     with pytest.raises(ValueError, match=said):
-        GroupSettings(n=2, branching=wrong)
+        Schedule(n=2, branching=wrong)
 
 
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
@@ -539,11 +532,3 @@ def test_settings_that_mean_nothing_are_refused(field: str) -> None:
         Branching(**{field: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="after"):
         Branching(after="entropy")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^tokens: learned_turn chooses what a budget is spent on; set it"):
-        Branching(after="learned_turn")
-    with pytest.raises(
-        ValueError, match=r"^every: learned_turn chooses the numbers of turns itself; leave it at 1, got 2"
-    ):
-        Branching(after="learned_turn", tokens=9, every=2)
-    with pytest.raises(ValueError, match=r"^n: learned_turn learns from how the rollouts of a group differ"):
-        GroupSettings(n=1, branching=Branching(after="learned_turn", tokens=9))

@@ -11,7 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError, is_stray
-from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout
@@ -106,7 +106,7 @@ async def by_run_groups(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
 
 
 async def by_scheduler(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
-    async with Scheduler(env, tasks, Scripted(SCRIPT), GroupSettings(n=1)) as scheduler:
+    async with Scheduler(env, tasks, Scripted(SCRIPT), Schedule(n=1)) as scheduler:
         return list((await scheduler.collect(len(tasks))).rollouts)
 
 

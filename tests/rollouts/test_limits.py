@@ -11,8 +11,8 @@ import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.machine.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
 from agentgym.scheduling.accounting import Groups
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
@@ -256,7 +256,7 @@ def held_at_the_door(seconds: float) -> Groups:
 
     async def play() -> Groups:
         engine, cut = Slow(reply), Oversample(stop="target", extra_groups=1, carry=2)
-        async with Scheduler(Research, tasks, engine, GroupSettings(n=1), oversample=cut) as scheduler:
+        async with Scheduler(Research, tasks, engine, Schedule(n=1, oversample=cut)) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000.0)
             await engine.load_adapter(None, version=1)

@@ -9,7 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.sandboxes.fake.box import FakeBoxes
-from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
 from agentgym.types.rollout import Rollout
@@ -128,7 +128,7 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
 
     seen: list[Rollout] = []
     async with Scheduler(
-        Selfish, tasks("bad", "good"), Scripted(SCRIPT), GroupSettings(n=1), on_rollout=seen.append
+        Selfish, tasks("bad", "good"), Scripted(SCRIPT), Schedule(n=1), on_rollout=seen.append
     ) as scheduler:
         groups = await scheduler.collect(2)
     assert [r.error for r in groups.rollouts] == ["AgentGymError: its task was cancelled from outside", None]

@@ -111,8 +111,17 @@ def lasting(call: Any) -> Any:
     return in_its_place
 
 
-def after(step: int, groups: ag.Groups, figures: Mapping[str, float]) -> None:
-    STOPS.extend(played.stop_reason for played in groups.rollouts)
+class Ends(ag.Callback):
+    """Notes the rollouts that end, and why."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def on_rollout(self, rollout: ag.Rollout) -> None:
+        self.ended.append(rollout.rollout_id)
+
+    def on_step(self, step: int, groups: ag.Groups, metrics: Mapping[str, float]) -> None:
+        STOPS.extend(played.stop_reason for played in groups.rollouts)
 
 
 def logged(self: MetricsLogger, step: int, figures: Mapping[str, float]) -> None:
@@ -166,9 +175,9 @@ async def main(folder: Path) -> None:
         save_every=1,
         eval_every=2,
     )
-    ended: list[str] = []
-    await ag.train_policy(run, on_step=after, on_rollout=lambda played: ended.append(played.rollout_id))
-    left = {"long": LONG, "waits": WAITS, "stops": STOPS, "ended": ended, "held": HELD}
+    ends = Ends()
+    await ag.train_policy(run, callbacks=[ends])
+    left = {"long": LONG, "waits": WAITS, "stops": STOPS, "ended": ends.ended, "held": HELD}
     await asyncio.to_thread((folder / f"rank{RANK}.pickle").write_bytes, pickle.dumps(left))
 
 

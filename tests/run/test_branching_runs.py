@@ -18,7 +18,6 @@ from agentgym.exports.conversations import BRANCH, why_not
 from agentgym.store.reader import RolloutStore
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.writer import RolloutWriter
-from agentgym.train.checkpoint import last_checkpoint
 from agentgym.types.rollout import Group, Rollout
 from agentgym.view.rollout_page import rollout_page
 from recipes import bisect_branches, chase_grpo
@@ -45,14 +44,6 @@ def test_branches_are_settings_of_a_run() -> None:
         (
             {"merge": False, "train": ag.TrainConfig(correction="sequence_mask")},
             "^merge: sequence_mask needs each segment whole",
-        ),
-        (
-            {
-                "advantage_level": "branches",
-                "group_size": 1,
-                "branching": ag.Branching(after="learned_turn", tokens=60),
-            },
-            "^group_size: learned_turn learns from how the rollouts of a group differ; set at least 2",
         ),
     ],
 )
@@ -106,37 +97,6 @@ async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch
         sampled = sum(one.rollout.sampled_tokens for one in found)
         assert figures["samples/trained_tokens"] == sampled
         assert all(given is not None for one in found for given in one.advantages)
-
-
-def learned(folder: Path) -> Any:
-    """What the last checkpoint of a run has of the turns behind which branches pay."""
-    progress = last_checkpoint(folder / "checkpoints").state["run"]["progress"]
-    return progress["sampler_states"][0]["learned_turns"]
-
-
-async def test_a_run_that_is_resumed_goes_on_with_what_it_had_learned_of_turns(tmp_path: Path) -> None:
-    run = replace(
-        bisect_branches.RECIPE,
-        branching=ag.Branching(per_state=1, after="learned_turn", tokens=100),
-        engine=ag.LocalConfig(slots=1),
-        prompts=2,
-        group_size=3,
-        eval_tasks=0,
-        save_every=1,
-        box="unsafe",
-    )
-    await ag.train_policy(replace(run, steps=3, out=tmp_path / "whole"))
-    await ag.train_policy(replace(run, steps=2, out=tmp_path / "parts"))
-    await ag.train_policy(replace(run, steps=3, resume=tmp_path / "parts"))
-    whole, parts = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "parts")
-    )
-    names = ("reward", "rollout/branches", "rollout/branch_turn", "rollout/branch_signal", "train/loss")
-    assert [[line[name] for name in names] for line in parts] == [[line[name] for name in names] for line in whole]
-    tables = [learned(tmp_path / name) for name in ("whole", "parts")]
-    assert tables[0] == tables[1]
-    assert tables[0][""][0][0] > 6  # rollouts, those of earlier steps for less
 
 
 def fields(rollout: Rollout) -> Any:

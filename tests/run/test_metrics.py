@@ -4,6 +4,7 @@ import io
 import json
 import subprocess
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,7 +55,9 @@ class Told(ag.ToolEnv[ag.Task]):
 async def groups_of(*answers: list[Any]) -> ag.Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
-    played = [await play_groups(Told, [t], Scripted(said), n=2) for t, said in zip(tasks, answers, strict=True)]
+    played = [
+        await play_groups(Told, [t], Scripted(said), ag.Schedule(n=2)) for t, said in zip(tasks, answers, strict=True)
+    ]
     return ag.Groups([group for groups in played for group in groups])
 
 
@@ -113,6 +116,15 @@ IDLE = QUIET | {"samples/groups_without_signal": 0.0, "train/skipped_steps": 1.0
 FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/optimizer_steps": 1.0}
 
 
+def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
+    """What is said of steps with these figures."""
+    said: list[str] = []
+    watch = Watch(said.append)
+    for step, figures in enumerate(steps):
+        watch.on_step(step, ag.Groups([]), figures)
+    return said
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -132,8 +144,7 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
     ],
 )
 def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:
-    watch = Watch()
-    heard = [sentence for figures in [*steps, steps[-1]] for sentence in watch.step(figures)]
+    heard = watched([*steps, steps[-1]])
     assert len(heard) == 1
     assert said in heard[0]
 
@@ -145,13 +156,11 @@ def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, flo
         [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS / 2}],
         [FINE | {"mismatch/mean": m} for m in [1e-6] * FIRST + [1e-3] * FIRST],
         [FINE | {"engine/lost_servers": 0.0}] * 2,
-        [FINE | {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}] * NO_SIGNAL,
         ([FINE | {"rollout/branches": 0.0}] * (NO_SIGNAL - 1) + [FINE | {"rollout/branches": 0.1}]) * 2,
     ],
 )
 def test_a_sound_run_hears_nothing(steps: list[dict[str, float]]) -> None:
-    watch = Watch()
-    assert [said for figures in steps for said in watch.step(figures)] == []
+    assert watched(steps) == []
 
 
 def test_what_a_run_runs_on_stands_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

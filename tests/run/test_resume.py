@@ -286,18 +286,19 @@ async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.Run
 async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> None:
     refused: list[str] = []
 
-    def second(step: int, row: object) -> None:
-        for other in (resumed(run), run):
-            before = (folder(run) / "settings.json").read_bytes()
-            with (
-                pytest.raises(ag.AgentGymError, match=f"is in use by process {os.getpid()}") as error,
-                hold_checked(other, Terse, folder(run)),
-            ):
-                raise AssertionError
-            refused.append(str(error.value))
-            assert (folder(run) / "settings.json").read_bytes() == before
+    class Second(ag.Callback):
+        def on_step(self, *_: object) -> None:
+            for other in (resumed(run), run):
+                before = (folder(run) / "settings.json").read_bytes()
+                with (
+                    pytest.raises(ag.AgentGymError, match=f"is in use by process {os.getpid()}") as error,
+                    hold_checked(other, Terse, folder(run)),
+                ):
+                    raise AssertionError
+                refused.append(str(error.value))
+                assert (folder(run) / "settings.json").read_bytes() == before
 
-    await train_policy(replace(run, steps=1, eval_tasks=0), sinks=[second])
+    await train_policy(replace(run, steps=1, eval_tasks=0), callbacks=[Second()])
     assert len(refused) == 2
     assert not (folder(run) / ".lock").exists()
 

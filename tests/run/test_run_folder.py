@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.files.folder_lock import FolderInUse, LockedFolder
 from agentgym.launch.train import train_policy
+from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.run.recorder import open_recorder
 from agentgym.store.reader import RolloutStore
 from agentgym.train.checkpoint import last_checkpoint
 from tests.files.limits import files_up_to, removed
@@ -74,9 +77,13 @@ def disk() -> Iterator[ExitStack]:
 
 def played(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
     """Do the run, and after some steps something else."""
-    done = lambda step, groups, figures: deeds.get(step, lambda: None)()  # noqa: E731
-    summary = asyncio.run(train_policy(run, on_step=done))
-    assert summary["outlet_errors"] == {}
+
+    class Deeds(ag.Callback):
+        def on_step(self, step: int, *_: object) -> None:
+            deeds.get(step, lambda: None)()
+
+    summary = asyncio.run(train_policy(run, callbacks=[Deeds()]))
+    assert summary["callback_errors"] == {}
     return summary
 
 
@@ -161,6 +168,39 @@ def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"]
     assert "was removed while it was written to" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_removed_after_the_last_step_has_its_checkpoint_and_its_policy_again(
+    run: ag.RunConfig, tmp_path: Path
+) -> None:
+    played(run, {4: lambda: removed(tmp_path / "run")})
+    assert_whole(tmp_path / "run", 5)
+    assert kept(tmp_path / "run") == ["step-000005"]
+
+
+async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_another_one_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    with closing(LockedFolder(tmp_path / "run")) as held:
+        log = MetricsLogger(held.path, steps=1)
+        async with open_recorder(held.path, log, first=True, done=0, held=held) as record:
+
+            def second() -> None:
+                record.follow()
+                found.append(log.folder)
+
+            def said(_: str) -> None:
+                other.start()
+                other.join(0.2)  # it waits until this one is done
+
+            found: list[Path] = []
+            other = threading.Thread(target=second)
+            monkeypatch.setattr(log, "alert", said)
+            (tmp_path / "run").rename(tmp_path / "archive")
+            record.follow()
+            other.join()
+    assert found == [tmp_path / "archive"]
 
 
 def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained_beside_it(

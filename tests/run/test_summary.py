@@ -95,9 +95,8 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
 
 
 async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
-    seen: list[tuple[int, dict[str, float]]] = []
     run = replace(SETTINGS, env=made("Constant"), out=tmp_path)
-    summary = await ag.train_policy(run, sinks=[lambda step, figures: seen.append((step, dict(figures)))])
+    summary = await ag.train_policy(run)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "eval/reward" in row]
     count = {"eval/reward/constant": 0.5, "eval/pass@1": 0.0, "eval/rollouts": 2.0, "eval/failed": 0.0}
@@ -105,7 +104,6 @@ async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Ca
         {"step": 0, "eval/reward": summary["eval_before"], **count},
         {"step": 2, "eval/reward": summary["eval_after"], **count},
     ]
-    assert [step for step, _ in seen] == [0, 0, 1, 2]
 
 
 async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
@@ -279,8 +277,6 @@ def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
     said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
     assert said == ["No branch was played: branching.after and branching.every chose no state of any rollout."]
     assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
-    learned = {"rollout/branches": 0.0, "rollout/branch_turn": 0.0}
-    assert Report().warnings([row | learned for row in ROWS]) == []
 
 
 def test_a_run_without_a_step_learned_nothing() -> None:

@@ -1,8 +1,10 @@
-"""Evaluations on the way, the best adapter, and where figures go: hooks, sinks and trackers that may break."""
+"""Evaluations on the way, the best adapter, and what hears of them: callbacks and trackers, which may break."""
 
+import asyncio
 import importlib.util
 import json
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from safetensors.numpy import load_file
 import agentgym as ag
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run import loop
-from agentgym.run.trackers.tracker import open_tracker
+from agentgym.run.trackers import Tracker, open_tracker
 from tests.run.test_resume import SETTINGS, adapter
 
 
@@ -40,10 +42,11 @@ async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adap
     run = replace(SETTINGS, out=tmp_path, steps=4, eval_every=1, eval_rollouts=3, save_every=1, keep=9)
     adapters: list[dict[str, Any]] = []
 
-    def after(step: int, groups: ag.Groups, figures: Mapping[str, float]) -> None:
-        adapters.append(weights(tmp_path / "best") if (tmp_path / "best").exists() else {})
+    class After(ag.Callback):
+        def on_step(self, *_: object) -> None:
+            adapters.append(weights(tmp_path / "best") if (tmp_path / "best").exists() else {})
 
-    summary = await ag.train_policy(run, on_step=after)
+    summary = await ag.train_policy(run, callbacks=[After()])
     evaluated = [row for row in rows(tmp_path) if "eval/reward" in row]
     held_out = [(row["step"], row["eval/reward"], row["eval/rollouts"]) for row in evaluated]
     assert held_out == [(0, 0.1, 6), (1, 0.2, 6), (2, 0.9, 6), (3, 0.9, 6), (4, 0.4, 6)]
@@ -97,46 +100,111 @@ def test_evaluations_without_tasks_are_refused() -> None:
         replace(SETTINGS, eval_every=2, eval_tasks=0)
 
 
-async def test_a_hook_a_sink_and_a_tracker_that_raise_are_counted_and_said_and_the_run_goes_on(
+class Hears(ag.Callback):
+    """Keeps what it is told, and the thread that it is told in."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+        self.threads: set[int] = set()
+
+    def on_run_start(self, *told: Any) -> None:
+        self.heard.append(("start", *told))
+        self.threads.add(threading.get_ident())
+
+    def on_rollout(self, rollout: ag.Rollout) -> None:
+        self.heard.append(("rollout", rollout))
+
+    def on_step(self, *told: Any) -> None:
+        self.heard.append(("step", *told))
+        self.threads.add(threading.get_ident())
+
+    def on_evaluation(self, *told: Any) -> None:
+        self.heard.append(("evaluation", *told))
+
+    def on_run_end(self, *told: Any) -> None:
+        self.heard.append(("end", *told))
+
+
+class Aside(Hears):
+    in_thread = True
+
+
+async def test_a_callback_hears_the_start_each_rollout_step_and_evaluation_and_the_end(tmp_path: Path) -> None:
+    run, here, aside = replace(SETTINGS, out=tmp_path, steps=1), Hears(), Aside()
+    summary = await ag.train_policy(run, callbacks=[here, aside])
+    assert [each[0] for each in here.heard] == ["start", "evaluation", *["rollout"] * 6, "step", "evaluation", "end"]
+    assert [each[0] for each in aside.heard] == [each[0] for each in here.heard]
+    (_, settings, folder), before, *rollouts, (_, step, groups, metrics), after, (_, end) = here.heard
+    assert (settings.env, folder) == (run.env, tmp_path)
+    assert {rollout for _, rollout in rollouts} == set(groups.rollouts)
+    assert [{"step": step, **metrics}] == [row for row in rows(tmp_path) if "reward" in row]
+    assert [(done, played.reward) for _, done, played, _ in (before, after)] == [
+        (0, summary["eval_before"]),
+        (1, summary["eval_after"]),
+    ]
+    assert after[3]["eval/reward"] == summary["eval_after"] == end["eval_after"]
+    assert here.threads == {threading.get_ident()}
+    assert threading.get_ident() not in aside.threads
+
+
+async def test_a_callback_hears_that_a_run_failed_as_an_end_without_a_summary(tmp_path: Path) -> None:
+    class Stops(Hears):
+        def on_step(self, *told: Any) -> None:
+            raise asyncio.CancelledError
+
+    stops = Stops()
+    with pytest.raises(asyncio.CancelledError):
+        await ag.train_policy(replace(SETTINGS, out=tmp_path, steps=2, eval_tasks=0), callbacks=[stops])
+    assert [told for told in stops.heard if told[0] == "end"] == [("end", {})]
+
+
+async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken:
-        def log(self, step: int, figures: Mapping[str, float]) -> None:
+    class Broken(Tracker):
+        def __init__(self) -> None:
+            pass
+
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
             raise OSError("disk full")
 
-        def close(self, summary: Mapping[str, Any]) -> None:
+        def on_run_end(self, summary: Mapping[str, Any]) -> None:
             raise OSError("disk full")
 
-    def refuse(*_: Any) -> None:
-        raise KeyError("mine")
+    class Note(ag.Callback):
+        def on_rollout(self, rollout: ag.Rollout) -> None:
+            seen.append(rollout.rollout_id)
+            raise ValueError("no room")
+
+        def on_step(self, *_: Any) -> None:
+            raise KeyError("mine")
 
     monkeypatch.setattr(loop, "open_tracker", lambda *_: Broken())
     run = replace(SETTINGS, out=tmp_path, steps=2, eval_tasks=0, track=("wandb",))
     seen: list[str] = []
-
-    def note(played: ag.Rollout) -> None:
-        seen.append(played.rollout_id)
-        raise ValueError("no room")
-
-    summary = await ag.train_policy(run, sinks=[refuse], on_step=refuse, on_rollout=note)
+    summary = await ag.train_policy(run, callbacks=[Note()])
     assert len(seen) == 12
     assert summary["steps"] == 2
-    assert summary["outlet_errors"] == {"on_rollout": 12, "sink 0": 2, "on_step": 2, "tracker wandb": 3}
+    assert summary["callback_errors"] == {
+        "Note.on_rollout": 12,
+        "Note.on_step": 2,
+        "Broken.on_step": 2,
+        "Broken.on_run_end": 1,
+    }
     said = capsys.readouterr().err
-    assert said.count("tracker wandb raised OSError: disk full") == 1
-    assert said.count("on_rollout raised ValueError: no room") == 1
+    assert said.count("Broken.on_step raised OSError: disk full") == 1
+    assert said.count("Note.on_rollout raised ValueError: no room") == 1
 
 
-async def test_hooks_that_would_have_to_be_awaited_are_counted_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def never(*_: Any) -> None:
-        pytest.fail("nobody awaits it")
+async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> None:
+    class Late(ag.Callback):
+        async def on_step(self, *_: Any) -> None:  # type: ignore[override]
+            pytest.fail("nobody awaits it")
 
-    run = replace(SETTINGS, out=tmp_path, steps=1, eval_tasks=0)
-    summary = await ag.train_policy(run, sinks=[never], on_step=never, on_rollout=never)
-    assert summary["outlet_errors"] == {"on_rollout": 6, "sink 0": 1, "on_step": 1}
-    assert "on_step raised TypeError: it is async, and is called and not awaited" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^callbacks: Late.on_step is async, and is called, not awaited; make it a"):
+        await ag.train_policy(SETTINGS, callbacks=[Late()])
+    with pytest.raises(ValueError, match=r"^callbacks: must be an instance of Callback, got <class"):
+        await ag.train_policy(SETTINGS, callbacks=[Late])  # type: ignore[list-item]
 
 
 async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_figures(tmp_path: Path) -> None:
@@ -150,7 +218,7 @@ async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_figures(tmp
     assert wanted | {"length/turn_p50", "groups/solved_by_none"} <= step.keys()
     assert step["mismatch/p99"] < 1e-3
     assert step["mismatch/ess"] == pytest.approx(1, abs=1e-3)
-    assert summary["outlet_errors"] == {}
+    assert summary["callback_errors"] == {}
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
@@ -167,10 +235,11 @@ def test_a_tracker_keeps_the_figures_of_a_run_without_a_network(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which its import reads
     pytest.importorskip(name, reason=f"{name} is not installed")
     tracker = open_tracker(name, tmp_path, "my_recipe", {"steps": 2, "train.lr": 1e-3})
-    tracker.log(0, {"reward": 0.25, "train/loss": 1.0})
-    tracker.log(1, {"reward": 0.5})
-    tracker.log(1, {"eval/reward": 0.75})
-    tracker.close({"reward_last": 0.5})
+    nothing = ag.Groups([])
+    tracker.on_step(0, nothing, {"reward": 0.25, "train/loss": 1.0})
+    tracker.on_step(1, nothing, {"reward": 0.5})
+    tracker.on_evaluation(1, ag.Evaluation(groups=nothing, k=1), {"eval/reward": 0.75})
+    tracker.on_run_end({"reward_last": 0.5})
     wanted = {("reward", 0, 0.25), ("train/loss", 0, 1.0), ("reward", 1, 0.5), ("eval/reward", 1, 0.75)}
     assert KEPT[name](tmp_path) >= wanted
 

@@ -10,7 +10,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.scheduling.accounting import LifecycleCounts
-from agentgym.scheduling.group_state import GroupSettings
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, settle, task, tasks
@@ -42,8 +42,7 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
         env,
         tasks(),
         engine,
-        GroupSettings(n=1),
-        oversample=cut(extra_groups=1),
+        Schedule(n=1, oversample=cut(extra_groups=1)),
         on_rollout=lambda done: seen.append(done.rollout_id),
     ) as scheduler:
         groups = await scheduler.collect(1)
@@ -56,9 +55,7 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
 async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() -> None:
     env = stubborn()
     names = map(task, [0, 1, 1, 2, 3])
-    async with Scheduler(
-        env, names, Scripted([say("1")]), GroupSettings(n=1), oversample=cut(extra_groups=1)
-    ) as scheduler:
+    async with Scheduler(env, names, Scripted([say("1")]), Schedule(n=1, oversample=cut(extra_groups=1))) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         second = asyncio.create_task(scheduler.collect(1))
         await settle()
@@ -94,7 +91,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
             return call("look") if session.startswith("t0") else say("1")
 
     engine = Mixed(lambda name, turn: False)
-    async with Scheduler(Deaf, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1)) as scheduler:
+    async with Scheduler(Deaf, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1))) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
     assert (ids(groups), asked) == (["t1"], ["t0/0/0", "t1/0/0"])
@@ -104,7 +101,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
 async def test_leaving_cancels_what_is_in_play(boxes: FakeBoxes) -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
-        Boxed, tasks(), engine, GroupSettings(n=1), oversample=cut(extra_groups=1, carry=1), boxes=boxes
+        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1)), boxes=boxes
     ) as scheduler:
         await scheduler.collect(1)
         assert len(boxes.leased) == 1
@@ -114,7 +111,7 @@ async def test_leaving_cancels_what_is_in_play(boxes: FakeBoxes) -> None:
 async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
     async def play() -> None:
         async with Scheduler(
-            Say, tasks(), Held(lambda name, turn: name != "t0/0"), GroupSettings(n=1), staleness=1
+            Say, tasks(), Held(lambda name, turn: name != "t0/0"), Schedule(n=1, staleness=1)
         ) as scheduler:
             await scheduler.collect(1)
             raise KeyError
@@ -129,7 +126,7 @@ async def test_an_error_of_a_caller_ends_everything_and_comes_out(boxes: FakeBox
 
     engine = Held(lambda name, turn: name != "t1/0")
     with pytest.raises(ExceptionGroup) as raised:
-        async with Scheduler(Boxed, tasks(), engine, GroupSettings(n=1), boxes=boxes, on_rollout=refuse) as scheduler:
+        async with Scheduler(Boxed, tasks(), engine, Schedule(n=1), boxes=boxes, on_rollout=refuse) as scheduler:
             await scheduler.collect(3)
     assert [repr(error) for error in raised.value.exceptions] == ["LookupError('t1/0')"]
     assert (boxes.leased, engine.cancelled) == ([], {"t0/0", "t2/0"})

@@ -156,8 +156,7 @@ async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_r
         Compared,
         [TASK],
         Third(),
-        ag.GroupSettings(n=2),
-        oversample=ag.Oversample(extra_rollouts=1, stop="target"),
+        ag.Schedule(n=2, oversample=ag.Oversample(extra_rollouts=1, stop="target")),
         on_rollout=lambda played: ended.append(played.reward),
     ) as scheduler:
         groups = await scheduler.collect(1)
@@ -182,7 +181,7 @@ async def test_leaving_the_scheduler_cancels_a_group_reward_that_waits(no_leaks:
             await asyncio.Event().wait()
             return []
 
-    async with ag.Scheduler(Waits, [TASK], Scripted([say("x")]), ag.GroupSettings(n=1)) as scheduler:
+    async with ag.Scheduler(Waits, [TASK], Scripted([say("x")]), ag.Schedule(n=1)) as scheduler:
         collecting = asyncio.create_task(scheduler.collect(1))
         await began.wait()
         collecting.cancel()

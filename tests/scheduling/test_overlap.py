@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
 from tests.scheduling.scheduled import Held, Say, Signals, batch_stats, ids, settle, tasks
@@ -31,7 +31,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
     for replace, accepted in ((0, 4), (1, 5)):
         started.clear()
         async with Scheduler(
-            Watched, tasks(), Some(), GroupSettings(n=2), staleness=1, oversample=Oversample(replace=replace)
+            Watched, tasks(), Some(), Schedule(n=2, staleness=1, oversample=Oversample(replace=replace))
         ) as scheduler:
             collecting = asyncio.create_task(scheduler.collect(2))
             await settle()
@@ -42,7 +42,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
 
 async def test_the_next_batch_is_played_while_this_one_is_trained_on() -> None:
     engine = Scripted([say("1")])
-    async with Scheduler(Say, tasks(), engine, GroupSettings(n=1), staleness=1) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(n=1, staleness=1)) as scheduler:
         first = await scheduler.collect(2)
         await settle()  # training
         await engine.load_adapter(None, version=1)
@@ -63,7 +63,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
             return await super().generate(token_ids, **given)
 
     engine, seen, stalest = Uneven([call("look"), call("look"), say("1")]), list[str](), 0
-    async with Scheduler(Say, tasks(), engine, GroupSettings(n=3), staleness=staleness) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(n=3, staleness=staleness)) as scheduler:
         for version in range(1, 40):
             groups = await scheduler.collect(2)
             versions = [v.version for r in groups.rollouts for s in r.segments for t in s.turns for v in t.versions]
@@ -79,7 +79,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
 
 
 async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
-    async with Scheduler(Say, tasks(), Scripted([say("1")]), GroupSettings(n=1), staleness=2) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(n=1, staleness=2)) as scheduler:
         batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
     assert [batch_stats(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
     assert [batch_stats(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
@@ -87,7 +87,7 @@ async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
 
 async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
     engine = Held(lambda name, turn: False)
-    async with Scheduler(Say, tasks(), engine, GroupSettings(n=1), staleness=2) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(n=1, staleness=2)) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         await settle()  # two more are ready, sampled under version 0
         await engine.load_adapter(None, version=2)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from agentgym.engines.scripted import Scripted
-from agentgym.scheduling.group_state import GroupSettings
 from agentgym.scheduling.oversampling import Oversample, share_of
+from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from tests.scheduling.scheduled import Say, cut, tasks
 
@@ -40,7 +40,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: di
 )
 def test_settings_that_do_not_fit_the_run_are_refused_by_name(field: str, settings: Any, staleness: int) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        Scheduler(Say, tasks(), Scripted([]), GroupSettings(n=1), oversample=settings, staleness=staleness)
+        Scheduler(Say, tasks(), Scripted([]), Schedule(n=1, oversample=settings, staleness=staleness))
 
 
 def test_shares_are_rounded_before_they_are_cut() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,3 +242,15 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
     stops = Counter(played.stop_reason for played in groups.rollouts)
     assert {"answer", "context", "length", "error"} <= set(stops)
     assert (engine.sessions, boxes.leased, len(boxes.made)) == (set(), [], 1000)
+
+
+async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
+    async with ag.Scheduler(Say, tasks(9), ZERO, ag.Schedule(prompts=3, n=1)) as scheduler:
+        assert [group.group_id for group in await scheduler.collect()] == ["t0", "t1", "t2"]
+        assert [group.group_id for group in await scheduler.collect(2)] == ["t3", "t4"]
+
+
+@pytest.mark.parametrize("field", ["n", "prompts", "concurrency"])
+def test_a_schedule_of_nothing_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
+        replace(ag.Schedule(n=1), **{field: 0})  # type: ignore[arg-type]

@@ -181,7 +181,7 @@ def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop()
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        (r"sampler\.version: the state has 1, and only 2", {"version": 1}),
+        (r"sampler\.version: the state has 1, and only 3", {"version": 1}),
         (r"sampler\.version: the state has None", {"version": None}),
         (r"sampler\.drawn: ", {"drawn": -1}),
         (r"sampler\.drawn: ", {"drawn": 1.5}),

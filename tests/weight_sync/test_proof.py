@@ -146,9 +146,10 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
     config = LocalConfig(slots=6, dtype="bfloat16", device="cpu")
     rows: list[dict[str, float]] = []
 
-    def note(step: int, figures: Mapping[str, float]) -> None:
-        rows.append(dict(figures))
-        engine.fault = fault  # from the second policy on
+    class Note(ag.Callback):
+        def on_step(self, step: int, groups: ag.Groups, metrics: Mapping[str, float]) -> None:
+            rows.append(dict(metrics))
+            engine.fault = fault  # from the second policy on
 
     async with Faulty(run.model, config) as engine:
         assert engine.dtype == "bfloat16"
@@ -156,7 +157,7 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
             nullcontext() if fault == "none" else pytest.raises(EngineError, match="does not sample from the policy")
         )
         with ended:
-            await ag.train_policy(run, sinks=[note], engine=engine)
+            await ag.train_policy(run, callbacks=[Note()], engine=engine)
     assert all(row["sync/arrived"] == pytest.approx(1, abs=0.25) and not row["sync/unproven"] for row in rows)
     assert len(rows) == (run.steps if fault == "none" else 1)
 

@@ -8,7 +8,6 @@
 """
 
 import asyncio
-import random
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -26,10 +25,9 @@ from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.sandboxes.protocol import Boxes
-from agentgym.seeds import seed_for
 from agentgym.tools.tool_threads import Threads
 from agentgym.types.arrays import Floats
-from agentgym.types.branching import Branching, PlannedBranching
+from agentgym.types.branching import Branching
 from agentgym.types.rollout import Rollout, RolloutBranch, Segment, StopReason
 
 CANCELLED = "its task was cancelled by code of the env"
@@ -59,7 +57,7 @@ class Branches:
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
         """The seconds that the rollout waited for them."""
-        self._chooser = StateChooser(settings, seed_for("branches", root.state.seed, root.state.rollout_id))
+        self._chooser = StateChooser(settings)
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
         """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.
@@ -102,8 +100,6 @@ class Branches:
             "branch_seconds": self.waited,
             "seconds": played.metrics["seconds"] - self.waited,
         }
-        if isinstance(plan := self.settings, PlannedBranching):
-            counts |= {"branch_turn": float(plan.turn), "branch_signal": plan.signal}
         return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
 
 
@@ -206,12 +202,10 @@ class BranchAttempt(Attempt):
 
 
 class StateChooser:
-    """Chooses states by what was sampled before them, and in earlier batches; never by a turn behind them."""
+    """Chooses states by what was sampled before them, never by a turn behind them."""
 
-    def __init__(self, settings: Branching, seed: int) -> None:
+    def __init__(self, settings: Branching) -> None:
         self.settings = settings
-        self._plan = settings if isinstance(settings, PlannedBranching) else PlannedBranching.of(settings)
-        self._draws = random.Random(seed)
         self.spent = 0
         """Tokens that the branches have sampled so far."""
         self._named = 0
@@ -230,12 +224,7 @@ class StateChooser:
         if segment is None:  # Nothing is sampled yet: the group's other rollouts begin here, too.
             return False
         is_unlikely = self._is_unlikely(segment.logprobs(turns))
-        named = {
-            "turn": True,
-            "tool_error": self._errors > errors,
-            "unlikely_turn": is_unlikely,
-            "learned_turn": self._draws.random() < self._plan.explored or conversation.state.answers == self._plan.turn,
-        }
+        named = {"turn": True, "tool_error": self._errors > errors, "unlikely_turn": is_unlikely}
         if not named[self.settings.after]:
             return False
         self._named += 1

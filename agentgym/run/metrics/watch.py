@@ -1,8 +1,10 @@
 """Warnings while a run goes on, each with its cause."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 
+from agentgym.run.callbacks import Callback
+from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
 NO_SIGNAL = 5
@@ -14,23 +16,24 @@ FIRST, RISE, LEAST_MISMATCH = 5, 3.0, 0.01
 `LEAST_MISMATCH` nats."""
 
 
-class Watch:
-    """Looks at the figures of each step, and says each cause for concern once."""
+class Watch(Callback):
+    """Looks at the metrics of each step, and reports each cause for concern once."""
 
-    def __init__(self) -> None:
+    def __init__(self, alert: Callable[[str], None]) -> None:
+        self._alert = alert
         self._silent = self._idle = self._unbranched = 0
         self._counts = ToolCounts()
         self._mismatch: list[float] = []
         self._lost = 0.0
         self._said: set[str] = set()
 
-    def step(self, figures: Mapping[str, float]) -> list[str]:
-        """Take the figures of one step in; return the sentences to say."""
-        causes = {**self._no_signal(figures), **self._tools(figures), **self._drift(figures), **self._servers(figures)}
-        causes |= self._no_branch(figures)
-        fresh = {key: said for key, said in causes.items() if key not in self._said}
-        self._said |= fresh.keys()
-        return list(fresh.values())
+    def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
+        causes = {**self._no_signal(metrics), **self._tools(metrics), **self._drift(metrics), **self._servers(metrics)}
+        causes |= self._no_branch(metrics)
+        for key, said in causes.items():
+            if key not in self._said:
+                self._said.add(key)
+                self._alert(said)
 
     def _no_signal(self, figures: Mapping[str, float]) -> dict[str, str]:
         groups = figures.get("samples/groups")
@@ -55,7 +58,7 @@ class Watch:
         return said
 
     def _no_branch(self, figures: Mapping[str, float]) -> dict[str, str]:
-        none = figures.get("rollout/branches") == 0 and "rollout/branch_turn" not in figures  # that one may choose none
+        none = figures.get("rollout/branches") == 0
         self._unbranched = self._unbranched + 1 if none else 0
         if self._unbranched < NO_SIGNAL:
             return {}

@@ -15,8 +15,6 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The media types that endpoints take."""
 DATA = "data:"
 BASE64 = ";base64,"
-_HEAD_BYTES = 12
-"""The bytes of an image by which its type is known."""
 
 
 def head_type(head: bytes) -> str | None:
