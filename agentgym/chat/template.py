@@ -23,16 +23,22 @@ _SHOWN = "Qzx0xzQ"
 class Renders(Protocol):
     """The part of a ChatTokenizer that a Template uses."""
 
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
+        """Return the chat as text; `generation` opens the assistant's turn at its end.
+
+        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` gives it the ids of its letters.
+        """
+        ...
+
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a rendered text."""
+        """Return the ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
+
+        Half a character, which no bytes stand for, is encoded as U+FFFD.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids."""
-        ...
-
-    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        """Return the chat as text."""
+        """Return the text of the ids, special tokens kept."""
         ...
 
 

@@ -9,7 +9,7 @@ from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
 from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
-from agentgym.chat.template import literals, sought_words, template_text, template_variables, warn_of_unused
+from agentgym.chat.template import Renders, literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import find_model, loading
@@ -17,26 +17,8 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 
-class ChatTokenizer(Protocol):
+class ChatTokenizer(Renders, Protocol):
     """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
-
-    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        """Return the chat as text; `generation` opens the assistant's turn at its end.
-
-        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` gives it the ids of its letters.
-        """
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
-
-        Half a character, which no bytes stand for, is encoded as U+FFFD.
-        """
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, special tokens kept."""
-        ...
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         """Parse a sampled text into an assistant message; never raises.

@@ -13,7 +13,7 @@ from types import MethodType
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from agentgym.environments.env_copy import copied
-from agentgym.environments.forks import ForkedAgent, ForkKind, ForkManager, Model
+from agentgym.environments.forks import ForkedAgent, ForkKind, Model
 from agentgym.environments.limits import Compact, Limits, Window
 from agentgym.environments.parameters import configured
 from agentgym.errors import EnvError
@@ -108,7 +108,7 @@ class Env(Generic[TaskT]):
         """The rewards of the roles that were given to sub-agents (`fork(role=...)`), by role."""
         self._box: Box | None = None
         self._models: Callable[[str], Model] | None = None
-        self._forks: ForkManager | None = None
+        self._forks: Callable[..., AbstractAsyncContextManager[ForkedAgent]] | None = None
         self._resources: Any = None
         self._threads = Threads(self)
 
@@ -299,7 +299,7 @@ class Env(Generic[TaskT]):
         if kind == "fork" and engine is not None:
             raise ValueError("engine: a fork goes on in the ids of its parent; leave it out, or open a 'subagent'")
         names = None if kind == "fork" else [self._tool_name(given) for given in tools or ()]
-        return self._forks.fork(
+        return self._forks(
             self, kind, messages, tools=names, box=box, turns=turns, engine=engine, train=train, role=role
         )
 

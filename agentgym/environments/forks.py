@@ -1,7 +1,7 @@
-"""Protocols of what an env asks of its rollout: forks and sub-agents, and named models."""
+"""What an env asks of its rollout: forks and sub-agents, and named models."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel
@@ -44,50 +44,25 @@ class ForkedAgent(Protocol):
         ...
 
 
-class ForkManager(Protocol):
-    """The part of a runner that opens forks and sub-agents for an env."""
-
-    def fork(
-        self,
-        env: Any,
-        kind: ForkKind,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[str] | None,
-        box: bool,
-        turns: int | None,
-        engine: str | None,
-        train: bool | None,
-        role: str | None,
-    ) -> AbstractAsyncContextManager[ForkedAgent]:
-        """Open a fork or a sub-agent of the running conversation; the arguments are those of `Env.fork`."""
-        ...
-
-
-class Model(Protocol):
+class Model(ABC):
     """A named model of a rollout, such as a judge: it is asked for text, and none of its tokens is trained on."""
 
-    @property
-    def name(self) -> str:
-        """The name that it was given under."""
-        ...
+    name: str
+    """The name that it was given under."""
+    calls: int
+    """How often its engine was asked in this rollout, repeated questions too."""
 
     @property
-    def calls(self) -> int:
-        """How often its engine was asked in this rollout, repeated questions too."""
-        ...
-
-    @property
+    @abstractmethod
     def identity(self) -> str:
         """What tells its answers from those of another model: its name on disk or on a hub, and its version.
 
         "" where its engine does not say its name (`model_name`), such as a `Scripted`: nothing tells it apart then.
         """
-        ...
 
+    @abstractmethod
     def count(self, what: str, number: float = 1.0) -> None:
         """Add to the metric `model_WHAT/NAME` of the rollout."""
-        ...
 
     @overload
     async def ask(
@@ -114,13 +89,13 @@ class Model(Protocol):
     async def ask(
         self,
         messages: str | Sequence[Message],
-        response: type[AnswerT] | None = None,
+        response: type[BaseModel] | None = None,
         *,
         max_tokens: int = 1024,
         temperature: float = 0.0,
         retries: int = 2,
         timeout_s: float = 120.0,
-    ) -> str | AnswerT:
+    ) -> Any:
         """Return the model's answer to a conversation, or to one question: its text, or the `response` in it.
 
         With a pydantic model as `response`, it is asked for one JSON object of that schema. One that does not fit is
@@ -131,7 +106,7 @@ class Model(Protocol):
         :raises EngineError: where it has not answered after all; the rollout has no reward then.
         :raises EnvError: where the messages do not fit its context.
         """
-        ...
+        return (await self._ask(messages, response, max_tokens, temperature, retries, timeout_s))[1]
 
     async def ask_json(
         self,
@@ -144,4 +119,16 @@ class Model(Protocol):
         timeout_s: float = 120.0,
     ) -> tuple[str, AnswerT]:
         """Return the JSON object that the model wrote, and the `response` in it; the rest is as for `ask`."""
-        ...
+        return await self._ask(messages, response, max_tokens, temperature, retries, timeout_s)
+
+    @abstractmethod
+    async def _ask(
+        self,
+        messages: str | Sequence[Message],
+        response: type[BaseModel] | None,
+        max_tokens: int,
+        temperature: float,
+        retries: int,
+        timeout_s: float,
+    ) -> tuple[str, Any]:
+        """Return what the model wrote, and what was read of it."""

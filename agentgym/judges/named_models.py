@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from agentgym.chat.message_chat import MessageChat
 from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine, open_chat
-from agentgym.environments.forks import AnswerT
+from agentgym.environments.forks import Model
 from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
 from agentgym.judges.structured import asking_for, read_answer
 from agentgym.machine.time_limits import TimeLimit, off_the_clock
@@ -135,8 +135,8 @@ def _warn_of_stand_in(owner: str, name: str) -> None:
     log.warning("%s: no model %r was given, and the env's own stand-in answers for it. %s", owner, name, _how(name))
 
 
-class AskedModel:
-    """A model that an env asks; see `agentgym.environments.forks.Model`."""
+class AskedModel(Model):
+    """A model that an env asks; each question in flight has a session of its engine for itself."""
 
     def __init__(self, name: str, engine: Engine, session: str, seed: int, metrics: dict[str, float]) -> None:
         self.name, self.engine, self.calls = name, engine, 0
@@ -160,56 +160,7 @@ class AskedModel:
         metric = f"model_{what}/{self.name}"
         self._metrics[metric] = self._metrics.get(metric, 0.0) + number
 
-    @overload
-    async def ask(
-        self,
-        messages: str | Sequence[Message],
-        response: None = None,
-        *,
-        max_tokens: int = ...,
-        temperature: float = ...,
-        retries: int = ...,
-        timeout_s: float = ...,
-    ) -> str: ...
-    @overload
-    async def ask(
-        self,
-        messages: str | Sequence[Message],
-        response: type[AnswerT],
-        *,
-        max_tokens: int = ...,
-        temperature: float = ...,
-        retries: int = ...,
-        timeout_s: float = ...,
-    ) -> AnswerT: ...
-    async def ask(
-        self,
-        messages: str | Sequence[Message],
-        response: type[BaseModel] | None = None,
-        *,
-        max_tokens: int = 1024,
-        temperature: float = 0.0,
-        retries: int = 2,
-        timeout_s: float = 120.0,
-    ) -> Any:
-        """Return the model's answer: its text, or the `response` in it; see `agentgym.environments.forks.Model`."""
-        asked = self._asked(messages, response, max_tokens, temperature, retries, timeout_s)
-        return (await asked)[1]
-
-    async def ask_json(
-        self,
-        messages: str | Sequence[Message],
-        response: type[AnswerT],
-        *,
-        max_tokens: int = 1024,
-        temperature: float = 0.0,
-        retries: int = 2,
-        timeout_s: float = 120.0,
-    ) -> tuple[str, AnswerT]:
-        """Return the JSON object that the model wrote, and the `response` in it."""
-        return await self._asked(messages, response, max_tokens, temperature, retries, timeout_s)
-
-    async def _asked(
+    async def _ask(
         self,
         messages: str | Sequence[Message],
         response: type[BaseModel] | None,

@@ -19,7 +19,7 @@ from agentgym.types.rollout import StopReason
 
 
 class ConversationForks:
-    """The fork manager of an env, or of a forked copy of it; it knows the conversation that this belongs to."""
+    """Opens the forks of an env, or of a forked copy of it; it knows the conversation that this belongs to."""
 
     def __init__(self, conversation: Conversation, tools: Sequence[str] | None = None) -> None:
         self.conversation = conversation
@@ -27,7 +27,7 @@ class ConversationForks:
         """The names of the conversation's tools; None for those of the root."""
 
     @asynccontextmanager
-    async def fork(
+    async def __call__(
         self,
         env: Env[Any],
         kind: ForkKind,
@@ -84,7 +84,7 @@ class ConversationForks:
 
 
 class RunningAgent:
-    """A fork or a sub-agent while it runs; see `agentgym.environments.forks.RunningAgent`."""
+    """A fork or a sub-agent while it runs; see `agentgym.environments.forks.ForkedAgent`."""
 
     def __init__(self, env: Env[Any], conversation: Conversation, tools: Collection[str] | None) -> None:
         self.env, self.conversation, self.tools = env, conversation, tools

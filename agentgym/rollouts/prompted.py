@@ -27,7 +27,7 @@ from agentgym.errors import EngineError
 from agentgym.errors.tracebacks import describe
 from agentgym.rollouts.conversation import Conversation, Reply
 from agentgym.rollouts.rollout_state import RolloutState
-from agentgym.rollouts.segment import OpenSegment, OpenTurn, id_array
+from agentgym.rollouts.segment import OpenSegment, id_array
 from agentgym.types.completion import Sampling
 from agentgym.types.messages import Message
 from agentgym.types.rollout import SegmentKind, StopReason
@@ -48,19 +48,23 @@ class _Sampled:
     chat: Chat
     """As it was before the turn; it is branched before it is changed."""
     reply: Reply
-    turn: OpenTurn
+    number: int
+    """The place of the turn among those of its segment."""
     stop: int
     """The end of the turn in its segment, as it was sampled."""
 
     @property
     def is_last(self) -> bool:
         """Whether its segment ends with it."""
-        return self.conversation.segment is self.segment and len(self.segment.token_ids) == self.turn.stop
+        return (
+            self.conversation.segment is self.segment
+            and len(self.segment.token_ids) == self.segment.turns[self.number].stop
+        )
 
     @property
     def holds(self) -> bool:
         """Whether its segment still has all ids that were sampled."""
-        return self.turn.stop == self.stop
+        return self.segment.turns[self.number].stop == self.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +278,7 @@ class PromptedPolicy:
             answer = _cut(answer, request.stop)
         elif finish == "stop" and "tool_calls" in answer.message:
             answer = replace(answer, end="tool_calls")
-        sampled = _Sampled(conversation, segment, chat, reply, turn, turn.stop)
+        sampled = _Sampled(conversation, segment, chat, reply, len(segment.turns) - 1, turn.stop)
         self._sampled.setdefault(next_key(key, answer.message), []).append(sampled)
         return answer
 

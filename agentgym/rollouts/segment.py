@@ -11,7 +11,7 @@ import numpy as np
 from agentgym.chat.message_chat import FILL
 from agentgym.environments.limits import Compact, Window
 from agentgym.types.arrays import Floats
-from agentgym.types.completion import Completion, FinishReason, Version
+from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Segment, SegmentKind, Turn
 
@@ -29,41 +29,6 @@ class Speaker(NamedTuple):
 
 POLICY = Speaker()
 """The policy, trained on the rollout's reward."""
-
-
-@dataclass(slots=True)
-class OpenTurn:
-    """A turn of a segment that still grows; its answer comes later. The fields are those of `Turn`."""
-
-    start: int
-    stop: int
-    finish_reason: FinishReason
-    versions: tuple[Version, ...]
-    message: Message
-    seconds: float
-    waited: float
-    asked_at: float
-    number: int
-    env_messages: Sequence[Message] = ()
-    env_seconds: float = 0.0
-    reward: float = 0.0
-
-    def close(self) -> Turn:
-        """The finished turn, laws checked; this one may go on."""
-        return Turn(
-            start=self.start,
-            stop=self.stop,
-            finish_reason=self.finish_reason,
-            versions=self.versions,
-            message=self.message,
-            env_messages=tuple(self.env_messages),
-            seconds=self.seconds,
-            waited=self.waited,
-            asked_at=self.asked_at,
-            env_seconds=self.env_seconds,
-            reward=self.reward,
-            number=self.number,
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +50,7 @@ class OpenSegment:
     """The schemas of the tools that the model was shown."""
     token_ids: "array[int]" = field(default_factory=lambda: array("q"))
     """The ids so far, eight bytes each; it is read by others as `shown`, and is not written to in place."""
-    turns: list[OpenTurn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     scores: list[bytes] = field(default_factory=list)
     """The log-probabilities of the ids of each turn, four bytes each: copies, for an engine may reuse its own."""
     sampled_at: float = 0.0
@@ -145,8 +110,17 @@ class OpenSegment:
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
             versions = self.turns[-1].versions  # One object for all turns: most have the same.
-        span = start, len(self.token_ids)
-        turn = OpenTurn(*span, completion.finish_reason, versions, message, seconds, waited, asked_at, number)
+        turn = Turn(
+            start=start,
+            stop=len(self.token_ids),
+            finish_reason=completion.finish_reason,
+            versions=versions,
+            message=message,
+            seconds=seconds,
+            waited=waited,
+            asked_at=asked_at,
+            number=number,
+        )
         self.turns.append(turn)
         self.scores.append(completion.logprobs.tobytes())
         self.sampled_at = self.clock()
@@ -157,13 +131,15 @@ class OpenSegment:
         Messages of several answers to one turn follow each other, and their rewards add up.
         """
         last = self.turns[-1]
-        last.env_messages = [*last.env_messages, *messages]
-        last.env_seconds = self.clock() - self.sampled_at
-        last.reward += reward
+        self.turns[-1] = last._replace(
+            env_messages=(*last.env_messages, *messages),
+            env_seconds=self.clock() - self.sampled_at,
+            reward=last.reward + reward,
+        )
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
         """Note other messages behind a turn than the env answered with: those that its context went on with."""
-        self.turns[turn].env_messages = messages
+        self.turns[turn] = self.turns[turn]._replace(env_messages=tuple(messages))
 
     def logprobs(self, turn: int) -> Floats:
         """The log-probabilities of the ids of a turn."""
@@ -182,8 +158,8 @@ class OpenSegment:
         What does not fit the context is cut.
         """
         last = self.turns[-1]
-        last.stop = at
-        last.versions = tuple(version for version in last.versions if version.start < at - last.start)
+        versions = tuple(version for version in last.versions if version.start < at - last.start)
+        self.turns[-1] = last._replace(stop=at, versions=versions)
         self.token_ids = self.token_ids[:at]
         self.extend(token_ids)
 
@@ -202,7 +178,7 @@ class OpenSegment:
             token_ids=np.frombuffer(self.token_ids.tobytes(), np.int64),
             sampled=np.frombuffer(bytes(sampled), np.bool_),
             logprobs=np.frombuffer(bytes(logprobs), np.float32),
-            turns=tuple([turn.close() for turn in self.turns]),
+            turns=tuple(self.turns),
             prompt_messages=tuple(self.prompt_messages),
             tools=tuple(self.tools),
             role=self.speaker.role,

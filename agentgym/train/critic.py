@@ -77,13 +77,13 @@ class Critic:
             samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
         )
         for part in plans[ranks.rank]:
-            chosen = [samples[i] for i in part.samples]
-            batch = collate(chosen, pad_id=pad_id, layout=config.layout, masked=part.masked).to(ranks.device)
+            chosen = [samples[i] for i in part] or [min(samples, key=len)]
+            batch = collate(chosen, pad_id=pad_id, layout=config.layout, masked=not part).to(ranks.device)
             states_MH = self._policy.states(batch.inputs)
             values_M = self._head(states_MH)
-            counts = [0 if part.masked else int(sample.loss_mask.sum()) for sample in chosen]
+            counts = [int(sample.loss_mask.sum()) if part else 0 for sample in chosen]
             pairs = zip(torch.split(states_MH, counts), torch.split(values_M, counts), strict=True)
-            for sample, (states, values) in zip(chosen if not part.masked else (), pairs, strict=False):
+            for sample, (states, values) in zip(chosen if part else (), pairs, strict=False):
                 key = (sample.rollout_id, sample.segment, sample.step)
                 self._kept[key] = (states, values)
                 found.append((key, values.cpu().numpy().astype(np.float32)))

@@ -5,7 +5,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,15 +16,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.batching.plan import MicroBatch, MiniBatch, cost_of, mini_batches, over_budget, plan_step
+from agentgym.train.batching.bins import Indices
+from agentgym.train.batching.plan import cost_of, mini_batches, over_budget, plan_step
 from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample, warn_of_settings
 from agentgym.train.config import TrainConfig, learning_rate
 from agentgym.train.critic import Critic, refuse_returns
 from agentgym.train.distributed import Ranks
 from agentgym.train.kept_logprobs import KeptLogprobs, ScoredSample
-from agentgym.train.loss.figures import Forward, reports_of, step_figures
+from agentgym.train.loss.figures import Forward, step_figures
 from agentgym.train.loss.losses import LossSums, denominator
-from agentgym.train.loss.nonfinite import MicroBatchReport, gradient_is_finite, nonfinite_rollouts, warn_skipped
+from agentgym.train.loss.nonfinite import gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
 from agentgym.train.policy.adapter_io import export_adapter
 from agentgym.train.policy.fsdp import open_policy, open_reference, weight_type
@@ -84,8 +84,10 @@ class Learner:
         cut = [[samples[i] for i in part] for part in mini_batches(samples, rollouts=self.config.rollouts_per_step)]
         trained = [part for part in cut if any(sample.loss_mask.any() for sample in part)]
         untrained = len(cut) - len(trained)
-        planned = self._with_old_logprobs([self._planned(part) for part in trained])
-        norms = [self._mini_batch(step, mini_batch, forwards) for step, mini_batch in enumerate(planned)]
+        plans = [self._plan(part) for part in trained]
+        old = [self._old_logprobs(step, *one) for step, one in enumerate(zip(trained, plans, strict=True))]
+        parts = enumerate(zip(trained, plans, old, strict=True))
+        norms = [self._mini_batch(step, *part, forwards) for step, part in parts]
         self._once.add(samples)
         skipped = [step for step, norm in enumerate(norms) if not math.isfinite(norm)]
         stats = {
@@ -110,7 +112,7 @@ class Learner:
                 stacklevel=2,
             )
         if skipped:
-            blamed = sorted({name for step in skipped for name in nonfinite_rollouts(reports_of(forwards, step))})
+            blamed = sorted({name for step in skipped for name in nonfinite_rollouts(forwards, step)})
             stats["train/skipped_rollouts"] = float(len(blamed))
             warn_skipped(len(skipped), blamed)
         seconds = time.perf_counter() - began
@@ -154,47 +156,49 @@ class Learner:
         if len(set(digests)) > 1:
             raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
 
-    def _planned(self, samples: list[Sample]) -> MiniBatch:
-        """Return a mini-batch with this rank's micro-batches of it."""
+    def _plan(self, samples: list[Sample]) -> list[Indices]:
+        """Return this rank's micro-batches of a mini-batch."""
         ranks, config = self.ranks, self.config
         plans = plan_step(
             samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
         )
-        return MiniBatch(samples=samples, micro_batches=plans[ranks.rank])
+        return plans[ranks.rank]
 
-    def _with_old_logprobs(self, planned: list[MiniBatch]) -> list[MiniBatch]:
-        """Return the mini-batches with the log-probabilities of the policy as it is, if the config asks for them.
+    def _old_logprobs(self, step: int, samples: list[Sample], plan: list[Indices]) -> list[Tensor]:
+        """Return the log-probabilities (BR) of the policy as it is for each micro-batch, if the config asks for them.
 
-        The first one stays as it is: its own forward computes them.
+        The first mini-batch of a call gets none: its own forwards compute them.
         """
-        if self.config.old_logprobs == "engine":
-            return planned
-        found = planned[:1]
-        for mini_batch in planned[1:]:
-            old_logprobs = []
-            for micro_batch in mini_batch.micro_batches:
-                chosen, batch = self._batch(mini_batch.samples, micro_batch)
-                old_logprobs.append(self._logprobs(batch, self.config.temperature))
-                self._keep(chosen, micro_batch, old_logprobs[-1], moved=False)
-            found.append(replace(mini_batch, old_logprobs=old_logprobs))
+        found: list[Tensor] = []
+        if self.config.old_logprobs == "engine" or not step:
+            return found
+        for micro_batch in plan:
+            chosen, batch = self._batch(samples, micro_batch)
+            found.append(self._logprobs(batch, self.config.temperature))
+            self._keep(chosen, micro_batch, found[-1], moved=False)
         return found
 
-    def _keep(self, chosen: list[Sample], micro_batch: MicroBatch, logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Keep the log-probabilities of a micro-batch, where somebody asked for them."""
-        if self._kept is not None and not micro_batch.masked:
+    def _keep(self, chosen: list[Sample], micro_batch: Indices, logprobs_BR: Tensor, *, moved: bool) -> None:
+        """Keep the log-probabilities of a micro-batch that is not padding, where somebody asked for them."""
+        if self._kept is not None and micro_batch:
             self._kept.add(chosen, logprobs_BR, moved=moved)
 
-    def _mini_batch(self, step: int, mini_batch: MiniBatch, forwards: list[Forward]) -> float:
-        """Take one optimizer step; returns the norm of the gradient before clipping."""
+    def _mini_batch(
+        self, step: int, samples: list[Sample], plan: list[Indices], old: list[Tensor], forwards: list[Forward]
+    ) -> float:
+        """Take one optimizer step; returns the norm of the gradient before clipping.
+
+        `old` is what `_old_logprobs` returned.
+        """
         config = self.config
         objective = Objective(
             config=config,
-            denominator=denominator(mini_batch.samples, config.normalise),
-            sequences=self._sequences(mini_batch) if config.loss == "gspo_rollout" else None,
+            denominator=denominator(samples, config.normalise),
+            sequences=self._sequences(samples, plan, old) if config.loss == "gspo_rollout" else None,
         )
         self._optimizer.zero_grad(set_to_none=True)
-        numbers = range(len(mini_batch.micro_batches))
-        forwards += [self._micro_batch(step, number, mini_batch, objective) for number in numbers]
+        for number, micro_batch in enumerate(plan):
+            forwards.append(self._forward(step, number, samples, micro_batch, old, objective))
         norm = _number(torch.nn.utils.clip_grad_norm_(self._weights, config.grad_clip))
         if math.isfinite(norm):
             rate = learning_rate(config, self.optimizer_steps)
@@ -205,41 +209,45 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _micro_batch(self, step: int, number: int, mini_batch: MiniBatch, objective: Objective) -> Forward:
+    def _forward(
+        self,
+        step: int,
+        number: int,
+        samples: list[Sample],
+        micro_batch: Indices,
+        old: list[Tensor],
+        objective: Objective,
+    ) -> Forward:
         """Do one forward and backward."""
-        micro_batch = mini_batch.micro_batches[number]
-        chosen, batch = self._batch(mini_batch.samples, micro_batch)
+        chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
 
         def loss_of(logprobs_BR: Tensor, entropy_BR: Tensor) -> tuple[Tensor, LossSums]:
-            old_BR = self._old_logprobs(mini_batch, number, logprobs_BR)
+            old_BR = self._old(old, number, logprobs_BR)
             loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR, old_BR)
             return loss * self.ranks.world, sums  # FSDP averages gradients over ranks; this loss is a sum over them
 
         logprobs_BR, entropy_BR = self.policy(
             batch.inputs, batch.loss_mask_BR, self.config.temperature, loss=objective.by_token(batch, loss_of)
         )
-        if not mini_batch.old_logprobs:
+        if not old:
             self._keep(chosen, micro_batch, logprobs_BR, moved=step > 0)
         loss, sums = loss_of(logprobs_BR, entropy_BR)
         loss.backward()  # type: ignore[no-untyped-call]
         return Forward(
             step=step,
+            number=number,
+            rollouts=tuple(dict.fromkeys(sample.rollout_id for sample in chosen)) if micro_batch else (),
             sums=sums,
-            real_tokens=0 if micro_batch.masked else batch.inputs.tokens,
+            real_tokens=batch.inputs.tokens if micro_batch else 0,
             computed_tokens=batch.inputs.input_ids_BT.numel(),
-            report=MicroBatchReport(
-                number=number,
-                rollouts=() if micro_batch.masked else tuple(dict.fromkeys(sample.rollout_id for sample in chosen)),
-                loss_is_finite=math.isfinite(sums.loss),
-                gradient_is_finite=gradient_is_finite(self._weights),
-            ),
+            gradient_is_finite=gradient_is_finite(self._weights),
         )
 
-    def _batch(self, samples: list[Sample], micro_batch: MicroBatch) -> tuple[list[Sample], Batch]:
-        """Return the samples of a micro-batch, and their tensors."""
-        chosen = [samples[i] for i in micro_batch.samples]
-        return chosen, self._collate(chosen, masked=micro_batch.masked)
+    def _batch(self, samples: list[Sample], micro_batch: Indices) -> tuple[list[Sample], Batch]:
+        """Return the samples of a micro-batch, and their tensors; of padding the shortest sample, masked."""
+        chosen = [samples[i] for i in micro_batch] or [min(samples, key=len)]
+        return chosen, self._collate(chosen, masked=not micro_batch)
 
     def _collate(self, samples: Sequence[Sample], *, masked: bool = False) -> Batch:
         """Return the samples as tensors in the config's layout, on this rank's device."""
@@ -267,20 +275,19 @@ class Learner:
                 "the first step, or set kl_coef above 0, which keeps one"
             )
 
-    def _old_logprobs(self, mini_batch: MiniBatch, number: int, logprobs_BR: Tensor) -> Tensor | None:
-        """Return those that a micro-batch's ratio is to; None for the engine's."""
+    def _old(self, old: list[Tensor], number: int, logprobs_BR: Tensor) -> Tensor | None:
+        """Return the log-probabilities that a micro-batch's ratio is to; None for the engine's."""
         if self.config.old_logprobs == "engine":
             return None
-        return mini_batch.old_logprobs[number] if mini_batch.old_logprobs else logprobs_BR.detach()
+        return old[number] if old else logprobs_BR.detach()
 
-    def _sequences(self, mini_batch: MiniBatch) -> dict[str, float]:
+    def _sequences(self, samples: list[Sample], plan: list[Indices], old: list[Tensor]) -> dict[str, float]:
         """Return the log of each rollout's sequence ratio, over all ranks and micro-batches that hold its samples."""
         found = []
-        for number, micro_batch in enumerate(mini_batch.micro_batches):
-            chosen, batch = self._batch(mini_batch.samples, micro_batch)
+        for number, micro_batch in enumerate(plan):
+            chosen, batch = self._batch(samples, micro_batch)
             logprobs_BR = self._logprobs(batch, self.config.temperature)  # of padding too: ranks stay in step
-            old_BR = self._old_logprobs(mini_batch, number, logprobs_BR)
-            found += sample_log_ratios(chosen, batch, logprobs_BR, old_BR)
+            found += sample_log_ratios(chosen, batch, logprobs_BR, self._old(old, number, logprobs_BR))
         return rollout_log_ratios(self.ranks.gather(found))
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -74,8 +74,7 @@ def require_roles(played: Iterable[str], rewards: Mapping[str, float], where: st
     require(not without, f"{where}: none of {', '.join(without)}, whose turns are to be trained")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Turn:
+class Turn(NamedTuple):
     """One sampled stretch of a segment: tokens `start` to `stop`, under these policy versions."""
 
     start: int
@@ -97,10 +96,6 @@ class Turn:
     """The reward of the env's step for this turn; it is part of the rollout's reward."""
     number: int = 0
     """The number of turns of the rollout, forks and sub-agents included, that were sampled before it."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < self.stop:
-            raise ValueError(f"start: a turn must hold a token, got {self.start}..{self.stop}")
 
     def __repr__(self) -> str:
         calls = "".join(f", calls {call['function']['name']!r}" for call in self.message.get("tool_calls", ()))
@@ -152,8 +147,8 @@ class Segment:
         require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
         union, end = bytearray(n), 0
         for turn in self.turns:
-            if turn.start < end or turn.stop > n:
-                raise ValueError(f"turns: {turn.start}..{turn.stop} overlaps or passes {n}")
+            if not end <= turn.start < turn.stop <= n:
+                raise ValueError(f"turns: {turn.start}..{turn.stop} holds no token, overlaps another or passes {n}")
             union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")

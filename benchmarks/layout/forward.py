@@ -66,7 +66,7 @@ def _step(policy: PolicyModel, rows: Sequence[Sample], layout: Layout) -> float:
     computed = 0
     (plan,) = plan_step(rows, ranks=1, layout=layout, micro_tokens=MICRO_TOKENS, cost=cost_of("flops", HIDDEN))
     for micro in plan:
-        batch = collate([rows[i] for i in micro.samples], pad_id=0, layout=layout)
+        batch = collate([rows[i] for i in micro], pad_id=0, layout=layout)
         logprobs_BR, _ = policy(batch.inputs, batch.loss_mask_BR)
         (logprobs_BR * batch.loss_mask_BR).sum().backward()
         computed += batch.inputs.input_ids_BT.numel()

@@ -9,7 +9,7 @@ import torch
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.batching.layouts import Layout, PaddedInputs
+from agentgym.train.batching.layouts import Layout, PackedInputs, PaddedInputs
 from agentgym.types.sample import Sample
 from benchmarks.harness import load_workloads
 from benchmarks.layout.rows import make_groups, make_samples
@@ -60,10 +60,11 @@ def told(batches: Sequence[Batch]) -> dict[str, Any]:
 
 def trained_parts(batch: Batch) -> list[bytes]:
     """Of each sample the trained ids, their positions and log-probabilities."""
-    index = batch.inputs.trained.index_M
-    ids = batch.inputs.trained.target_N[index].numpy().astype(np.int64)
+    index = batch.inputs.index_M
+    ids = batch.inputs.target_N[index].numpy().astype(np.int64)
     inputs = batch.inputs
-    positions = inputs.positions_BT.reshape(-1)[inputs.trained.source_N][index].numpy().astype(np.int64) + 1
+    assert isinstance(inputs, PaddedInputs | PackedInputs)
+    positions = inputs.positions_BT.reshape(-1)[inputs.source_N][index].numpy().astype(np.int64) + 1
     logprobs = batch.logprobs_BR[batch.loss_mask_BR].numpy()
     stops = batch.loss_mask_BR.sum(1).cumsum(0).tolist()
     return [

@@ -11,11 +11,10 @@ in a process of their own, take turns.
 import argparse
 from typing import Any
 
-from agentgym.train.batching.plan import MicroBatch
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, over, report, workloads_path
 from benchmarks.peers.turns import Worker, in_its_environment, least_cpu_s
 from benchmarks.planning.judging import judge, judge_tree, padded_tokens
-from benchmarks.planning.ours import BUDGET, RANKS, ROWS, Lengths, Plan, plans_of_lengths, plans_of_prefixes, strided
+from benchmarks.planning.ours import BUDGET, RANKS, ROWS, Lengths, plans_of_lengths, plans_of_prefixes, strided
 
 ROUNDS = 5
 TRL_SAMPLES = 512
@@ -23,11 +22,6 @@ TRL_SAMPLES = 512
 REFERENCE: dict[str, float | str] = {
     "miles": "is not on PyPI; on other machines first-fit took 51 micro-batches of 51 at 8 us and a straggler of 1.017",
 }
-
-
-def _plan_of(told: list[list[list[int]]]) -> Plan:
-    """A plan in our types: a micro-batch without samples is padding, which computes the first sample again."""
-    return [[MicroBatch(samples=tuple(part) or (0,), masked=not part) for part in rank] for rank in told]
 
 
 def goals(f: dict[str, float], least: int) -> dict[str, Goal]:
@@ -75,7 +69,7 @@ def measure(of: Lengths, peers: Worker | None, module: Any, seed: int) -> dict[s
     if peers is not None:
         for name in peers.start():
             mine = lengths[:TRL_SAMPLES] if name.startswith("trl") else lengths
-            figures |= judge(name, _plan_of(peers.tell(name)), mine, seconds[name], module)
+            figures |= judge(name, peers.tell(name), mine, seconds[name], module)
     return figures
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from agentgym.train.batching.plan import Balance, MicroBatch
+from agentgym.train.batching.plan import Balance, Plan
 from agentgym.types.arrays import Ints
-from benchmarks.planning.ours import Lengths, Plan
+from benchmarks.planning.ours import Lengths
 
 
-def grid(plans: Plan, value: Callable[[MicroBatch], float]) -> Any:
+def grid(plans: Plan, value: Callable[[list[int]], float]) -> Any:
     """The value of each micro-batch, of each rank: M x ranks; 0 for padding."""
-    return np.array([[0.0 if m.masked else value(m) for m in plan] for plan in plans]).T
+    return np.array([[value(m) if m else 0.0 for m in plan] for plan in plans]).T
 
 
 def uneven(cost: Any) -> float:
@@ -26,19 +26,18 @@ def judge(
     """The figures of a plan without shared prefixes."""
     # A padded block is computed under a mask, which leaves out no pair of tokens.
     flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
-    squares = grid(plans, lambda m: float((lengths[list(m.samples)] ** 2).sum()))
+    squares = grid(plans, lambda m: float((lengths[m] ** 2).sum()))
 
-    def load(micro: MicroBatch) -> float:
-        rows = list(micro.samples)
+    def load(rows: list[int]) -> float:
         return len(rows) * float(flops[rows].max()) if padded else float(flops[rows].sum())
 
-    real = [m for plan in plans for m in plan if not m.masked]
+    real = [m for plan in plans for m in plan if m]
     rows = {
         "micro_batches": len(plans[0]),
         "straggler": uneven(grid(plans, load)),
         "imbalance": float(np.mean([module.imbalance(row) for row in squares])),
-        "most_tokens": max(int(lengths[list(m.samples)].sum()) for m in real),
-        "masked_rows": sum(m.masked for plan in plans for m in plan),
+        "most_tokens": max(int(lengths[m].sum()) for m in real),
+        "masked_rows": sum(not m for plan in plans for m in plan),
         "lost_or_twice": lost_or_twice(plans, len(lengths)),
         "us_a_sample": seconds / len(lengths) * 1e6,
     }
@@ -47,15 +46,14 @@ def judge(
 
 def padded_tokens(plans: Plan, lengths: Ints) -> float:
     """Tokens computed under the padded layout over the real ones."""
-    padded = grid(plans, lambda m: float(len(m.samples) * lengths[list(m.samples)].max()))
+    padded = grid(plans, lambda m: float(len(m) * lengths[m].max()))
     return float(padded.sum() / lengths.sum())
 
 
 def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[str, float]:
     """The figures of a plan that knows of prefixes; its load is counted from the lengths and groups."""
 
-    def unique(micro: MicroBatch) -> float:
-        rows = list(micro.samples)
+    def unique(rows: list[int]) -> float:
         _, first = np.unique(of.group[rows], return_index=True)
         return float(of.completion[rows].sum() + of.prompt[rows][first].sum())
 
@@ -76,5 +74,5 @@ def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[s
 
 def lost_or_twice(plans: Plan, count: int) -> int:
     """How many of so many samples are not in the plan exactly once."""
-    placed = np.bincount([row for plan in plans for m in plan if not m.masked for row in m.samples], minlength=count)
+    placed = np.bincount([row for plan in plans for m in plan for row in m], minlength=count)
     return int((placed != 1).sum())

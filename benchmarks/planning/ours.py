@@ -1,20 +1,17 @@
 """Our plans of `benchmarks.planning`, each as a function that makes it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from agentgym.train.batching.plan import Balance, MicroBatch, cost_of, plan_lengths, plan_step
+from agentgym.train.batching.plan import Balance, Plan, cost_of, plan_lengths, plan_step
 from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
 
 KEYS: tuple[Balance, ...] = ("flops", "square", "length")
 RANKS, ROWS, BUDGET, HIDDEN = 8, 8, 16_384, 2560
-
-Plan = Sequence[Sequence[MicroBatch]]
-"""Micro-batches of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +58,7 @@ def plans_of_prefixes(of: Lengths, seed: int) -> dict[Balance, Callable[[], Plan
 def strided(count: int) -> Plan:
     """Samples to ranks in their order."""
     return [
-        [
-            MicroBatch(samples=tuple(range(start + rank, start + RANKS * ROWS, RANKS)))
-            for start in range(0, count, RANKS * ROWS)
-        ]
+        [list(range(start + rank, start + RANKS * ROWS, RANKS)) for start in range(0, count, RANKS * ROWS)]
         for rank in range(RANKS)
     ]
 

@@ -208,7 +208,7 @@ def overlapping() -> Rollout:
 
 
 def _asked(segment: Segment, at: float | None) -> Segment:
-    return replace(segment, turns=tuple(replace(turn, asked_at=at) for turn in segment.turns))
+    return replace(segment, turns=tuple(turn._replace(asked_at=at) for turn in segment.turns))
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_the_turns_of_a_role_are_its_trained_ones_in_the_rollout_itself() -> Non
     turns = own.turns
 
     def beside(index: int, **given: Any) -> Segment:
-        numbered = tuple(replace(turn, number=turn.number + 2 * index) for turn in turns)
+        numbered = tuple(turn._replace(number=turn.number + 2 * index) for turn in turns)
         return replace(own, **{"index": index, "parent": 0, "kind": "subagent", "turns": numbered, **given})
 
     aide, silent = beside(1, role="aide"), beside(2, trained=False)
@@ -287,7 +287,7 @@ def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
 def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:
     a, b = played("a", 1, 0, 0), played("b", 0, 0)
     (segment,) = a.segments
-    same = replace(segment, turns=tuple(replace(turn, number=0) for turn in segment.turns))
+    same = replace(segment, turns=tuple(turn._replace(number=0) for turn in segment.turns))
     group = Group(group_id="g", rollouts=(replace(a, segments=(same,)), b))
     with pytest.raises(ValueError, match=f"^{error}"):
         build_samples([group], **change)  # type: ignore[arg-type]

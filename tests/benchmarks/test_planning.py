@@ -2,17 +2,13 @@
 
 import numpy as np
 
-from agentgym.train.batching.plan import MicroBatch
 from benchmarks.harness import load_workloads
 from benchmarks.planning.judging import judge, uneven
 
 
 def test_a_lost_sample_an_empty_rank_and_a_slow_one_show() -> None:
     lengths = np.array([300, 100, 100, 100])
-    lopsided = [
-        [MicroBatch(samples=(0,)), MicroBatch(samples=(1,))],
-        [MicroBatch(samples=(2,)), MicroBatch(samples=(2,), masked=True)],
-    ]
+    lopsided = [[[0], [1]], [[2], []]]
     figures = judge("plan", lopsided, lengths, 0.0, load_workloads(None))
     assert figures["plan_lost_or_twice"] == 1
     assert figures["plan_masked_rows"] == 1

@@ -110,7 +110,7 @@ def without_ids(played: Rollout) -> Rollout:
             s,
             prompt_messages=tuple(map(bare, s.prompt_messages)),
             turns=tuple(
-                replace(turn, message=bare(turn.message), env_messages=tuple(map(bare, turn.env_messages)))
+                turn._replace(message=bare(turn.message), env_messages=tuple(map(bare, turn.env_messages)))
                 for turn in s.turns
             ),
         )
@@ -126,7 +126,7 @@ def counted(played: Rollout) -> Rollout:
             s,
             token_ids=np.zeros_like(s.token_ids),
             logprobs=np.zeros_like(s.logprobs),
-            turns=tuple(replace(turn, versions=(Version(0, NO_POLICY),)) for turn in s.turns),
+            turns=tuple(turn._replace(versions=(Version(0, NO_POLICY),)) for turn in s.turns),
         )
         for s in played.segments
     ]

@@ -95,9 +95,9 @@ def same(one: Any, other: Any) -> bool:
     """Whether two frozen values hold the same, arrays by their elements."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
-    if isinstance(one, tuple) and not isinstance(one, Version):
+    if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, Rollout | Segment | Turn):
+    if isinstance(one, Rollout | Segment):
         return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return bool(one == other)
 
@@ -387,7 +387,7 @@ def test_what_is_no_message_is_named_by_its_field(tmp_path: Path, field: Sequenc
 @pytest.mark.parametrize("calls", ["text", 7, {"function": {}}])
 def test_a_rollout_whose_calls_are_no_list_is_kept(tmp_path: Path, calls: Any) -> None:
     played = rollout("a/0")
-    turn = replace(played.segments[0].turns[0], message={"role": "assistant", "content": ["x"], "tool_calls": calls})
+    turn = played.segments[0].turns[0]._replace(message={"role": "assistant", "content": ["x"], "tool_calls": calls})
     odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(replace(played, segments=(odd,)))], step=0)
@@ -399,7 +399,7 @@ def test_a_rollout_whose_calls_are_no_list_is_kept(tmp_path: Path, calls: Any) -
 @pytest.mark.parametrize("call", [{"function": None}, {}, "text", {"function": {"name": None}}])
 def test_a_rollout_with_a_call_that_is_none_is_kept(tmp_path: Path, call: Any) -> None:
     played = rollout("a/0")
-    turn = replace(played.segments[0].turns[0], message={"role": "assistant", "content": "", "tool_calls": [call]})
+    turn = played.segments[0].turns[0]._replace(message={"role": "assistant", "content": "", "tool_calls": [call]})
     odd = replace(played.segments[0], turns=(turn, *played.segments[0].turns[1:]))
     with RolloutWriter(tmp_path) as writer:
         writer.add([group(replace(played, segments=(odd,)))], step=0)

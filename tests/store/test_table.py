@@ -158,7 +158,7 @@ def test_a_row_counts_the_calls_and_the_failed_ones(tmp_path: Path, store: Rollo
     said = Message(role="assistant", content="", tool_calls=[call, call])
     one = rollout("a/0")
     (spoken,) = one.segments
-    turns = (replace(spoken.turns[0], message=said), spoken.turns[1])
+    turns = (spoken.turns[0]._replace(message=said), spoken.turns[1])
     with RolloutWriter(tmp_path) as writer:
         changed = replace(one, segments=(replace(spoken, turns=turns),), metrics={"tool_errors/look": 1.0})
         writer.add([Group(group_id="a", rollouts=(changed,))], step=0)

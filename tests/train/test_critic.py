@@ -32,7 +32,7 @@ def numbered(groups: Sequence[Group]) -> list[Group]:
     def one(rollout: Rollout) -> Rollout:
         segments, number = list[Segment](), 0
         for segment in rollout.segments:
-            turns = tuple(replace(turn, number=number + i) for i, turn in enumerate(segment.turns))
+            turns = tuple(turn._replace(number=number + i) for i, turn in enumerate(segment.turns))
             segments.append(replace(segment, turns=turns))
             number += len(turns)
         return replace(rollout, segments=tuple(segments))

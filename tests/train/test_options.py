@@ -13,7 +13,9 @@ import torch
 from agentgym.engines.transformers.lora import Merger
 from agentgym.samples import build_samples
 from agentgym.train.config import learning_rate
-from agentgym.train.loss.nonfinite import SHOWN, MicroBatchReport, nonfinite_rollouts
+from agentgym.train.loss.figures import Forward
+from agentgym.train.loss.losses import LossSums
+from agentgym.train.loss.nonfinite import SHOWN, nonfinite_rollouts
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group
@@ -229,24 +231,34 @@ def test_a_rate_falls_along_a_line_or_a_cosine_to_a_tenth() -> None:
 # The guard
 
 
-def report(number: int, *rollouts: str, loss: bool = True, gradient: bool = True) -> MicroBatchReport:
-    return MicroBatchReport(number=number, rollouts=rollouts, loss_is_finite=loss, gradient_is_finite=gradient)
+def report(number: int, *rollouts: str, loss: bool = True, gradient: bool = True, step: int = 0) -> Forward:
+    value = 1.0 if loss else math.nan
+    sums = LossSums(loss=value, tokens=1, clipped=0.0, corrected=0.0, kl=0.0, entropy=0.0, gap=0.0)
+    return Forward(
+        step=step,
+        number=number,
+        rollouts=rollouts,
+        sums=sums,
+        real_tokens=1,
+        computed_tokens=1,
+        gradient_is_finite=gradient,
+    )
 
 
 def test_a_loss_that_is_not_finite_tells_its_micro_batch_apart() -> None:
     ranks = [report(0, "a"), report(1, "b", loss=False, gradient=False), report(0, "c"), report(1, "d", gradient=False)]
-    assert nonfinite_rollouts(ranks) == ["b"]
+    assert nonfinite_rollouts([*ranks, report(0, "of another step", loss=False, step=1)], 0) == ["b"]
 
 
 def test_a_gradient_that_is_not_finite_is_of_the_first_micro_batch_where_it_was() -> None:
     ranks = [report(0, "a"), report(1, "b", gradient=False), report(2, "c", gradient=False)]
     ranks += [report(0, "d"), report(1, "e"), report(2, gradient=False)]
-    assert nonfinite_rollouts(ranks) == ["b", "e"]
-    assert nonfinite_rollouts([*ranks, report(2, "f", loss=False)]) == ["b", "e", "f"]
+    assert nonfinite_rollouts(ranks, 0) == ["b", "e"]
+    assert nonfinite_rollouts([*ranks, report(2, "f", loss=False)], 0) == ["b", "e", "f"]
 
 
 def test_where_only_the_norm_is_not_finite_all_are_named() -> None:
-    assert nonfinite_rollouts([report(0, "a"), report(0, "b")]) == ["a", "b"]
+    assert nonfinite_rollouts([report(0, "a"), report(0, "b")], 0) == ["a", "b"]
 
 
 def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: Groups) -> None:

@@ -124,7 +124,7 @@ def test_only_an_aborted_completion_may_be_empty() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(3, 3), (4, 2), (-1, 2)])
 def test_a_turn_holds_a_token(start: int, stop: int) -> None:
-    refuses(turn, {"start": start, "stop": stop}, "start")
+    refuses(segment, {"turns": (turn(start, stop),)}, "turns")
 
 
 @pytest.mark.parametrize(

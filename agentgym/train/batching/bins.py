@@ -2,7 +2,7 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,16 +13,6 @@ from agentgym.types.arrays import Ints
 
 Indices: TypeAlias = list[int]
 """Positions in whatever array a function was given: of samples, of sorted samples or of pieces of a tree."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bin:
-    """The samples that one rank computes in one micro-batch."""
-
-    samples: tuple[int, ...]
-    """Indices of the samples that were packed; never empty."""
-    cost: float
-    """Cost of a forward and backward of these samples, in the unit of the `Cost` that they were packed by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +76,11 @@ def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], f
             else:
                 heapq.heappush(heap, (-cost(half), half))
     return [items for _, items in heap] + done
+
+
+def costliest_first(bins: Iterable[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
+    """Return the bins in the order in which `assign_to_ranks` deals them out."""
+    return sorted(bins, key=lambda items: -cost(items))
 
 
 def next_multiple(count: int, ranks: int) -> int:

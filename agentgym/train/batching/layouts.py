@@ -1,8 +1,9 @@
 """The inputs of a forward in three layouts, and the index from its hidden states to the trained tokens."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -17,26 +18,38 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TargetIndex:
-    """The N log-probabilities that a forward computes, and the M trained tokens that they belong to.
+class Inputs(ABC):
+    """The tokens of a forward in one of the layouts, and the N log-probabilities that are computed from it.
 
-    N = M where no token is shared. Under `tree`, samples that train the same token in the same context share one::
+    They are those of the M trained tokens. N = M where no token is shared. Under `tree`, samples that train the same
+    token in the same context share one::
 
         samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
         tree           P a b c              source_N, target_N       P>a  a>b  a>c
     """
 
+    input_ids_BT: Tensor
+    """The token ids: int32 if padded, otherwise int64."""
     source_N: Tensor
     """int64: index of the hidden state that predicts each target, in the flattened B x T."""
     target_N: Tensor
     """int64: the token id that is predicted."""
     index_M: Tensor
     """int64: index into the N for each trained token, samples in order and tokens from left to right."""
+    tokens: int
+    """Number of tokens without the padding."""
 
-    def on(self, device: torch.device | str) -> "TargetIndex":
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of the decoder."""
+
+    def on(self, device: torch.device | str) -> Self:
         """Return the same on another device."""
-        source, target, index = (t.to(device, non_blocking=True) for t in (self.source_N, self.target_N, self.index_M))
-        return TargetIndex(source_N=source, target_N=target, index_M=index)
+        moved: dict[str, Any] = {}
+        for name in self.__dataclass_fields__:
+            if isinstance(value := getattr(self, name), Tensor):
+                moved[name] = value.to(device, non_blocking=True)
+        return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
         """Return the values at the samples' tokens, 0 where nothing is trained; a shared value's gradient is summed."""
@@ -45,7 +58,7 @@ class TargetIndex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PaddedInputs:
+class PaddedInputs(Inputs):
     """A left-padded block with one row a sample: no token is cut, and the last column holds a real token in every row.
 
     T is the longest prompt with its response, R is the longest response::
@@ -62,13 +75,8 @@ class PaddedInputs:
     Column j of a tensor that is R wide belongs to the id in column T-R+j, which the state before it predicts.
     """
 
-    input_ids_BT: Tensor
-    """int32: the token ids, and the padding id on padding."""
     start_B: Tensor
     """int64: the column of each row's first token."""
-    trained: TargetIndex
-    tokens: int
-    """Number of tokens without the padding."""
 
     @property
     def attention_BT(self) -> Tensor:
@@ -91,19 +99,10 @@ class PaddedInputs:
             "position_ids": self.positions_BT,
         }
 
-    def on(self, device: torch.device | str) -> "PaddedInputs":
-        """Return the same on another device."""
-        return replace(
-            self,
-            input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
-            start_B=self.start_B.to(device, non_blocking=True),
-            trained=self.trained.on(device),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedInputs:
-    """One row without padding: samples side by side, or trees in which each shared prefix stands once.
+class PackedInputs(Inputs):
+    """One row without padding (B = 1): samples side by side, or trees in which each shared prefix stands once.
 
     ::
 
@@ -114,32 +113,15 @@ class PackedInputs:
     The token at q attends to every k with `k <= q < end_T[k]`: all before it in its sample, and nothing else.
     """
 
-    input_ids_BT: Tensor
-    """int64: the token ids; B = 1."""
     positions_BT: Tensor
     """int64: position of each token in its samples, from 0."""
     end_T: Ints
     """int64: one past the last token that attends to each token."""
-    trained: TargetIndex
-    tokens: int
-    """Number of tokens; none is padding."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of a decoder that `opening.attend_in_rows` has prepared."""
         device = self.input_ids_BT.device
         return {"input_ids": self.input_ids_BT, "position_ids": self.positions_BT} | row_attention(self.end_T, device)
-
-    def on(self, device: torch.device | str) -> "PackedInputs":
-        """Return the same on another device."""
-        return replace(
-            self,
-            input_ids_BT=self.input_ids_BT.to(device, non_blocking=True),
-            positions_BT=self.positions_BT.to(device, non_blocking=True),
-            trained=self.trained.on(device),
-        )
-
-
-Inputs: TypeAlias = PaddedInputs | PackedInputs
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
@@ -173,7 +155,9 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         start_B=torch.from_numpy(width - length_B),
-        trained=_target_index(token_M, target_M, np.arange(len(token_M))),
+        source_N=torch.from_numpy(token_M),
+        target_N=torch.from_numpy(target_M),
+        index_M=torch.arange(len(token_M)),
         tokens=int(length_B.sum()),
     )
 
@@ -201,12 +185,8 @@ def _packed(tree: PrefixTree, mask: Bools) -> PackedInputs:
         input_ids_BT=torch.from_numpy(tree.token_ids_T)[None],
         positions_BT=torch.from_numpy(tree.depth_T)[None],
         end_T=tree.end_T,
-        trained=_target_index(tree.parent_T[node_N], tree.token_ids_T[node_N], index_M),
+        source_N=torch.from_numpy(tree.parent_T[node_N]),
+        target_N=torch.from_numpy(tree.token_ids_T[node_N]),
+        index_M=torch.from_numpy(index_M),
         tokens=len(tree),
-    )
-
-
-def _target_index(source_N: Ints, target_N: Ints, index_M: Ints) -> TargetIndex:
-    return TargetIndex(
-        source_N=torch.from_numpy(source_N), target_N=torch.from_numpy(target_N), index_M=torch.from_numpy(index_M)
     )

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, best_fit, halve_until, next_multiple
+from agentgym.train.batching.bins import Cost, Indices, Limit, best_fit, costliest_first, halve_until, next_multiple
 from agentgym.types.arrays import Ints
 
 SWAPS = 4
@@ -16,12 +16,13 @@ FIT_TRIES = 4
 """Smaller budgets that are tried where samples hardly fit, to fill the bins evenly."""
 
 
-def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
+def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
     """Put each sample, longest first, into the cheapest bin so far, then swap samples between bins to even them.
 
-    There are as many bins as the limit needs, filled up to a multiple of `ranks`. Where the bins do not hold a token
-    budget when they are even in cost, they are made even in tokens. Where that does not hold it either, each bin is
-    filled with the longest sample that fits, under the least budget that makes no more bins.
+    The costliest bin comes first. There are as many bins as the limit needs, filled up to a multiple of `ranks`. Where
+    the bins do not hold a token budget when they are even in cost, they are made even in tokens. Where that does not
+    hold it either, each bin is filled with the longest sample that fits, under the least budget that makes no more
+    bins.
     """
     costs = cost.of(lengths, lengths**2)
     if limit.tokens is None:
@@ -29,7 +30,7 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
     else:
         bins = _by_tokens(lengths, costs, ranks, limit.tokens)
     evened = _evened(bins, costs, lengths, ranks, limit)
-    return [Bin(samples=tuple(samples), cost=float(costs[samples].sum())) for samples in evened]
+    return costliest_first(evened, lambda samples: float(costs[samples].sum()))
 
 
 def _by_count(costs: NDArray[np.float64], ranks: int, size: int) -> list[Indices]:

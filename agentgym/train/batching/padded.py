@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from agentgym.train.batching.bins import Bin, Cost, Indices, Limit, halve_until, next_multiple
+from agentgym.train.batching.bins import Cost, Indices, Limit, costliest_first, halve_until, next_multiple
 from agentgym.types.arrays import Ints
 
 Span = tuple[int, int]
@@ -12,8 +12,8 @@ HALVINGS = 12
 """Steps of the search for the cheapest costliest bin, which finds it to 1/4096."""
 
 
-def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
-    """Put samples beside samples of like length, and make the costliest bin as cheap as it can be.
+def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
+    """Put samples beside samples of like length, and make the costliest bin, which comes first, as cheap as can be.
 
     ::
 
@@ -29,8 +29,7 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Bin]:
 
     spans = _even_spans(lengths[order].tolist(), costs[order].tolist(), ranks, limit)
     bins = [order[start:stop].tolist() for start, stop in spans]
-    bins = halve_until(next_multiple(len(bins), ranks), bins, cost_of)
-    return [Bin(samples=tuple(samples), cost=cost_of(samples)) for samples in bins]
+    return costliest_first(halve_until(next_multiple(len(bins), ranks), bins, cost_of), cost_of)
 
 
 def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:

@@ -1,13 +1,12 @@
 """The plan of an optimizer step: which samples share a mini-batch, a rank and a micro-batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
 from agentgym.train.batching import packed, padded, tree
-from agentgym.train.batching.bins import Bin, Cost, Limit
+from agentgym.train.batching.bins import Cost, Indices, Limit
 from agentgym.train.batching.prefix_tree import sort_samples
 from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
@@ -15,23 +14,15 @@ from agentgym.types.sample import Sample
 if TYPE_CHECKING:
     from agentgym.train.batching.layouts import Layout
 
-from dataclasses import field
-
-from torch import Tensor
-
 Balance: TypeAlias = Literal["length", "square", "flops"]
 
+Plan: TypeAlias = list[list[Indices]]
+"""The micro-batches of each rank, equally many on all: the samples of each, and none where it is padding.
+
+A rank computes some sample with its loss mask off as padding, so that all ranks make equally many forwards.
+"""
+
 LENGTH = Cost()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """The samples of one forward and backward on one rank."""
-
-    samples: tuple[int, ...]
-    """Indices of samples of the mini-batch; never empty."""
-    masked: bool = False
-    """True for padding: it is computed with its loss mask off, so that all ranks make equally many forwards."""
 
 
 def cost_of(balance: Balance, hidden: int) -> Cost:
@@ -70,7 +61,7 @@ def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> l
 
 def plan_step(
     samples: Sequence[Sample], *, ranks: int, layout: "Layout" = "padded", micro_tokens: int | None, cost: Cost
-) -> list[list[MicroBatch]]:
+) -> Plan:
     """Return the micro-batches of each rank for one optimizer step; see `plan_lengths`.
 
     Under `tree`, samples that share a prefix are put together: a budget counts each token of a micro-batch once, and
@@ -82,8 +73,7 @@ def plan_step(
     limit = Limit(tokens=micro_tokens)
     order = sort_samples(samples)
     _check(order.lengths, ranks)
-    shortest = int(order.indices[order.lengths.argmin()])
-    return assign_to_ranks(tree.pack(order, cost, ranks, limit.tokens), ranks=ranks, padding_sample=shortest)
+    return assign_to_ranks(tree.pack(order, cost, ranks, limit.tokens), ranks)
 
 
 def plan_lengths(
@@ -94,23 +84,22 @@ def plan_lengths(
     micro_samples: int | None = None,
     layout: Literal["padded", "packed"] = "padded",
     cost: Cost = LENGTH,
-) -> list[list[MicroBatch]]:
-    """Return the micro-batches of each rank, equally many on every rank, each sample in exactly one of them.
+) -> Plan:
+    """Return the micro-batches of each rank; each sample is in exactly one of them.
 
     `lengths` are the samples' tokens, prompt and response. A micro-batch has at most `micro_samples` samples, or at
     most `micro_tokens` tokens as the layout counts them: samples x longest if padded, the sum if packed. A sample over
     the budget stands alone. Bins of like cost meet in a micro-batch, for its slowest rank is what the others wait for;
-    the costliest come first. Where there are fewer samples than ranks could take, the others get masked padding.
+    the costliest come first. Where there are fewer samples than ranks could take, the others get padding.
     """
     limit = Limit(tokens=micro_tokens, samples=micro_samples)
     tokens = np.asarray(lengths, np.int64)
     _check(tokens, ranks)
-    bins = {"padded": padded.pack, "packed": packed.pack}[layout](tokens, cost, ranks, limit)
-    return assign_to_ranks(bins, ranks=ranks, padding_sample=int(tokens.argmin()))
+    return assign_to_ranks({"padded": padded.pack, "packed": packed.pack}[layout](tokens, cost, ranks, limit), ranks)
 
 
-def assign_to_ranks(bins: Sequence[Bin], *, ranks: int, padding_sample: int) -> list[list[MicroBatch]]:
-    """Deal the bins out to the ranks, costliest first, `ranks` of like cost at a time.
+def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
+    """Deal the bins out to the ranks, `ranks` of like cost at a time; they come costliest first.
 
     ::
 
@@ -118,16 +107,13 @@ def assign_to_ranks(bins: Sequence[Bin], *, ranks: int, padding_sample: int) -> 
                                             rank 1   8  5  1
                                             rank 2   8  7  .     every other time from the far end
 
-    A rank that is left without a bin (.) computes the sample `padding_sample` with its loss mask off.
+    A rank that is left without a bin (.) gets padding.
     """
-    by_cost = sorted(bins, key=lambda one: -one.cost)
-    padding = MicroBatch(samples=(padding_sample,), masked=True)
-    plans: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    for start in range(0, len(by_cost), ranks):
-        dealt = [MicroBatch(samples=one.samples) for one in by_cost[start : start + ranks]]
-        dealt += [padding] * (ranks - len(dealt))
-        for plan, micro_batch in zip(plans, dealt if start // ranks % 2 == 0 else dealt[::-1], strict=True):
-            plan.append(micro_batch)
+    plans: Plan = [[] for _ in range(ranks)]
+    for start in range(0, len(bins), ranks):
+        dealt = [*bins[start : start + ranks], *([] for _ in range(start + ranks - len(bins)))]
+        for plan, samples in zip(plans, dealt if start // ranks % 2 == 0 else dealt[::-1], strict=True):
+            plan.append(samples)
     return plans
 
 
@@ -141,14 +127,3 @@ def _check(lengths: Ints, ranks: int) -> None:
         raise ValueError(f"lengths, ranks: nothing to share out ({len(lengths)} samples, {ranks} ranks)")
     if lengths.min() < 1:
         raise ValueError(f"lengths: sample {int(lengths.argmin())} has no token; leave it out")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MiniBatch:
-    """The samples of one optimizer step, and one rank's part of them."""
-
-    samples: list[Sample]
-    micro_batches: list[MicroBatch]
-    old_logprobs: list[Tensor] = field(default_factory=list)
-    """For each micro-batch those before the first optimizer step of the call, BR; none where its own forward has
-    them, or where the config asks for none."""

@@ -2,17 +2,18 @@
 
 import numpy as np
 
-from agentgym.train.batching.bins import Bin, Cost, Indices, best_fit, halve_until, next_multiple
+from agentgym.train.batching.bins import Cost, Indices, best_fit, costliest_first, halve_until, next_multiple
 from agentgym.train.batching.prefix_tree import SortedSamples
 
 PIECE = 1 / 16
 """Part of the token budget: up to so many tokens are computed twice where that saves a bin."""
 
 
-def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Bin]:
+def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Indices]:
     """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
 
-    Groups of them are cut where little is shared. Without a budget there are about as many bins as ranks.
+    The costliest bin comes first. Groups of samples are cut where little is shared. Without a budget there are about as
+    many bins as ranks.
     """
     if tokens is None:
         tokens = _even_budget(order, ranks)
@@ -21,8 +22,8 @@ def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> li
         return _cost(order, positions, cost)
 
     bins = _fill(order, tokens)
-    bins = halve_until(next_multiple(len(bins), ranks), bins, cost_of)
-    return [Bin(samples=tuple(order.indices[at].tolist()), cost=cost_of(at)) for at in bins]
+    bins = costliest_first(halve_until(next_multiple(len(bins), ranks), bins, cost_of), cost_of)
+    return [order.indices[at].tolist() for at in bins]
 
 
 def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from agentgym.train.config import TrainConfig
 from agentgym.train.loss.losses import LossSums
-from agentgym.train.loss.nonfinite import MicroBatchReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +14,16 @@ class Forward:
 
     step: int
     """Number of the optimizer step among those of the call, from 0."""
+    number: int
+    """Number of the micro-batch in the optimizer step, from 0; ranks reduce those of one number together."""
+    rollouts: tuple[str, ...]
+    """Ids of the rollouts that were trained in it; empty for padding."""
     sums: LossSums
     real_tokens: int
     """Number of tokens that were computed and are not padding."""
     computed_tokens: int
-    report: MicroBatchReport
+    gradient_is_finite: bool
+    """Whether the gradients summed up to this micro-batch are finite in this rank's shards."""
 
 
 def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
@@ -50,8 +54,3 @@ def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
     if config.layout == "tree":
         figures["train/unique_tokens"] = float(real)
     return figures
-
-
-def reports_of(forwards: Sequence[Forward], step: int) -> list[MicroBatchReport]:
-    """Return the reports of one optimizer step's micro-batches."""
-    return [forward.report for forward in forwards if forward.step == step]

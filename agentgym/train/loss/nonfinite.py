@@ -3,27 +3,15 @@
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentgym.train.loss.figures import Forward
+
 SHOWN = 20
 """Number of rollouts that a warning names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatchReport:
-    """The state of loss and gradient after one micro-batch on one rank."""
-
-    number: int
-    """Number of the micro-batch in the optimizer step, from 0; ranks reduce those of one number together."""
-    rollouts: tuple[str, ...]
-    """Ids of the rollouts that were trained in it; empty for padding."""
-    loss_is_finite: bool
-    gradient_is_finite: bool
-    """Whether the gradients summed up to this micro-batch are finite in this rank's shards."""
 
 
 def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
@@ -33,14 +21,15 @@ def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
     return math.isfinite(float(torch.nn.utils.get_total_norm(local)))
 
 
-def nonfinite_rollouts(reports: Sequence[MicroBatchReport]) -> list[str]:
-    """Return the rollouts of the micro-batches, over all ranks, whose loss or gradient was not finite.
+def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
+    """Return the rollouts of a step's micro-batches, over all ranks, whose loss or gradient was not finite.
 
     Gradients accumulate, so once one is not finite all later sums are not: the first micro-batch is blamed. Ranks
     reduce theirs together, so the micro-batches of all ranks with that number are named, unless the loss of one of
     them tells it apart. Where only the norm of finite gradients was not finite, all rollouts are named.
     """
-    blamed = [report for report in reports if not report.loss_is_finite]
+    reports = [forward for forward in forwards if forward.step == step]
+    blamed = [report for report in reports if not math.isfinite(report.sums.loss)]
     first = min((report.number for report in reports if not report.gradient_is_finite), default=None)
     if first is not None and all(report.number != first for report in blamed):
         blamed += [report for report in reports if report.number == first]

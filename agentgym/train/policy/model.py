@@ -89,29 +89,28 @@ class PolicyModel(nn.Module):
         With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is what
         `backward` will be called on: where the output layer is trained it saves one of four multiplications by it.
         """
-        trained, states_NH = inputs.trained, self._states(inputs)
+        states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits
-        targets_N = trained.target_N
         if not entropy:
             logprobs_N, _ = token_logprobs(
                 states_NH, head, targets_N, temperature=temperature, entropy=False, logits=logits
             )
-            logprobs_BR = trained.scatter_to_samples(logprobs_N, loss_mask_BR)
+            logprobs_BR = inputs.scatter_to_samples(logprobs_N, loss_mask_BR)
             return logprobs_BR, torch.zeros_like(logprobs_BR)
-        upstream = None if loss is None else SampleUpstream.of(loss, trained, loss_mask_BR)
+        upstream = None if loss is None else SampleUpstream.of(loss, inputs, loss_mask_BR)
         logprobs_N, entropy_N = token_logprobs(
             states_NH, head, targets_N, temperature=temperature, logits=logits, upstream=upstream
         )
-        return trained.scatter_to_samples(logprobs_N, loss_mask_BR), trained.scatter_to_samples(entropy_N, loss_mask_BR)
+        return inputs.scatter_to_samples(logprobs_N, loss_mask_BR), inputs.scatter_to_samples(entropy_N, loss_mask_BR)
 
     def states(self, inputs: Inputs) -> Tensor:
         """Return the last hidden state (float32, MH) before each trained token, samples in order, left to right."""
-        return self._states(inputs).index_select(0, inputs.trained.index_M).float()
+        return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:
         """Return the last hidden states (NH) that the trained tokens are predicted from."""
         hidden_BTH: Tensor = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
-        return hidden_BTH.flatten(0, 1).index_select(0, inputs.trained.source_N)
+        return hidden_BTH.flatten(0, 1).index_select(0, inputs.source_N)
 
 
 class AdapterShape(TypedDict):

@@ -185,7 +185,7 @@ def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tens
         raise
     except Exception as error:  # whatever a model raises that this layout does not suit
         return " ".join(describe(error).split())
-    states = hidden_BTH.flatten(0, 1)[inputs.trained.source_N][inputs.trained.index_M].float()
+    states = hidden_BTH.flatten(0, 1)[inputs.source_N][inputs.index_M].float()
     apart = float((states - alone).abs().mean() / alone.std().clamp(min=1e-12))
     if apart <= tolerance(model.dtype):  # also if it is no number
         return None

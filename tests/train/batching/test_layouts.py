@@ -161,14 +161,14 @@ def test_what_two_samples_train_alike_is_computed_once(grown: Grown) -> None:
     batch = collate([row, twin], pad_id=0, layout="tree")
     trained = int(row.loss_mask.sum())
     assert batch.inputs.tokens == len(row)
-    assert batch.inputs.trained.source_N.shape == (trained,)
-    assert batch.inputs.trained.index_M.tolist() == [*range(trained)] * 2
+    assert batch.inputs.source_N.shape == (trained,)
+    assert batch.inputs.index_M.tolist() == [*range(trained)] * 2
 
 
 def test_the_gradient_of_a_shared_token_is_the_sum_of_its_samples() -> None:
     batch = collate(three_that_share(), pad_id=0, layout="tree")
     values = torch.tensor([1.0, 2.0, 3.0, 9.0], requires_grad=True)
-    scatter_to_samples = batch.inputs.trained.scatter_to_samples(values, batch.loss_mask_BR)
+    scatter_to_samples = batch.inputs.scatter_to_samples(values, batch.loss_mask_BR)
     assert scatter_to_samples.tolist() == [[0, 1, 2], [1, 2, 3], [0, 0, 9]]
     weights = torch.tensor([[5.0, 1, 2], [10, 20, 30], [5, 5, 4]])
     (scatter_to_samples * weights).sum().backward()  # type: ignore[no-untyped-call]
@@ -213,17 +213,17 @@ def test_which_state_predicts_which_token(
     inputs = collate(three_that_share(), pad_id=0, layout=layout).inputs
     assert inputs.input_ids_BT.tolist() == ids
     if positions is not None:
+        assert isinstance(inputs, PackedInputs)
         assert inputs.positions_BT.tolist() == [positions]
-    trained = inputs.trained
-    assert (trained.source_N.tolist(), trained.target_N.tolist()) == (source, target)
-    assert trained.index_M.tolist() == (place or [*range(len(source))])
+    assert (inputs.source_N.tolist(), inputs.target_N.tolist()) == (source, target)
+    assert inputs.index_M.tolist() == (place or [*range(len(source))])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_masked_batch_computes_its_tokens_and_trains_none(layout: Layout) -> None:
     batch = collate(three_that_share(), pad_id=0, layout=layout, masked=True)
     assert batch.inputs.input_ids_BT.numel() >= 6
-    assert batch.inputs.trained.source_N.numel() == 0
+    assert batch.inputs.source_N.numel() == 0
     assert not batch.loss_mask_BR.any()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agentgym.train.batching.bins import Cost
 from agentgym.train.batching.plan import (
     Balance,
-    MicroBatch,
+    Plan,
     cost_of,
     mini_batches,
     over_budget,
@@ -69,9 +69,9 @@ def samples_of(ids: Sequence[Ids]) -> list[Sample]:
     ]
 
 
-def bins_of(plans: list[list[MicroBatch]]) -> list[list[set[int]]]:
+def bins_of(plans: Plan) -> list[list[set[int]]]:
     """The rows of each micro-batch of each rank, padding left out."""
-    return [[set(micro.samples) for micro in plan if not micro.masked] for plan in plans]
+    return [[set(micro) for micro in plan if micro] for plan in plans]
 
 
 STEPS = rows_of([[3, 2], [1, 4], [2, 1], [1, 1]])
@@ -109,8 +109,8 @@ def test_plans_of_nothing_are_refused() -> None:
 def test_five_rows_on_four_ranks_become_eight_with_three_masked() -> None:
     plans = plan_lengths([1] * 5, ranks=4, micro_samples=1)
     assert [len(plan) for plan in plans] == [2, 2, 2, 2]
-    assert sum(micro.masked for plan in plans for micro in plan) == 3
-    assert all(len(micro.samples) == 1 for plan in plans for micro in plan)
+    assert sum(not micro for plan in plans for micro in plan) == 3
+    assert all(len(micro) <= 1 for plan in plans for micro in plan)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
@@ -129,7 +129,7 @@ def test_no_rank_is_empty_and_each_sample_is_there_once(layout: Literal["padded"
 def test_a_token_budget_holds_as_many_rows_as_fit(layout: Literal["padded", "packed"]) -> None:
     assert bins_of(plan_lengths([5, 5], ranks=2, micro_tokens=8, layout=layout)) == [[{0}], [{1}]]
     (plan, other) = plan_lengths([2] * 8, ranks=2, micro_tokens=8, layout=layout)
-    assert [len(micro.samples) for micro in plan + other] == [4, 4]
+    assert [len(micro) for micro in plan + other] == [4, 4]
 
 
 def test_a_budget_counts_padding_where_there_is_padding() -> None:
@@ -154,7 +154,7 @@ def test_a_sample_over_the_budget_stands_alone_in_a_tree_too() -> None:
 def test_bins_are_halved_before_a_rank_is_given_padding() -> None:
     plans = plan_lengths([4, 4, 3, 2, 2, 1], ranks=2, micro_tokens=8)
     assert sorted(map(sorted, chain.from_iterable(bins_of(plans)))) == [[0], [1], [2, 3], [4, 5]]
-    assert not any(micro.masked for plan in plans for micro in plan)
+    assert not any(not micro for plan in plans for micro in plan)
 
 
 def test_padded_rows_lie_beside_rows_of_their_length() -> None:
@@ -250,13 +250,12 @@ ids = st.tuples(
 )
 
 
-def check_plan(plans: list[list[MicroBatch]], rows: int, ranks: int) -> list[MicroBatch]:
+def check_plan(plans: Plan, rows: int, ranks: int) -> list[list[int]]:
     """Whatever the layout and limit: the laws of a plan. The real micro-batches."""
     assert len(plans) == ranks
     assert len({len(plan) for plan in plans}) == 1
-    real = [micro for plan in plans for micro in plan if not micro.masked]
-    assert all(micro.samples for plan in plans for micro in plan)
-    assert sorted(i for micro in real for i in micro.samples) == list(range(rows))
+    real = [micro for plan in plans for micro in plan if micro]
+    assert sorted(i for micro in real for i in micro) == list(range(rows))
     assert len(real) == min(rows, sum(map(len, plans)))  # padding only where there are too few rows
     return real
 
@@ -270,7 +269,7 @@ def test_every_rank_makes_as_many_forwards_none_empty_none_lost_no_budget_broken
     rows = samples_of(drawn)
     plans = plan_step(rows, ranks=ranks, layout=layout, micro_tokens=budget, cost=cost_of("flops", 4))
     for micro in check_plan(plans, len(rows), ranks):
-        chosen = [rows[i] for i in micro.samples]
+        chosen = [rows[i] for i in micro]
         size = {
             "padded": len(chosen) * max(map(len, chosen)),
             "packed": sum(map(len, chosen)),
@@ -286,7 +285,7 @@ def test_a_fixed_count_is_as_many_forwards_as_it_needs(
     layout: Literal["padded", "packed"], lengths: list[int], ranks: int, size: int
 ) -> None:
     plans = plan_lengths(lengths, ranks=ranks, micro_samples=size, layout=layout, cost=SQUARE)
-    assert all(len(micro.samples) <= size for micro in check_plan(plans, len(lengths), ranks))
+    assert all(len(micro) <= size for micro in check_plan(plans, len(lengths), ranks))
     assert len(plans[0]) == -(-len(lengths) // (ranks * size))
 
 
@@ -308,7 +307,5 @@ def test_a_plan_is_nearly_even_where_rows_are_long_tailed() -> None:
     lengths[rng.random(512) < 0.1] = 4096
     cost = cost_of("flops", 2560)
     plans = plan_lengths(lengths.tolist(), ranks=8, micro_samples=8, layout="packed", cost=cost)
-    load = np.array(
-        [[cost.of(lengths[list(m.samples)], lengths[list(m.samples)] ** 2).sum() for m in p] for p in plans]
-    )
+    load = np.array([[cost.of(lengths[m], lengths[m] ** 2).sum() for m in p] for p in plans])
     assert load.max(0).sum() / load.sum() * 8 < 1.002

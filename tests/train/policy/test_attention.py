@@ -277,7 +277,7 @@ def tiny(kind: str, **fields: Any) -> Any:
 def states(model: Any, row: Any) -> Tensor:
     """The hidden states that predict trained tokens, sample by sample."""
     hidden = model.get_decoder()(**row.arguments(), use_cache=False).last_hidden_state
-    picked: Tensor = hidden.flatten(0, 1)[row.trained.source_N][row.trained.index_M]
+    picked: Tensor = hidden.flatten(0, 1)[row.source_N][row.index_M]
     return picked
 
 
