@@ -21,9 +21,9 @@ from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.types.branching import Branching
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
-from benchmarks.virtual import run_in_virtual_time
 from tests.advantages.test_played_values import LIKELY, Path3, exact_gradient, slope, within, worth
 from tests.rollouts.test_branches import Delegates, Dice, Letters
+from tests.support.virtual_time import run_in_virtual_time
 
 BRANCHING = Branching(after="learned_turn", per_state=2, tokens=40)
 SETTINGS = GroupSettings(n=4, branching=BRANCHING, seed=100)
