@@ -28,7 +28,7 @@ from agentgym.types.completion import Completion, Version
 from agentgym.types.messages import Message
 from agentgym.types.task import StepResult, Task
 from benchmarks.harness import Goal, arguments, at_least, at_most, load_workloads, report
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 NEEDED, BATCHES, GROUP = 256, 12, 8
 ENDLESS = 1 << 30

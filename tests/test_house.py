@@ -233,6 +233,12 @@ def test_what_other_kits_interpreters_run_of_a_benchmark_imports_nothing_of_ours
     assert [name_of(p) for p in seen if {i.split(".")[0] for i in imports(p)} & ours] == []
 
 
+def test_the_tests_of_the_library_need_no_benchmark() -> None:
+    found = importers("tests", "benchmarks")
+    assert found != []
+    assert [name for name in found if not name.startswith("tests.benchmarks.")] == []
+
+
 @pytest.mark.parametrize("part", ["agentgym/samples.py", "agentgym/advantages"])
 def test_the_seam_knows_no_torch(part: str) -> None:
     place = ROOT / part

@@ -1,10 +1,12 @@
 """JSON schemas of tools' arguments: looked through when a tool is made, and applied in a bounded number of steps."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
+from math import prod
 from typing import Any
 
 from pydantic_core import SchemaError as PatternError
@@ -15,6 +17,8 @@ from agentgym.tools.tool import WrongArguments
 
 STEPS_AT_MOST = 50_000
 """The most subschemas that are applied to one call's arguments: a recursive `anyOf` can take any number."""
+WORK_AT_MOST = 1_000_000_000
+"""The most that a text's length times a pattern's size may be: a search takes about a second then."""
 SHOWN_ERRORS = 5
 """The most errors of one call's arguments that the model reads."""
 SHOWN_CHARACTERS = 300
@@ -153,7 +157,16 @@ def is_linear(pattern: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=4096)
+def _size(pattern: str) -> int:
+    """Return an upper bound of a compiled pattern's size: its length, times the larger number of each `{2,9}` in it."""
+    repeats = re.findall(r"\{(\d+)(?:,(\d*))?\}", pattern)
+    return len(pattern) * prod(max(int(most or 0), int(least), 1) for least, most in repeats)
+
+
 def _matches(pattern: str, text: str) -> bool:
+    if _size(pattern) * len(text) > WORK_AT_MOST:
+        raise WrongArguments(f"arguments: a text of {len(text)} characters is too long for the pattern {pattern!r:.80}")
     try:
         _linear(pattern).validate_python(text)
     except ValidationError:

@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 
 from benchmarks.families.comparison import KINDS, compare_families, compare_sharded, rows, transformers_version
-from benchmarks.families.models import FAMILIES, FAMILIES_SHARDED
 from benchmarks.harness import at_least, at_most, report, report_parser
+from tests.support.model_families import FAMILIES, FAMILIES_SHARDED
 
 
 def main() -> None:

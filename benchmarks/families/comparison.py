@@ -25,8 +25,7 @@ from agentgym.train.distributed import Ranks, open_ranks
 from agentgym.train.policy.adapter_io import whole
 from agentgym.train.policy.fsdp import open_policy
 from agentgym.train.policy.model import PolicyModel, load_policy
-from agentgym.types.sample import Sample
-from benchmarks.families.models import VOCAB, build
+from tests.support.model_families import build, samples
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
 LIMIT = 1e-3
@@ -96,32 +95,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def samples() -> list[Sample]:
-    """Return samples of different lengths that share prefixes, one of which begins like no other."""
-    rng = np.random.default_rng(0)
-    prompt = rng.integers(3, VOCAB - 2, 5)
-    rows = []
-    for number, (shared, length) in enumerate(((5, 6), (5, 14), (4, 3), (5, 9), (0, 7))):
-        start = np.concatenate([prompt[:shared], rng.integers(3, VOCAB - 2, 5 - shared)])
-        mask = np.ones(length, np.bool_)
-        mask[0] = number % 2 == 0
-        rows.append(
-            Sample(
-                group_id="g",
-                rollout_id=f"r{number}",
-                segment=0,
-                step=0,
-                prompt_ids=start,
-                response_ids=rng.integers(3, VOCAB - 2, length),
-                loss_mask=mask,
-                logprobs=np.zeros(length, np.float32),
-                advantages=np.ones(length, np.float32),
-                weight=1.0,
-            )
-        )
-    return rows
 
 
 def plain(folder: Path, policy: PolicyModel) -> tuple[Tensor, dict[str, Tensor]]:

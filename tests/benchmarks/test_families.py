@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.families.comparison import LAYOUTS, Cell, compare_families, compare_sharded, rows
-from benchmarks.families.models import FAMILIES, FAMILIES_SHARDED
+from tests.support.model_families import FAMILIES, FAMILIES_SHARDED
 
 ONE_OF_EACH = {
     "llama": "rotary positions",

@@ -13,7 +13,7 @@ from agentgym.judges.structured import asking_for
 from agentgym.machine import time_limits
 from agentgym.testing import check_env
 from agentgym.types.completion import Completion
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt="Write a line.")
 

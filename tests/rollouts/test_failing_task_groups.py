@@ -15,7 +15,7 @@ from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 SCRIPT = [call("look"), say("done")]
 TASKS = [ag.Task(id=name, prompt=(ag.Message(role="user", content="Go."),)) for name in ("bad", "good")]

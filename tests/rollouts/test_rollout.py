@@ -16,7 +16,7 @@ from agentgym.sandboxes.fake.box import FakeBoxes
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, Segment
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode

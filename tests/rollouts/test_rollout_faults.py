@@ -16,7 +16,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
 from agentgym.sandboxes.protocol import Box
 from agentgym.types.completion import Completion
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 SCRIPT = [call("look"), say("done")]

@@ -13,7 +13,7 @@ from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
 from agentgym.types.rollout import Rollout
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 SCRIPT = [call("look"), say("done")]
 

@@ -10,7 +10,7 @@ from agentgym.machine.time_limits import Standstill, count_held_time, off_the_cl
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.testing import Scripted, call, say
 from agentgym.types.completion import Completion
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 
 class Look(ag.ToolEnv[ag.Task]):

@@ -13,7 +13,7 @@ from agentgym.run.summary import Report
 from agentgym.scheduling.accounting import Groups
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task(id="t", prompt=(Message(role="user", content="Go."),))
 DECODE = ByteTokenizer().decode

@@ -13,8 +13,8 @@ from agentgym.scheduling.accounting import Groups, LifecycleCounts
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
-from benchmarks.virtual import run_in_virtual_time
 from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, settle, tasks
+from tests.support.virtual_time import run_in_virtual_time
 
 
 async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_policy(boxes: FakeBoxes) -> None:

@@ -16,8 +16,8 @@ from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
-from benchmarks.virtual import run_in_virtual_time
 from tests.scheduling.scheduled import Held, Say, batch_stats, cut, ids, settle, task, tasks
+from tests.support.virtual_time import run_in_virtual_time
 
 MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 

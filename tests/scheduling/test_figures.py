@@ -15,8 +15,8 @@ from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.types.rollout import Group, Rollout
 from agentgym.types.task import StepResult
 from agentgym.view.timeline import timeline
-from benchmarks.virtual import run_in_virtual_time
 from tests.scheduling.scheduled import Held, Say, cut, tasks
+from tests.support.virtual_time import run_in_virtual_time
 
 ROOT = Path(__file__).parents[2]
 

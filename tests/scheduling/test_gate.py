@@ -15,7 +15,7 @@ from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.gate import EngineGate, MessageGate, RolloutUsage, current_usage, gate_of
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.messages import Message
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 FAILS, BREAKS_OFF = 1, 2
 """The seeds of requests that come to nothing."""

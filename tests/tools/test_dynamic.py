@@ -301,6 +301,15 @@ def test_no_argument_takes_more_than_linear_time_to_refuse(parameters: Any, argu
 
 
 @needs_jsonschema
+@pytest.mark.parametrize("pattern", ["a" * 50_000, "[ab]{0,9000}c"])
+def test_a_long_text_is_not_searched_for_a_large_pattern(pattern: str) -> None:
+    long = {"q": "a" * 100_000}
+    with pytest.raises(WrongArguments, match="a text of 100000 characters is too long for the pattern"):
+        find(properties={"q": {"pattern": pattern}}).bind(long)
+    assert find(properties={"q": {"pattern": r"^\w{1,64}"}}).bind(long) == long
+
+
+@needs_jsonschema
 def test_arguments_that_take_too_many_steps_or_levels_are_refused_for_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.testing import Scripted, call, calls, say
 from agentgym.tools.calls import dispatch
-from benchmarks.virtual import run_in_virtual_time
+from tests.support.virtual_time import run_in_virtual_time
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 

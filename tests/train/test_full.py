@@ -296,8 +296,7 @@ def test_weights_that_the_files_cut_otherwise_are_given_by_the_names_of_the_file
     """Experts are one tensor in memory and many in files; a wrapper for images trains its language model alone."""
     from safetensors import safe_open
 
-    from benchmarks.families.comparison import samples
-    from benchmarks.families.models import build
+    from tests.support.model_families import build, samples
 
     build(family).save_pretrained(tmp_path / "base")
     with safe_open(tmp_path / "base" / "model.safetensors", framework="pt") as file:

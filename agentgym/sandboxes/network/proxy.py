@@ -6,11 +6,13 @@ import socket
 import time
 from dataclasses import dataclass, field
 
+import h11
+
 from agentgym.sandboxes.network.acceptor import Acceptor
-from agentgym.sandboxes.network.heads import MAX_HEAD, Malformed, Request, parse_answer, parse_request
+from agentgym.sandboxes.network.heads import MAX_HEAD, Malformed, Request, for_client, parse_request
 from agentgym.sandboxes.network.hello import Tunnel
 from agentgym.sandboxes.network.rules import TLS_PORT, Address, Allow, Rule, parse_address
-from agentgym.sandboxes.network.streams import PIECE, Count, Stream, both_ways, first_error, pump
+from agentgym.sandboxes.network.streams import PIECE, Count, Stream, both_ways, first_error
 from agentgym.sandboxes.protocol import NetworkRequest, RequestOutcome
 from agentgym.sandboxes.protocol.programs import cut_middle
 
@@ -109,7 +111,7 @@ class Proxy:
         connection = await self._connect(request.host, request.port)
         try:
             record.outcome, record.why = "allowed", ""
-            host = await Stream.over(connection, MAX_HEAD)
+            host = await Stream.over(connection)
             connection.close()
             try:
                 await self._carry(client, host, request, record)
@@ -222,11 +224,12 @@ async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter
         tunnel = Tunnel(client, host, request, only_tls=request.port == TLS_PORT)
         await first_error(tunnel.send(meter.sent), tunnel.receive(meter.received))
         return
-    head = request.for_host()
+    there = h11.Connection(h11.CLIENT, MAX_HEAD)
+    head = there.send(request.for_host())
     meter.sent(len(head))
     host.writer.write(head)
-    body = asyncio.ensure_future(_send_body(client, host, request, meter.sent))
-    answer = asyncio.ensure_future(_pass_answer(host, client, request.method, meter.received))
+    body = asyncio.ensure_future(_pass_on(client, request.connection, host, there, meter.sent))
+    answer = asyncio.ensure_future(_pass_on(host, there, client, request.connection, meter.received))
     try:
         await asyncio.wait({body, answer}, return_when=asyncio.FIRST_COMPLETED)
         if body.done():
@@ -262,58 +265,27 @@ async def _look_up(host: str, port: int) -> list[Address]:
     return list(dict.fromkeys(ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
 
 
-async def _send_body(client: Stream, host: Stream, request: Request, sent: Count) -> None:
-    """Send exactly the body that the head announces: what comes behind it is another request, and is dropped."""
-    if request.length is None:
-        await _send_chunks(client, host, sent)
-        return
-    await _copy(client, host, request.length, sent)
-
-
-async def _send_chunks(client: Stream, host: Stream, sent: Count) -> None:
-    """Read the chunks and write them anew, without extensions and trailers."""
-    while True:
-        try:
-            line = (await client.reader.readuntil(b"\r\n")).partition(b";")[0].strip()
-            size = int(line, 16) if line and all(digit in b"0123456789abcdefABCDEF" for digit in line) else -1
-            if not 0 <= size <= MAX_HEAD << 10:
-                raise Malformed("a chunk without a size")
-            host.writer.write(b"%x\r\n" % size)
-            left = await _copy(client, host, size, sent)
-            if left or (size and await client.reader.readexactly(2) != b"\r\n"):
-                raise Malformed("a chunk that does not end")
-            host.writer.write(b"\r\n")
-            if not size:
-                return
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            raise Malformed("a body that does not end") from None
-
-
-async def _pass_answer(host: Stream, client: Stream, method: str, received: Count) -> None:
-    """Pass on one answer: as long as it says, or until the host closes the connection."""
-    answer = None
-    while answer is None or answer.is_interim:
-        try:
-            head = await host.reader.readuntil(b"\r\n\r\n")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            raise Malformed("the host's answer has no end of its head") from None
-        received(len(head))
-        answer = parse_answer(head, method)
-    client.writer.write(answer.head)
-    if answer.length is None:
-        await pump(host, client, received)
-        return
-    await _copy(host, client, answer.length, received)
-
-
-async def _copy(source: Stream, target: Stream, size: int, count: Count) -> int:
-    """Carry at most `size` bytes; return how many are missing because the source ended."""
-    while size and (data := await source.reader.read(min(size, PIECE))):
-        size -= len(data)
-        count(len(data))
-        target.writer.write(data)
-        await target.writer.drain()
-    return size
+async def _pass_on(
+    source: Stream, reading: h11.Connection, target: Stream, writing: h11.Connection, count: Count
+) -> None:
+    """Pass on the rest of one message, written anew: no trailers, no interim answers, nothing that follows its end."""
+    event: object = None
+    try:
+        while not isinstance(event, h11.EndOfMessage):
+            event = reading.next_event()
+            if event is h11.NEED_DATA:
+                data = await source.reader.read(PIECE)
+                count(len(data))
+                reading.receive_data(data)
+            elif isinstance(event, h11.Response):
+                target.writer.write(writing.send(for_client(event)))
+            elif isinstance(event, h11.Data):
+                target.writer.write(writing.send(event))
+            await target.writer.drain()
+            await asyncio.sleep(0)  # A message of many small chunks leaves the loop to others.
+        target.writer.write(writing.send(h11.EndOfMessage()))
+    except h11.ProtocolError as error:
+        raise Malformed(f"a message that is not HTTP/1.1: {error}"[:MAX_SAID]) from None
 
 
 def _refused(status: int, why: str) -> bytes:

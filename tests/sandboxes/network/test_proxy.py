@@ -30,7 +30,9 @@ class Client:
         self.proxy, self.port = proxy, port
 
     async def ask(self, *lines: bytes, then: bytes = b"") -> bytes:
-        """Send a head and what follows; return all that comes back."""
+        """Send a head, with a Host unless it has one, and what follows; return all that comes back."""
+        if not any(line.startswith(b"Host:") for line in lines):
+            lines = (*lines, b"Host: h")
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(b"\r\n".join([*lines, b"", b""]) + then)
         try:
@@ -70,7 +72,7 @@ async def test_a_plain_request_reaches_its_host_and_is_written_down() -> None:
 async def test_a_tunnel_carries_bytes_as_they_are_both_ways() -> None:
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n\x00\x01".encode())
+        writer.write(f"CONNECT {there.address} HTTP/1.1\r\nHost: h\r\n\r\n\x00\x01".encode())
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 200 Connection established\r\n\r\n"
         writer.write_eof()
         assert (await reader.read()).endswith(b"hello")
@@ -113,7 +115,7 @@ async def test_what_is_no_request_is_refused_and_written_down() -> None:
 async def test_a_second_request_behind_the_first_goes_nowhere() -> None:
     async with host() as there, proxy(there.address) as client:
         line = f"POST http://{there.address}/ HTTP/1.1".encode()
-        second = f"GET http://{there.address}/second HTTP/1.1\r\n\r\n".encode()
+        second = f"GET http://{there.address}/second HTTP/1.1\r\nHost: h\r\n\r\n".encode()
         await client.ask(line, b"Content-Length: 3", then=b"abc" + second)
         await client.ask(line, b"Transfer-Encoding: chunked", then=b"3;x=y\r\nabc\r\n0\r\n\r\n" + second)
     sent = b"".join(there.got)
@@ -131,6 +133,64 @@ async def test_chunks_that_two_readers_could_read_differently_end_the_request(ch
             f"POST http://{there.address}/ HTTP/1.1".encode(), b"Transfer-Encoding: chunked", then=chunks + b"\r\n" * 3
         )
     assert [each.outcome for each in client.log] == ["cut"]
+
+
+@asynccontextmanager
+async def closing_host(answer: bytes) -> AsyncIterator[Host]:
+    """A host that answers the first words with this, and closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield Host(server.sockets[0].getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "got"),
+    [
+        ("GET HTTP/1.1", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello, more", b"hello"),
+        ("GET HTTP/1.1", b"HTTP/1.1 200 OK\r\n\r\nhello", b"5\r\nhello\r\n0\r\n\r\n"),
+        ("GET HTTP/1.0", b"HTTP/1.1 200 OK\r\n\r\nhello", b"hello"),
+        ("GET HTTP/1.0", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"hello"),
+        (
+            "GET HTTP/1.1",
+            b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+            b"hello",
+        ),
+        ("HEAD HTTP/1.1", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n", b""),
+        ("GET HTTP/1.1", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b""),
+    ],
+)
+async def test_an_answer_is_as_long_as_it_says(asked: str, answer: bytes, got: bytes) -> None:
+    method, version = asked.split()
+    async with closing_host(answer) as there, proxy(there.address) as client:
+        said = await client.ask(f"{method} http://{there.address}/ {version}".encode())
+    assert said.partition(b"\r\n\r\n")[2] == got
+    assert [each.outcome for each in client.log] == ["allowed"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-x\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
+        b"HTTP/1.1 20x OK\r\n\r\n",
+        b"",
+        b"HTTP/1.1 200 OK\r\nA: " + b"x" * 40_000,
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello",
+    ],
+)
+async def test_an_answer_that_is_not_http_or_ends_too_early_is_cut(answer: bytes) -> None:
+    async with closing_host(answer) as there, proxy(there.address) as client:
+        await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
+    assert [each.outcome for each in client.log] == ["cut"]
+    assert "not HTTP/1.1" in client.log[0].why
 
 
 def greeting(name: str | None) -> bytes:
@@ -163,7 +223,7 @@ async def test_a_tunnel_of_tls_leads_to_the_host_that_the_client_asks_for(
     async with host() as there, proxy(f"localhost:{there.port}", there.address) as client:
         monkeypatch.setattr(proxies, "TLS_PORT", there.port)
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + said)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\nHost: h\r\n\r\n".encode() + said)
         writer.write_eof()
         with suppress(ConnectionResetError):
             await reader.read()
@@ -189,7 +249,7 @@ async def test_an_answer_that_comes_before_the_end_of_the_body_ends_the_request(
 ) -> None:
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"POST http://{there.address}/ HTTP/1.1\r\nContent-Length: 999999\r\n\r\nx".encode())
+        writer.write(f"POST http://{there.address}/ HTTP/1.1\r\nHost: h\r\nContent-Length: 999999\r\n\r\nx".encode())
         assert (await reader.read()).endswith(b"hello")
         assert (await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())).endswith(b"hello")
         writer.close()
@@ -201,7 +261,7 @@ async def test_a_head_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(proxies, "HEAD_S", 0.1)
     async with proxy("a.org") as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(b"GET http://a.org/ HTTP/1.1\r\nA: ")
+        writer.write(b"GET http://a.org/ HTTP/1.1\r\nHost: h\r\nA: ")
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
         writer.close()
     assert [each.outcome for each in client.log] == ["malformed"]
@@ -211,7 +271,7 @@ async def test_a_connection_on_which_nothing_is_said_is_cut(monkeypatch: pytest.
     monkeypatch.setattr(proxies, "IDLE_S", 0.1)
     async with host() as there, proxy(there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT {there.address} HTTP/1.1\r\n\r\n".encode())
+        writer.write(f"CONNECT {there.address} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         assert await reader.read() == b"HTTP/1.1 200 Connection established\r\n\r\n"
         writer.close()
     assert [(each.outcome, each.why) for each in client.log] == [("cut", "idle for 0 s")]
@@ -261,7 +321,7 @@ async def test_a_connection_that_waited_when_the_episode_ended_is_closed_unheard
         first.start()
         await first.stop()
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(b"CONNECT a.org:443 HTTP/1.1\r\n\r\n")
+        writer.write(b"CONNECT a.org:443 HTTP/1.1\r\nHost: h\r\n\r\n")
         await writer.drain()
         assert forget_waiting(listener) == 1
         second = Proxy(listener, Allow("a.org"))
@@ -319,7 +379,7 @@ async def test_every_greeting_in_a_tunnel_is_for_its_host(
     first = greeting("localhost")
     async with speaker(answer) as there, proxy(f"localhost:{there.port}", there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + first)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\nHost: h\r\n\r\n".encode() + first)
         await reader.readuntil(b"\r\n\r\n")
         with suppress(ConnectionResetError, asyncio.IncompleteReadError):
             if waits:
@@ -365,7 +425,7 @@ async def test_what_a_host_says_first_reaches_a_client_that_speaks_no_tls() -> N
         port = server.sockets[0].getsockname()[1]
         async with proxy(f"localhost:{port}", f"127.0.0.1:{port}") as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\n\r\n".encode())
+            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
             assert (await reader.readuntil(b"\x16+")).endswith(b"\x16+")
             writer.write(b"hello")
             assert await reader.read() == b"hello"
@@ -388,7 +448,7 @@ async def test_a_greeting_in_several_records_is_read_as_a_whole(sizes: tuple[int
     said = in_records(message(name), *sizes)
     async with speaker(b"") as there, proxy(f"localhost:{there.port}", there.address) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\n\r\n".encode() + said)
+        writer.write(f"CONNECT localhost:{there.port} HTTP/1.1\r\nHost: h\r\n\r\n".encode() + said)
         writer.write_eof()
         with suppress(ConnectionResetError):
             await reader.read()
@@ -420,7 +480,7 @@ async def test_tls_whose_host_asks_for_a_second_greeting_goes_through(tmp_path: 
         port = server.sockets[0].getsockname()[1]
         async with proxy(f"localhost:{port}", f"127.0.0.1:{port}") as client:
             reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
-            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\n\r\n".encode())
+            writer.write(f"CONNECT localhost:{port} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
             await writer.start_tls(ssl.create_default_context(cafile=str(certificate)), server_hostname="localhost")
             writer.write(b"hello")

@@ -18,7 +18,7 @@ from agentgym.train.policy.adapter_io import export_adapter, layer_names
 from agentgym.train.policy.model import PolicyModel, load_policy
 from agentgym.train.policy.opening import attend_in_rows, check_padded, find_logit_map
 from agentgym.train.trainer import Trainer
-from benchmarks.families.models import build
+from tests.support.model_families import build
 
 CPU = torch.device("cpu")
 

@@ -1,8 +1,11 @@
-"""Random tiny models of many transformers families."""
+"""Random tiny models of many transformers families, and samples to train them on."""
 
 from typing import Any
 
+import numpy as np
 import torch
+
+from agentgym.types.sample import Sample
 
 VOCAB = 64
 
@@ -280,3 +283,29 @@ def build(name: str) -> Any:
         if weight.ndim > 1 or not weight.isfinite().all():
             torch.nn.init.normal_(weight, std=0.15)
     return model
+
+
+def samples() -> list[Sample]:
+    """Return samples of different lengths that share prefixes, one of which begins like no other."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(3, VOCAB - 2, 5)
+    rows = []
+    for number, (shared, length) in enumerate(((5, 6), (5, 14), (4, 3), (5, 9), (0, 7))):
+        start = np.concatenate([prompt[:shared], rng.integers(3, VOCAB - 2, 5 - shared)])
+        mask = np.ones(length, np.bool_)
+        mask[0] = number % 2 == 0
+        rows.append(
+            Sample(
+                group_id="g",
+                rollout_id=f"r{number}",
+                segment=0,
+                step=0,
+                prompt_ids=start,
+                response_ids=rng.integers(3, VOCAB - 2, length),
+                loss_mask=mask,
+                logprobs=np.zeros(length, np.float32),
+                advantages=np.ones(length, np.float32),
+                weight=1.0,
+            )
+        )
+    return rows
