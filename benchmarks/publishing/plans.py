@@ -41,6 +41,7 @@ PLANS = (
     Plan(name="gpu", full=None),
     Plan(name="oversample"),
     Plan(name="driver", quick=("--quick",)),
+    Plan(name="words"),
     Plan(name="http"),
     Plan(name="scale"),
     Plan(name="store"),
