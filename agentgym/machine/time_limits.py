@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from types import TracebackType, coroutine
+from types import coroutine
 from typing import Any, Self, TypeVar
 
 from agentgym.machine.clock import keep_time
@@ -37,9 +37,7 @@ class TimeLimit:
         self._token = _limits.set((*_limits.get(), self))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _limits.reset(self._token)
 
     @asynccontextmanager

@@ -92,9 +92,7 @@ class RolloutWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._jobs.put(None)
         self._thread.join()
         while not self._jobs.empty():  # the thread ended before its time

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cache, partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -109,9 +108,7 @@ class MCP:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _tool(self, tool: Any) -> DynamicTool:

@@ -11,9 +11,9 @@ import pytest
 
 from agentgym.errors import BoxKilledError
 from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol.arguments import MAX_PATH
 from agentgym.sandboxes.remote import process
 from agentgym.sandboxes.remote.box import RemoteBox
-from agentgym.sandboxes.remote.calls import MAX_PATH
 from tests.sandboxes.conftest import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ import pytest
 from agentgym.sandboxes.fake.box import FakeBox
 from agentgym.sandboxes.hidden_tests.judging import Judging
 from agentgym.sandboxes.hidden_tests.verify import program, verify
-from agentgym.sandboxes.protocol import Box, ExecResult, Verdict
+from agentgym.sandboxes.protocol import Box, ExecResult, HiddenTests, Verdict
 from tests.sandboxes.conftest import make, others_slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -482,9 +482,10 @@ async def test_what_makes_no_sense_is_refused_by_name_before_a_box_is_used(given
     async def run(*_: object) -> ExecResult:
         raise AssertionError("the box was used")
 
-    absent = {"code": None, "command": None, "files": None, "expect": None, "timeout_s": 10.0}
+    timeout_s = given.pop("timeout_s", 10.0)
+    absent = {"code": None, "command": None, "files": None, "expect": None}
     with pytest.raises(ValueError, match=re.escape(says)):
-        await verify(run, copied=False, **{**absent, **given})
+        await verify(run, HiddenTests(**{**absent, **given}), timeout_s, copied=False)
 
 
 async def test_a_fake_box_verifies_for_real() -> None:

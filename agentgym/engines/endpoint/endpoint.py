@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
@@ -100,9 +99,7 @@ class Endpoint:
             self._state.model = await self._only_model(self._state.client)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         client, self._state.client = self._state.client, None
         if client is not None:
             await client.close()

@@ -1,12 +1,12 @@
 """Hidden tests over the files of a box: their run in a copy that no process of the episode reaches."""
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from agentgym.sandboxes.hidden_tests.judging import Judging
 from agentgym.sandboxes.hidden_tests.plan import hidden_files, plan
-from agentgym.sandboxes.protocol import ExecResult, Expected, HostFunction, Verdict
+from agentgym.sandboxes.protocol import ExecResult, HiddenTests, HostFunction, Verdict
 from agentgym.sandboxes.protocol.arguments import MAX_SECONDS, check_timeout
 from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.protocol.verdicts import note
@@ -26,24 +26,16 @@ Run = Callable[[str, Mapping[str, HostFunction], float], Awaitable[ExecResult]]
 """How a box runs a cell in a fresh process: its code, its host functions and its limit in seconds."""
 
 
-async def verify(
-    run: Run,
-    *,
-    copied: bool,
-    code: str | None,
-    command: str | Sequence[str] | None,
-    files: Mapping[str, str | bytes] | None,
-    expect: Mapping[str, Expected] | None,
-    timeout_s: float,
-) -> Verdict:
+async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool) -> Verdict:
     """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`.
 
     `copied` is whether a fresh process runs in a copy of the working folder already.
     """
+    code, command, expect = tests.code, tests.command, tests.expect
     check_timeout(timeout_s, MAX_SECONDS - MARGIN_S)
     orders = plan(code, command, expect)
     judging = Judging(orders["kind"], orders["names"], expect)
-    hidden = hidden_files(files)
+    hidden = hidden_files(tests.files)
     if len(hidden) + len(orders["names"]) > MAX_ASKS:
         raise WrongContent(f"files: {len(hidden)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
     orders |= {"files": list(hidden), "seconds": timeout_s, "case": case_program(), "copied": copied}

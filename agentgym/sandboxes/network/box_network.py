@@ -16,7 +16,8 @@ from agentgym.sandboxes.network.forward import Forward
 from agentgym.sandboxes.network.proxy import Proxy
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.network.stock import Stock
-from agentgym.sandboxes.protocol import BoxService, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol import BoxService, Lifetime, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol.arguments import check_timeout
 from agentgym.sandboxes.protocol.content import LateContent
 
 NO_NETWORK = (
@@ -141,6 +142,31 @@ class BoxNetwork:
         if self._stock is None:
             raise ValueError(f"{call}: {NO_NETWORK} have")
         return self._stock
+
+
+class Networked:
+    """The calls of a box that reach its network, and the services beside it."""
+
+    network: BoxNetwork
+    lifetime: Lifetime
+
+    def requests(self) -> Sequence[NetworkRequest]:
+        """Return every request of this episode to the box's proxy."""
+        self.lifetime.check()
+        return self.network.requests()
+
+    @asynccontextmanager
+    async def port(self, port: int, *, timeout_s: float = 10.0) -> AsyncIterator[LocalAddress]:
+        """Lend an address of this machine that leads to the box's port."""
+        check_timeout(timeout_s)
+        self.lifetime.check()
+        async with self.network.port(port, timeout_s) as address:
+            yield address
+
+    def service(self, name: str) -> BoxService:
+        """Return the container of that name beside the box."""
+        self.lifetime.check()
+        return self.network.service(name)
 
 
 async def _begin(listener: socket.socket, proxy: Proxy) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import h11
 
@@ -50,17 +50,7 @@ class Record:
 
     def view(self) -> NetworkRequest:
         """Return what is known now."""
-        return NetworkRequest(
-            at=self.at,
-            method=self.method,
-            host=self.host,
-            port=self.port,
-            path=self.path,
-            outcome=self.outcome,
-            why=self.why,
-            sent=self.sent,
-            received=self.received,
-        )
+        return NetworkRequest(**asdict(self))
 
 
 class Proxy:

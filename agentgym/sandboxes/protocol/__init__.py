@@ -1,6 +1,16 @@
 """The protocols of boxes: the box itself, the programs that run in it, and what it is connected to."""
 
-from agentgym.sandboxes.protocol.box import FILE_LIMIT, Box, Boxes, Branch, Expected, HostFunction, Progress, Sandbox
+from agentgym.sandboxes.protocol.box import (
+    FILE_LIMIT,
+    Box,
+    Boxes,
+    Branch,
+    Expected,
+    HiddenTests,
+    HostFunction,
+    Progress,
+    Sandbox,
+)
 from agentgym.sandboxes.protocol.lifetime import Lifetime
 from agentgym.sandboxes.protocol.network import BoxService, LocalAddress, NetworkRequest, RequestOutcome
 from agentgym.sandboxes.protocol.programs import (
@@ -26,6 +36,7 @@ __all__ = [
     "Branch",
     "ExecResult",
     "Expected",
+    "HiddenTests",
     "HostFunction",
     "Lifetime",
     "LocalAddress",

@@ -3,6 +3,7 @@
 import keyword
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
@@ -15,12 +16,22 @@ MAX_OUTPUT = 16 << 20
 """Bytes of output that a call can ask for."""
 MAX_SECONDS = 7 * 24 * 3600
 """The longest time limit of a call: a week."""
+MAX_PATH = 4096
+"""Bytes of the longest path; the server's limit is the same."""
 
 
 def check_text(name: str, value: object) -> None:
     """Raise ValueError where it is no text; paths in a box are text."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be text, got {value!r:.80}")
+
+
+def check_path(path: object, name: str = "path") -> None:
+    """Raise ValueError if it is not a path that a box takes."""
+    check_text(name, path)
+    size = len(str(path).encode("utf-8", "surrogatepass"))
+    if size > MAX_PATH:
+        raise WrongContent(f"{name}: {str(path)[:50]!r}... has {size} bytes, the limit is {MAX_PATH}")
 
 
 def check_data(name: str, value: object) -> None:
@@ -89,7 +100,7 @@ def check_files(name: str, files: object) -> None:
     if not isinstance(files, Mapping):
         raise ValueError(f"{name}: must be a mapping of paths to contents, such as {{'a': 'text'}}, got {files!r:.80}")
     for path, content in files.items():
-        check_text(f"{name}: a path", path)
+        check_path(path, f"{name}: a path")
         check_data(f"{name}[{path!r}]", content)
 
 
@@ -111,20 +122,23 @@ def check_command(command: object) -> None:
         raise ValueError(f"command: must be text, or a list of texts: a program and its arguments, got {command!r:.80}")
 
 
-def check_program(command: object, cwd: object, env: object, stdin: object) -> None:
-    """Raise ValueError where a program cannot be started with this; None leaves a part out."""
-    check_command(command)
-    check_surroundings(cwd, env)
-    if stdin is not None:
-        check_data("stdin", stdin)
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a program of a box is started with; None leaves a part out."""
 
+    command: str | Sequence[str] | None
+    """None for a shell that reads its commands later."""
+    cwd: str | None = None
+    env: Mapping[str, str] | None = None
+    stdin: str | bytes | None = None
 
-def check_surroundings(cwd: object, env: object) -> None:
-    """Raise ValueError where these are no folder and no variables to begin with; None leaves a part out."""
-    if cwd is not None:
-        check_text("cwd", cwd)
-    if env is not None:
-        check_variables(env)
+    def __post_init__(self) -> None:
+        if self.cwd is not None:
+            check_text("cwd", self.cwd)
+        if self.env is not None:
+            check_variables(self.env)
+        if self.stdin is not None:
+            check_data("stdin", self.stdin)
 
 
 def check_variables(env: object) -> None:

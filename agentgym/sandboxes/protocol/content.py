@@ -1,4 +1,4 @@
-"""What a box says if its content is not what was asked for, by reason; and files that are read as text."""
+"""What a box says if its content is not what was asked for, by reason."""
 
 import asyncio
 import errno
@@ -71,17 +71,3 @@ async def in_time(timeout_s: float | None, what: str) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise LateContent(f"{what} took longer than {timeout_s:g} s") from error
-
-
-class TextFiles:
-    """Files as text, for a box that has `read`."""
-
-    read: Any
-
-    async def read_text(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> str:
-        """Return the file's text; see `boxes.Box.read_text`."""
-        data: bytes = await self.read(path, limit=limit, timeout_s=timeout_s)
-        try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise WrongContent(f"{path!r} is not UTF-8: {error}") from None

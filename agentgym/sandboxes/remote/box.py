@@ -1,17 +1,16 @@
 """A box over a wire, with the same calls for every kind of box."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Mapping
 
 from agentgym.errors import BoxContentError, ClosedError, SandboxError, WireError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.hidden_tests.verify import verify
 from agentgym.sandboxes.network.box_network import BoxNetwork, release
-from agentgym.sandboxes.protocol import ExecResult, Expected, HostFunction, Lifetime, Verdict
+from agentgym.sandboxes.protocol import Branch, ExecResult, HiddenTests, HostFunction, Lifetime, Verdict
 from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.remote.calls import MARGIN_S
-from agentgym.sandboxes.remote.files import FILES_S, Files
+from agentgym.sandboxes.remote.files import Files
 from agentgym.sandboxes.remote.link import TRUNK, Link, WhyItEnded, tell_of_place
 from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, with_advice
 from agentgym.sandboxes.remote.surroundings import Surroundings
@@ -22,8 +21,8 @@ RESET_S = 10.0
 START_S = 30.0
 
 
-class RemoteBox(Files, Surroundings):
-    """One session of a box at the end of a wire; implements `boxes.Box`, and `boxes.Branch` where it is a fork."""
+class RemoteBox(Files, Surroundings, Branch):
+    """One session of a box at the end of a wire; a fork is one, too."""
 
     def __init__(
         self,
@@ -72,41 +71,18 @@ class RemoteBox(Files, Surroundings):
         """The image's digest, or the kind of the box and the version of its Python."""
         return self._digest
 
-    async def verify(
-        self,
-        *,
-        code: str | None = None,
-        command: str | Sequence[str] | None = None,
-        files: Mapping[str, str | bytes] | None = None,
-        expect: Mapping[str, Expected] | None = None,
-        timeout_s: float = 10.0,
-    ) -> Verdict:
-        """Run hidden tests over a copy of the working folder; see `boxes.Box.verify`."""
-
+    async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict:
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             try:
-                return await self._cell(cell, limit_s, functions, fresh=True, hides=True)
+                return await self._python(cell, limit_s, functions, fresh=True, hides=True)
             except BoxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
                 why = f"the working folder cannot be copied: {error}"
                 return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
 
-        return await verify(
-            run,
-            copied=not self.reset_in_place,
-            code=code,
-            command=command,
-            files=files,
-            expect=expect,
-            timeout_s=timeout_s,
-        )
+        return await verify(run, tests, timeout_s, copied=not self.reset_in_place)
 
-    async def fork(self, *, timeout_s: float = FILES_S) -> "RemoteBox":
-        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
-
-        Of a process with several threads only the main one goes on in the branch. The copied folder stands at
-        another path, which is the branch's current folder: use relative paths. Close it, or use `async with`.
-        ValueError where the folder or the session cannot be copied.
-        """
+    async def fork(self, *, timeout_s: float = 30.0) -> "RemoteBox":
+        """Return a branch that goes on from here; see `Box.fork`."""
         branch = self.link.new_number()
         try:
             await self._call("fork", b"", timeout_s, branch=branch)
@@ -120,25 +96,21 @@ class RemoteBox(Files, Surroundings):
         async def end() -> None:
             await self.link.finish("end", RESET_S + MARGIN_S, branch=branch, timeout_s=RESET_S)
 
+        return self._twin(lifetime, end, branch)
+
+    def leased(self, within: Lifetime) -> "RemoteBox":
+        """Return this box for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has ended."""
+        return self._twin(Lifetime("the box", within), self._end)
+
+    def _twin(self, lifetime: Lifetime, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> "RemoteBox":
         return RemoteBox(
             self.link,
             digest=self._digest,
             end=end,
-            session=branch,
+            session=session,
             network=self.network,
             reset_in_place=self.reset_in_place,
             lifetime=lifetime,
-        )
-
-    def leased(self, within: Lifetime) -> "RemoteBox":
-        """Return this box for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has ended."""
-        return RemoteBox(
-            self.link,
-            digest=self._digest,
-            end=self._end,
-            network=self.network,
-            reset_in_place=self.reset_in_place,
-            lifetime=Lifetime("the box", within),
         )
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
@@ -191,11 +163,3 @@ class RemoteBox(Files, Surroundings):
             await release(self.network, self._end)
         else:
             await finished(self._end())
-
-    async def __aenter__(self) -> "RemoteBox":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

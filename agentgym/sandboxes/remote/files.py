@@ -1,7 +1,6 @@
 """Calls that move files: whole ones in one frame, large ones and archives piece by piece."""
 
 import asyncio
-import builtins
 import errno
 import io
 import json
@@ -27,87 +26,45 @@ from agentgym.sandboxes.host_files import (
     open_file,
     store_tree,
 )
-from agentgym.sandboxes.protocol import FILE_LIMIT, Progress
-from agentgym.sandboxes.protocol.arguments import (
-    check_data,
-    check_files,
-    check_limit,
-    check_path_here,
-    check_progress,
-    check_text,
-    check_timeout,
-)
-from agentgym.sandboxes.protocol.content import LateContent, NotAFile, TextFiles, UnusablePath, WrongContent, in_time
-from agentgym.sandboxes.remote.calls import check_path, deadline_in, left_until
+from agentgym.sandboxes.protocol import Progress
+from agentgym.sandboxes.protocol.arguments import check_path
+from agentgym.sandboxes.protocol.content import LateContent, NotAFile, UnusablePath, WrongContent, in_time
+from agentgym.sandboxes.remote.calls import deadline_in, left_until
 from agentgym.sandboxes.remote.host_functions import MAX_FILE
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.remote.programs import Programs
 from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.remote.writes import MAX_BATCH, about, write_batches
 
-FILES_S = 30.0
 PIECE = 4 << 20
 """Bytes of a large file in one frame."""
 MAX_AT_ONCE = 1 << 20
 """The most bytes that are written to this machine's disk in the event loop."""
 
 
-class Files(Programs, TextFiles):
+class Files(Programs):
     """The files of a session's working folder."""
 
-    async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = FILES_S) -> None:
-        """Write whole files of any size by path; see `boxes.Box.write`."""
-        check_files("files", files)
-        self.lifetime.check()
+    async def _write(self, files: Mapping[str, bytes], timeout_s: float) -> None:
         deadline = deadline_in(timeout_s)
-        small: dict[str, bytes] = {}
-        for path in files:
-            check_path(path)
-        for path, content in files.items():
-            data = content.encode() if isinstance(content, str) else content
-            if len(data) <= MAX_FILE:
-                small[path] = data
-            else:
+        for path, data in files.items():
+            if len(data) > MAX_FILE:
                 await self._send_pieces(path, _pieces_of(data), deadline, executable=False)
-        await self._write(small, (), deadline)
+        await self._write_small({path: data for path, data in files.items() if len(data) <= MAX_FILE}, (), deadline)
 
-    async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = FILES_S) -> bytes:
-        """Return the file's bytes; see `boxes.Box.read`."""
-        check_text("path", path)
-        check_limit("limit", limit)
-        deadline = deadline_in(timeout_s)
+    async def _read(self, path: str, limit: int, timeout_s: float) -> bytes:
         pieces: list[bytes] = []
 
         async def take(piece: bytes) -> None:
             pieces.append(piece)
 
-        await self._receive_file(path, limit, deadline, take)
+        await self._receive_file(path, limit, deadline_in(timeout_s), take)
         return b"".join(pieces)
 
-    async def list(self, path: str = ".", *, timeout_s: float = FILES_S) -> list[str]:
-        """Return the sorted names in a folder; see `boxes.Box.list`."""
-        check_text("path", path)
-        return [*await self._names(path, timeout_s)]
-
-    async def put(
-        self,
-        source: str | Path,
-        target: str = ".",
-        *,
-        timeout_s: float = FILES_S,
-        progress: Progress | None = None,
-    ) -> None:
-        """Copy a file or a folder of this machine; see `boxes.Box.put`.
-
-        ValueError for a link, a pipe, a device, and over 10,000 files; nothing is written then.
-        """
-        check_path_here("source", source)
-        check_text("target", target)
-        check_progress(progress)
-        self.lifetime.check()
+    async def _put(self, source: Path, target: str, timeout_s: float, progress: Progress | None) -> None:
         deadline = deadline_in(timeout_s)
         done = 0
-        found = await asyncio.to_thread(find_files, Path(source), target)
+        found = await asyncio.to_thread(find_files, source, target)
         for file in found:
             check_path(file.path)
         for batch in batches(found, MAX_BATCH, PIECE):
@@ -115,44 +72,29 @@ class Files(Programs, TextFiles):
                 await self._send_file(batch[0], deadline)
             else:
                 contents = await asyncio.to_thread(load, batch)
-                await self._write(contents, {file.path for file in batch if file.executable}, deadline)
+                await self._write_small(contents, {file.path for file in batch if file.executable}, deadline)
             done += sum(file.size for file in batch)
             if progress is not None:
                 progress(done)
 
-    async def get(
-        self,
-        source: str,
-        target: str | Path,
-        *,
-        limit: int = FILE_LIMIT,
-        timeout_s: float = FILES_S,
-        progress: Progress | None = None,
+    async def _get(
+        self, source: str, target: Path, limit: int, timeout_s: float, progress: Progress | None
     ) -> Sequence[str]:
-        """Copy a file or a folder of the box; see `boxes.Box.get`.
-
-        ValueError over 10,000 files too, FileExistsError where a link of this machine is in the way.
-        """
-        check_text("source", source)
-        check_path_here("target", target)
-        check_limit("limit", limit)
-        check_progress(progress)
-        deadline = deadline_in(timeout_s)
-        with Spool(Path(target)) as spool:
-            left_out = await self._collect(source, limit, deadline, spool, progress)
-            await finished(asyncio.ensure_future(asyncio.to_thread(store_tree, Path(target), spool)))
+        with Spool(target) as spool:
+            left_out = await self._collect(source, limit, deadline_in(timeout_s), spool, progress)
+            await finished(asyncio.ensure_future(asyncio.to_thread(store_tree, target, spool)))
         return left_out
 
     async def _collect(
         self, source: str, limit: int, deadline: float, spool: Spool, progress: Progress | None
-    ) -> builtins.list[str]:
+    ) -> list[str]:
         """Bring a file, or all files of a folder, into the spool; return what was left out."""
         left_out: list[str] = []
         folders = [""]
         while folders:
             below = folders.pop()
             try:
-                names = await self._names(f"{source}/{below}" if below else source, left_until(deadline))
+                names = await self._list(f"{source}/{below}" if below else source, left_until(deadline))
             except UnusablePath as error:
                 if below or error.errno != errno.ENOTDIR:
                     raise
@@ -187,21 +129,9 @@ class Files(Programs, TextFiles):
         executable = await self._receive_file(path, limit, deadline, take)
         spool.files.append(HostFile(name, start, spool.size - start, executable))
 
-    async def archive(
-        self,
-        path: str = ".",
-        target: str | Path | None = None,
-        *,
-        limit: int = FILE_LIMIT,
-        timeout_s: float = FILES_S,
-    ) -> bytes:
-        """Return a tar archive of a file or a folder, or write it to `target`; see `boxes.Box.archive`."""
-        check_timeout(timeout_s)
-        check_path(path)
-        check_limit("limit", limit)
+    async def _archive(self, path: str, target: Path | None, limit: int, timeout_s: float) -> bytes:
         if target is not None:
-            check_path_here("target", target)
-            with new_file(Path(target)) as out:
+            with new_file(target) as out:
                 await self._receive_archive(path, out, limit, timeout_s)
             return b""
         kept = io.BytesIO()
@@ -223,13 +153,8 @@ class Files(Programs, TextFiles):
                 out.write(piece)
             await _check_task(task, path)
 
-    async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = FILES_S) -> None:
-        """Make what is in a tar archive below the folder `path`; see `boxes.Box.unpack`."""
-        check_timeout(timeout_s)
-        check_path(path)
-        if not isinstance(archive, Path):
-            check_data("archive", archive)
-        with open_file(Path(archive), "archive") if isinstance(archive, (str, Path)) else io.BytesIO(archive) as given:
+    async def _unpack(self, archive: bytes | Path, path: str, timeout_s: float) -> None:
+        with open_file(archive, "archive") if isinstance(archive, Path) else io.BytesIO(archive) as given:
             task_fields = {"task": "unpack", "path": path}
             async with in_time(timeout_s, "the archive"), self._process(b"", timeout_s, task_fields) as task:
                 try:
@@ -289,12 +214,12 @@ class Files(Programs, TextFiles):
                 self.link.end_later("end_transfer", transfer=number)
             raise
 
-    async def _write(self, files: Mapping[str, bytes], executable: Container[str], deadline: float) -> None:
+    async def _write_small(self, files: Mapping[str, bytes], executable: Container[str], deadline: float) -> None:
         for names, body in write_batches(files, executable):
             with about(*(path for path, _, _ in names)):
                 await self._call("write", body, left_until(deadline), files=names)
 
-    async def _names(self, path: str, timeout_s: float) -> Sequence[str]:
+    async def _list(self, path: str, timeout_s: float) -> Sequence[str]:
         """Read a folder's names, those of folders with a slash behind them; names that are not text keep their bytes.
 
         A box that answers anything else, such as a path, is cut: its names become paths of this machine.

@@ -6,89 +6,47 @@ from typing import Any
 
 from agentgym.errors import BoxKilledError, SandboxError, WireError
 from agentgym.sandboxes.protocol import OUTPUT_LIMIT, ExecResult, HostFunction, Lifetime
-from agentgym.sandboxes.protocol.arguments import (
-    check_cell,
-    check_program,
-    check_surroundings,
-    check_text,
-    check_timeout,
-)
-from agentgym.sandboxes.remote.calls import MARGIN_S, Calls, encoded
-from agentgym.sandboxes.remote.commands import KILLED, command_frame, limit_field, parse_result
+from agentgym.sandboxes.protocol.arguments import MAX_OUTPUT, Program, check_limit, check_text
+from agentgym.sandboxes.protocol.content import WrongContent
+from agentgym.sandboxes.remote.calls import MARGIN_S, MAX_CODE, Calls, encoded
+from agentgym.sandboxes.remote.host_functions import MAX_FILE
 from agentgym.sandboxes.remote.process import RemoteProcess
 from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
+from agentgym.sandboxes.remote.results import KILLED, parse_result
 from agentgym.sandboxes.remote.wire import Frame
 
-START_S = 30.0
+MAX_PARTS = 20_000
 
 
 class Programs(Calls):
     """Whatever is run in a session of a box."""
 
-    async def exec(
-        self,
-        command: str | Sequence[str],
-        *,
-        timeout_s: float = 10.0,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | bytes | None = None,
-        output_limit: int = OUTPUT_LIMIT,
-    ) -> ExecResult:
-        """Run a shell command, or a program and its arguments; see `boxes.Box.exec`.
+    async def _exec(self, program: Program, timeout_s: float, output_limit: int) -> ExecResult:
+        body, fields = _frame(program)
+        return await self._run("exec", body, timeout_s, output_limit, **fields)
 
-        Nothing it starts outlives the call. The exit code is 126 where a command cannot start, 127 where there is none.
-        """
-        check_program(command, cwd, env, stdin)
-        body, fields = command_frame(command, cwd, env, stdin)
-        return await self._run("exec", body, timeout_s, **fields, **limit_field(output_limit))
-
-    async def python(
+    async def _python(
         self,
         code: str,
+        timeout_s: float,
+        functions: Mapping[str, HostFunction],
         *,
-        timeout_s: float = 10.0,
-        functions: Mapping[str, HostFunction] | None = None,
-        fresh: bool = False,
+        fresh: bool,
         output_limit: int = OUTPUT_LIMIT,
-    ) -> ExecResult:
-        """Run Python as a REPL cell; see `boxes.Box.python`.
-
-        At most 1000 calls of `functions` are answered in one cell. An async function is awaited while the
-        box waits; a plain one runs in the event loop and holds it up. An error of theirs is raised in the
-        code as RuntimeError; errors of infrastructure (`SandboxError`, `EngineError`) end the call here.
-        """
-        check_cell(code, functions or {}, fresh)
-        return await self._cell(code, timeout_s, functions or {}, fresh=fresh, **limit_field(output_limit))
-
-    async def _cell(
-        self, code: str, timeout_s: float, functions: Mapping[str, HostFunction], *, hides: bool = False, **fields: Any
+        hides: bool = False,
     ) -> ExecResult:
         """Run a cell; one that `hides` is given the entrance of a folder that only it can write to."""
-        fields |= {"functions": sorted(functions), "hides": hides}
-        return await self._run("python", encoded(code, "code"), timeout_s, dict(functions), **fields)
+        fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
+        return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)
 
     @asynccontextmanager
-    async def start(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = START_S,
-    ) -> AsyncIterator[RemoteProcess]:
-        """Start a program that goes on beside other calls, until the block ends; see `boxes.Box.start`.
-
-        ValueError where 64 programs and shells run in the box.
-        """
-        check_program(command, cwd, env, None)
-        body, fields = command_frame(command, cwd, env)
+    async def _start(self, program: Program, timeout_s: float) -> AsyncIterator[RemoteProcess]:
+        body, fields = _frame(program)
         async with self._process(body, timeout_s, fields) as process:
             yield process
 
     @asynccontextmanager
     async def _process(self, body: bytes, timeout_s: float, fields: Mapping[str, Any]) -> AsyncIterator[RemoteProcess]:
-        check_timeout(timeout_s)  # Before there is anything to be ended.
         process = RemoteProcess(self.link, self.lifetime)
         try:
             await self._call("start", body, timeout_s, process=process.number, **fields)
@@ -97,16 +55,9 @@ class Programs(Calls):
             await process.close(timeout_s)
 
     @asynccontextmanager
-    async def shell(
-        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = START_S
-    ) -> AsyncIterator["RemoteShell"]:
-        """Open a shell whose state stays from run to run, until the block ends; see `boxes.Box.shell`.
-
-        ValueError where 64 programs and shells run in the box, or the shell does not begin.
-        """
-        check_timeout(timeout_s)
-        check_surroundings(cwd, env)
-        body, fields = command_frame(None, cwd, env)
+    async def _shell(self, program: Program, timeout_s: float) -> AsyncIterator["RemoteShell"]:
+        """Open a shell; ValueError if it does not begin."""
+        body, fields = _frame(program)
         number = self.link.new_number()
         shell = RemoteShell(self, number)
         try:
@@ -118,9 +69,17 @@ class Programs(Calls):
                 await self.link.finish("end_shell", timeout_s + MARGIN_S, shell=number)
 
     async def _run(
-        self, op: str, body: bytes, timeout_s: float, serve: Mapping[str, HostFunction] | None = None, **fields: Any
+        self,
+        op: str,
+        body: bytes,
+        timeout_s: float,
+        output_limit: int,
+        serve: Mapping[str, HostFunction] | None = None,
+        **fields: Any,
     ) -> ExecResult:
-        """Run something to its end; where it ends the whole box, that is its result."""
+        """Run something to its end; if it ends the whole box, that is its result."""
+        if output_limit != OUTPUT_LIMIT:
+            fields["keep"] = output_limit
         try:
             return self._result(await self._call(op, body, timeout_s, serve, **fields))
         except BoxKilledError:
@@ -147,7 +106,45 @@ class RemoteShell:
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
         """Run a command in the shell; see `boxes.BoxShell.run`."""
         check_text("command", command)
+        check_limit("output_limit", output_limit, 2, MAX_OUTPUT)
         body = encoded(command, "command")
-        fields = {"shell": self._number, **limit_field(output_limit)}
         with self.lifetime.call():
-            return await self._box._run("run", body, timeout_s, **fields)
+            return await self._box._run("run", body, timeout_s, output_limit, shell=self._number)
+
+
+def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
+    """Return the body of a frame and the fields that say what is in it; ValueError for what no program can be given."""
+    command, cwd, env, stdin = program.command, program.cwd, program.env, program.stdin
+    if isinstance(command, str) and cwd is None and not env and stdin is None:
+        return encoded(command, "command"), {}
+    parts = [*_words(command), *(("env", _path(f"{name}={value}")) for name, value in (env or {}).items())]
+    if cwd is not None:
+        parts.append(("cwd", _path(cwd)))
+    if stdin is not None:
+        data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
+        if len(data) > MAX_FILE:
+            raise WrongContent(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
+        parts.append(("stdin", data))
+    if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
+        raise WrongContent(f"command: over {MAX_CODE} bytes with its arguments and environment")
+    sizes = [(kind, len(part)) for kind, part in parts]
+    if len(sizes) > MAX_PARTS:
+        raise WrongContent(f"command: over {MAX_PARTS} arguments and variables")
+    return b"".join(part for _, part in parts), {"parts": sizes}
+
+
+def _words(command: str | Sequence[str] | None) -> list[tuple[str, bytes]]:
+    if command is None:
+        return []
+    if isinstance(command, str):
+        return [("shell", encoded(command, "command"))]
+    return [("word", _path(word)) for word in command]
+
+
+def _path(text: str) -> bytes:
+    """The bytes of what may be a file's name: as `list` and `get` say names that are no text."""
+    return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")
+
+
+def _is_escaped(text: str) -> bool:
+    return all("\udc80" <= letter <= "\udcff" for letter in text if "\ud800" <= letter <= "\udfff")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from agentgym.machine.clock import THREAD as CLOCK_THREAD
@@ -60,9 +59,7 @@ class LeakWatch:
         _made_now.append(self.temporary)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if any(made is self.temporary for made in _made_now):
             _made_now[:] = [made for made in _made_now if made is not self.temporary]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym.errors import BoxContentError, EngineError, EnvError, MachineError, SandboxError
 from agentgym.sandboxes.protocol import Box, ExecResult, Verdict
-from agentgym.sandboxes.protocol.content import NotAFile, TextFiles, WrongContent, of_number
+from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
 from agentgym.types.messages import Message, ToolCall
 
 MB = 1 << 20
@@ -132,7 +132,7 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
         hostile.raised.append((what, error))
 
 
-class SpoiledBox(TextFiles):
+class SpoiledBox:
     """A box that answers like the real one, and later as if all its files and programs held one hostile content."""
 
     def __init__(self, real: Box) -> None:
@@ -179,6 +179,8 @@ class SpoiledBox(TextFiles):
             return self._spoiled(limit)
         self.seen.append(await self.real.read(path, limit=limit, timeout_s=timeout_s))
         return self.seen[-1]
+
+    read_text = Box.read_text
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
         """Return names that nobody expects."""

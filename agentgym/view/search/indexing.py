@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Literal, Self
 
 from agentgym.machine.process_identity import lent_folder, sweep_folders
@@ -46,9 +45,7 @@ class Indexing:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped = True
         self._wake.set()
         self._thread.join()
