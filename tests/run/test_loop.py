@@ -167,8 +167,8 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
     ("field", "changes"),
     [
         ("staleness", {"staleness": -1}),
-        ("carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
-        ("replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
+        ("oversample.carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
+        ("oversample.replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
         ("group_size", {"group_size": 1}),
     ],
 )

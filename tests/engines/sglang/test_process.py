@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.engines.sglang.config import LORA_MODULES
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.engines.sglang.launching.process import _GRACE_S, ServerProcess, free_port
@@ -199,10 +200,7 @@ def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPa
     text = " ".join(words[3:])
     assert "--model-path model --host 127.0.0.1 --port 5 --max-running-requests 8 --context-length 110" in text
     assert "--tp-size 2" in text
-    assert (
-        "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj --x y"
-        in text
-    )
+    assert f"--enable-lora --max-lora-rank 4 --lora-target-modules {' '.join(LORA_MODULES)} --x y" in text
     assert SGLangConfig(command="run").launch_command("m", port=1, context_limit=1)[0] == "run"
 
 
