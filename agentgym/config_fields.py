@@ -74,8 +74,6 @@ Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
 """A name that a program gets as a word of its command line: it does not begin with "-"."""
 Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False), BeforeValidator(_row)]
 """Texts as `Word` has them; a list or another row of them becomes a tuple."""
-Texts: TypeAlias = Annotated[tuple[Annotated[Text, Field(min_length=1)], ...], Field(strict=False)]
-"""Texts without a NUL, none of them empty; a list of them becomes a tuple."""
 MAX_STOPS = 16
 """Texts that may end a turn."""
 MAX_STOP_LENGTH = 256
@@ -84,7 +82,7 @@ Stops: TypeAlias = Annotated[
     tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
     Field(strict=False, max_length=MAX_STOPS),
 ]
-"""Texts that end a turn, as `Texts` has them: at most 16, of at most 256 characters."""
+"""Texts that end a turn: at most 16, of 1 to 256 characters; a list of them becomes a tuple."""
 Folder: TypeAlias = Annotated[Path, Field(strict=False), BeforeValidator(_named)]
 """A path, or its text, which becomes one; without a NUL."""
 FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar, get
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from agentgym.cli.output import RefusedWords
+from agentgym.cli.output import RefusedWords, stdout_read
 from agentgym.config_fields import what_to_give
 from agentgym.engines.custom import OtherEngine
 from agentgym.engines.sglang.config import SGLangConfig
@@ -115,14 +115,15 @@ def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
         parameters = []
         sys.stderr.write(f"{run.name}: the env's parameters cannot be listed: {error}\n")
     listed = "\n".join(["Parameters of the env; its guide is its docstring.", *parameters]) if parameters else ""
-    tyro.cli(
-        RunConfig,
-        prog=prog,
-        args=["--help"],
-        default=replace(run, eval_sampling=run.held_out_sampling),
-        description="\n\n".join(filter(None, [inspect.cleandoc(about), ABOUT_ENGINES, listed])),
-        config=(tyro.conf.AvoidSubcommands,),
-    )
+    with stdout_read():
+        tyro.cli(
+            RunConfig,
+            prog=prog,
+            args=["--help"],
+            default=replace(run, eval_sampling=run.held_out_sampling),
+            description="\n\n".join(filter(None, [inspect.cleandoc(about), ABOUT_ENGINES, listed])),
+            config=(tyro.conf.AvoidSubcommands,),
+        )
     raise AssertionError
 
 

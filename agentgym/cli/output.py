@@ -1,7 +1,10 @@
 """Lines on stdout."""
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agentgym.errors import AgentGymError
 from agentgym.types.transcript import printable
@@ -46,3 +49,16 @@ def forget_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+@contextmanager
+def stdout_read() -> Iterator[None]:
+    """End with exit status 141, as SIGPIPE does, if whoever read stdout has gone."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        forget_stdout()
+        raise SystemExit(128 + signal.SIGPIPE) from None

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from agentgym.cli.flags import is_told, read_words, settings_of
-from agentgym.cli.output import RefusedWords
+from agentgym.cli.output import RefusedWords, stdout_read
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import needs_extra
 from agentgym.files.disk import disk_trouble
@@ -56,8 +56,9 @@ def main(recipe: RunConfig) -> None:
     if not isinstance(recipe, RunConfig):
         got = f"the class {recipe.__name__}" if isinstance(recipe, type) else repr(recipe)
         raise SystemExit(f"ag.main: give it a config, as in `ag.main(ag.RunConfig(env=..., model=...))`, not {got}")
-    about = sys.modules["__main__"].__doc__ or ""
-    summary = run_program(lambda: settings(recipe, sys.argv[1:], about=about), name=recipe.name)
+    with program(recipe.name) as stop:
+        run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
+        summary = finished(run, stop)
     for line in look_lines(Path(summary["out"])) if is_first() else ():
         sys.stderr.write(f"{line}\n")
 
@@ -67,12 +68,13 @@ def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> Run
     return settings_of(recipe, read_words(recipe, words), about=about)
 
 
-def run_program(read: Callable[[], RunConfig], *, name: str) -> dict[str, Any]:
-    """Run the settings that are read, as `main` does, and return the summary; errors begin with the program's name."""
+@contextmanager
+def program(name: str) -> Iterator["Stop"]:
+    """Read and run a recipe inside: a signal stops it, and an error that says what to do is one line with the name."""
     stop = Stop()
     try:
         with stop:
-            summary = _run(read, stop)
+            yield stop
     except RefusedWords as error:
         sys.stderr.write(f"{printable(f'{name}: {error}')}; --help lists all options\n")
         raise SystemExit(2) from None
@@ -87,29 +89,10 @@ def run_program(read: Callable[[], RunConfig], *, name: str) -> dict[str, Any]:
         if disk_trouble(error) is None:
             raise
         raise SystemExit(printable(f"{name}: {error}; make room on its disk. {stop.kept()}")) from None
-    with _stdout_read():
-        if is_first():
-            print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
-    return summary
 
 
-@contextmanager
-def _stdout_read() -> Iterator[None]:
-    """End with exit status 141, as SIGPIPE does, where whoever read stdout has gone."""
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes nowhere
-        raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _run(read: Callable[[], RunConfig], stop: "Stop") -> dict[str, Any]:
-    """Run with the settings of the command line; a signal ends it with SystemExit."""
-    with _stdout_read():  # --help writes there
-        run = read()
+def finished(run: RunConfig, stop: "Stop") -> dict[str, Any]:
+    """Run to the end, print the summary as JSON, and return it; a signal ends the run with SystemExit."""
     made = new_folder(run.name) if run.resume is None and run.out is None and is_first() else None
     run = run if made is None else replace(run, out=made)
     named = run.resume or run.out
@@ -117,7 +100,7 @@ def _run(read: Callable[[], RunConfig], stop: "Stop") -> dict[str, Any]:
     try:
         with needs_extra():
             import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
-        return asyncio.run(stop.cancels(train_policy(run)))
+        summary = asyncio.run(stop.cancels(train_policy(run)))
     except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
         if stop.number is None:
             raise
@@ -126,6 +109,10 @@ def _run(read: Callable[[], RunConfig], stop: "Stop") -> dict[str, Any]:
     finally:
         if made is not None:
             drop_unused(made)
+    with stdout_read():
+        if is_first():
+            print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
+    return summary
 
 
 class Stop:

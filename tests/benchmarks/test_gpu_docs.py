@@ -13,6 +13,7 @@ from torch.distributed.run import get_args_parser
 
 import agentgym as ag
 from agentgym.cli.recipe import settings
+from agentgym.engines.sglang.config import LORA_MODULES
 from agentgym.testing import sample
 from agentgym.train.batching.layouts import Layout, lay_out
 from benchmarks.memory import GIB, SHAPES, Memory, count, rows
@@ -85,7 +86,7 @@ def check_server(words: list[str]) -> None:
     assert isinstance(recipe.engine, ag.SGLangConfig)
     assert asked.enable_lora
     assert asked.max_lora_rank == recipe.train.lora_rank
-    assert tuple(asked.lora_target_modules) == recipe.engine.lora_modules
+    assert tuple(asked.lora_target_modules) == LORA_MODULES
     assert asked.max_running_requests == recipe.engine.slots
     launched = recipe.engine.launch_command(asked.model_path, port=asked.port, context_limit=40_960)
     assert str(asked.context_length) == launched[launched.index("--context-length") + 1]

@@ -14,7 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.cli.output import RefusedWords
-from agentgym.cli.recipe import main, run_program, settings
+from agentgym.cli.recipe import finished, main, program, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors.extras import install_line
 from agentgym.hub import find_model, loading, of_field
@@ -44,10 +44,16 @@ def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str
     return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
+def run_here(*arguments: str) -> None:
+    """Run the recipe in this process."""
+    with program(RECIPE.name) as stop:
+        finished(settings(RECIPE, arguments), stop)
+
+
 def refused(*arguments: str) -> str:
     """The one line with which the recipe ends, in this process."""
     with pytest.raises(SystemExit) as ended:
-        run_program(lambda: settings(RECIPE, arguments), name=RECIPE.name)
+        run_here(*arguments)
     [line] = str(ended.value).splitlines()
     return line
 
@@ -120,14 +126,14 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.dora", "0"], "'0' is one word too many"),
         (["3"], "'3' is one word too many"),
         (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, got 'loud'"),
-        (["--cluster.workers", "2"], "--cluster: only a run on Ray has a cluster"),
+        (["--cluster.workers", "2"], "--cluster.workers: only a run on Ray has a cluster"),
     ],
 )
 def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run_program(lambda: settings(RECIPE, arguments), name="chase_grpo")
+        run_here(*arguments)
     error = capsys.readouterr().err
     assert error.startswith(f"chase_grpo: {said}")
     assert error.endswith("; --help lists all options\n")

@@ -42,9 +42,8 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.cli.flags import Given, print_help, read_words, settings_of
-        from agentgym.cli.recipe import run_program
-        from agentgym.run.config import RunConfig
+        from agentgym.cli.flags import print_help, read_words, settings_of
+        from agentgym.cli.recipe import finished, program
         from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
     about = inspect.cleandoc(train.__doc__ or "").partition("\n\nArgs:")[0]
@@ -52,18 +51,16 @@ def train_by_flags(words: Sequence[str]) -> int:
         print_help(recipe_of("ENV", "ENV", TINY), "agentgym train ENV", about)
     if name is None:
         raise RefusedWords("train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them")
-    env, given = find(name), list[Given]()
-
-    def read() -> RunConfig:
-        tiny = recipe_of(own_name(env), place(env), TINY)
-        given.append(read_words(tiny, words[1:]))
-        (model,) = given[0].settings.get("model") or (TINY,)
+    env = find(name)
+    tiny = recipe_of(own_name(env), place(env), TINY)
+    with program(f"agentgym train {name}") as stop:
+        given = read_words(tiny, words[1:])
+        (model, *_) = given.settings.get("model") or (TINY,)
         recipe = tiny if model == TINY else recipe_of(own_name(env), place(env), model)
-        return settings_of(recipe, given[0], prog=f"agentgym train {name}", about=about)
-
-    summary = run_program(read, name=f"agentgym train {name}")
+        run = settings_of(recipe, given, prog=f"agentgym train {name}", about=about)
+        summary = finished(run, stop)
     if is_first():
-        parameters = [word for parameter, text in given[0].env.items() for word in (f"{PREFIX}{parameter}", text)]
+        parameters = [word for parameter, text in given.env.items() for word in (f"{PREFIX}{parameter}", text)]
         for line in next_lines(summary, [name, *parameters]):
             sys.stderr.write(f"{line}\n")
     return 0

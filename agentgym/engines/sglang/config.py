@@ -12,6 +12,8 @@ from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, T
 
 COMMAND = "AGENTGYM_SGLANG"
 """The environment variable with the command that launches a server, where the config names none."""
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers that an adapter may change in a launched server."""
 _MARGIN = 16
 """Ids added to a launched server's context, for it keeps some for itself: 7 in SGLang 0.5.23."""
 
@@ -54,16 +56,6 @@ class SGLangConfig:
     set."""
     max_lora_rank: Positive = 16
     """Largest rank of an adapter that a launched server takes; a run raises it to its train.lora_rank."""
-    lora_modules: Annotated[tuple[Name, ...], Field(strict=False)] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
-    """The linear layers that an adapter may change in a launched server."""
     startup_s: Above0 = 600.0
     """Seconds after which a launched server that is not ready is ended with an error."""
     slots: Positive = 64
@@ -111,7 +103,7 @@ class SGLangConfig:
             flags.append(("--tp-size", str(self.tp)))
         if self.adapters != "merged":
             flags.append(("--enable-lora", "--max-lora-rank", str(self.max_lora_rank)))
-            flags.append(("--lora-target-modules", *self.lora_modules))
+            flags.append(("--lora-target-modules", *LORA_MODULES))
         if self.colocate != "off":
             flags.append(("--enable-memory-saver",))
         if self.colocate == "drop":

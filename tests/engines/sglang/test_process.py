@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agentgym.engines.sglang.config import LORA_MODULES
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.engines.sglang.launching.process import _GRACE_S, ServerProcess, free_port
@@ -193,15 +194,13 @@ async def test_a_cancelled_launch_leaves_nothing(process_group: tuple[int, list[
 
 def test_the_command_line_says_what_the_config_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTGYM_SGLANG", "'/a b/python' -m sglang.launch_server")
-    config = SGLangConfig(
-        slots=8, context_tokens=100, max_lora_rank=4, lora_modules=("q_proj",), tp=2, arguments="--x y"
-    )
+    config = SGLangConfig(slots=8, context_tokens=100, max_lora_rank=4, tp=2, arguments="--x y")
     words = config.launch_command("model", port=5, context_limit=110)
     assert words[:3] == ["/a b/python", "-m", "sglang.launch_server"]
     text = " ".join(words[3:])
     assert "--model-path model --host 127.0.0.1 --port 5 --max-running-requests 8 --context-length 110" in text
     assert "--tp-size 2" in text
-    assert "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj --x y" in text
+    assert f"--enable-lora --max-lora-rank 4 --lora-target-modules {' '.join(LORA_MODULES)} --x y" in text
     assert SGLangConfig(command="run").launch_command("m", port=1, context_limit=1)[0] == "run"
 
 
