@@ -41,11 +41,6 @@ def state_of(who: str) -> State:
     return "alive" if _runs(pid, started) else "ended"
 
 
-def is_dead(who: str) -> bool:
-    """Whether the process of this identity has ended for certain; False for one that cannot be seen from here."""
-    return state_of(who) == "ended"
-
-
 def new_folder(kind: str, within: Path | None = None) -> Path:
     """Return a new empty folder that only this user may open; its name holds this process's identity.
 

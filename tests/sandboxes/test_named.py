@@ -17,7 +17,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import SandboxError
-from agentgym.machine.process_identity import is_dead, owner, state_of
+from agentgym.machine.process_identity import owner, state_of
 from agentgym.sandboxes import choose
 from agentgym.sandboxes.choose import AnyBox, Kind, as_kind, auto, named
 from agentgym.sandboxes.docker import docker
@@ -296,8 +296,8 @@ async def test_an_image_that_is_not_there_says_how_to_build_it() -> None:
 def test_an_owner_is_dead_once_its_process_has_ended() -> None:
     host, boot, namespace, pid, started = owner().split("/")
     assert state_of(owner()) == "alive"
-    assert is_dead(f"{host}/{boot}/{namespace}/{pid}/{int(started) + 1}")
-    assert is_dead(f"another-host/{boot}/{namespace}/{pid}/1")
+    assert state_of(f"{host}/{boot}/{namespace}/{pid}/{int(started) + 1}") == "ended"
+    assert state_of(f"another-host/{boot}/{namespace}/{pid}/1") == "ended"
 
 
 def test_an_owner_that_cannot_be_seen_from_here_is_not_taken_for_dead() -> None:
@@ -309,7 +309,7 @@ def test_an_owner_that_cannot_be_seen_from_here_is_not_taken_for_dead() -> None:
         "nonsense",
     ):
         assert state_of(who) == "unknown"
-        assert not is_dead(who)
+        assert state_of(who) != "ended"
 
 
 def test_the_image_folder_holds_the_server() -> None:

@@ -238,7 +238,7 @@ def working_folder(pid: int) -> Path | None:
 
 @pytest.mark.docker
 async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
-    from agentgym.machine.process_identity import is_dead
+    from agentgym.machine.process_identity import state_of
     from agentgym.sandboxes.docker.client import connect
     from agentgym.sandboxes.docker.docker import why_no_docker
 
@@ -253,7 +253,7 @@ async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
         left = client.containers(all=True, filters={"label": "agentgym.owner"})
     finally:
         client.close()
-    assert [c["Id"] for c in left if is_dead(c["Labels"]["agentgym.owner"])] == []
+    assert [c["Id"] for c in left if state_of(c["Labels"]["agentgym.owner"]) == "ended"] == []
 
 
 IN_THE_WAY = """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentgym.engines.transformers.shared_prefix import Groups, groups
+from agentgym.engines.transformers.shared_prefix import RowGroups, groups
 from agentgym.types.arrays import Floats, Ints
 from agentgym.types.completion import Sampling
 
@@ -45,7 +45,7 @@ class Slots:
         self._weights_of = np.full(slots, -1, np.int64)
         self._begun = 0
         self._grouped: tuple[int, bytes] = (0, b"")
-        self._groups: Groups | None = None
+        self._groups: RowGroups | None = None
 
     def swap(self) -> None:
         """Note that the weights have changed: earlier KV is neither kept nor copied."""
@@ -77,7 +77,7 @@ class Slots:
         has, will_have = int(ready.argmax()), int(planned.argmax())
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
 
-    def groups(self, rows: Ints) -> Groups | None:
+    def groups(self, rows: Ints) -> RowGroups | None:
         """Return these decoding rows by the prefix of their prompts that they share, where there are such."""
         grouped = self._begun, rows.tobytes()
         if grouped != self._grouped:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from agentgym.engines.transformers.fast_decoder import dense
-from agentgym.engines.transformers.shared_prefix import Groups, Prefix
+from agentgym.engines.transformers.shared_prefix import Prefix, RowGroups
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import gpu_number, loading
 from agentgym.types.arrays import Floats, Ints
@@ -166,7 +166,7 @@ class InferenceModel:
             self._dense = dense(self.model, self.context)
 
     @torch.inference_mode()
-    def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: Groups | None = None) -> torch.Tensor:
+    def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: RowGroups | None = None) -> torch.Tensor:
         """Last hidden state [rows, hidden] of each row after `width` more ids from column `start`.
 
         ::

@@ -22,7 +22,7 @@ _WORTH = 2048
 """Columns that must be spared in a step: sharing costs some small operations in each layer."""
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """Rows by the `length` ids that they begin with; numbers are of rows in the step."""
 
     length: int
@@ -34,7 +34,7 @@ class Groups(NamedTuple):
     """Where each row stands among the members, counted through."""
 
 
-def groups(ids: Ints, weights: Ints) -> Groups | None:
+def groups(ids: Ints, weights: Ints) -> RowGroups | None:
     """Group rows by what they share of `ids` [rows, columns] under the same weights; None where that spares little.
 
     All groups share the same number of columns: that which spares the most reading.
@@ -55,7 +55,7 @@ def groups(ids: Ints, weights: Ints) -> Groups | None:
     return _grouped(int(lengths[best]), order, np.append(True, common < lengths[best]))
 
 
-def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> Groups:
+def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
     """Groups of rows in this order, where some of them begin a new one."""
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
@@ -64,13 +64,13 @@ def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> Groups:
     members[group, place] = order
     places = np.empty_like(order)
     places[order] = group * members.shape[1] + place
-    return Groups(length, order[first], members, places)
+    return RowGroups(length, order[first], members, places)
 
 
 class Prefix:
     """A step's groups on the device of its keys and values."""
 
-    def __init__(self, groups: Groups, at: Ints, rows: int, device: torch.device) -> None:
+    def __init__(self, groups: RowGroups, at: Ints, rows: int, device: torch.device) -> None:
         """Take the groups of rows that stand at `at` among the `rows` of the keys and values."""
         places = np.zeros(rows, np.int64)
         places[at] = groups.places
