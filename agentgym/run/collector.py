@@ -59,8 +59,8 @@ class Collector:
     async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
         """Play the groups of these tasks, on all processes."""
         mine, schedule = tasks[self.peers.rank :: self.peers.world], self._completed(schedule)
-        given: dict[str, Any] = {"boxes": self.boxes, "models": self.models}
-        return await self.peers.gather(list(await play_groups(self.env, mine, self.engine, schedule, **given)))
+        groups = await play_groups(self.env, mine, self.engine, schedule, boxes=self.boxes, models=self.models)
+        return await self.peers.gather(list(groups))
 
     def _completed(self, schedule: Schedule) -> Schedule:
         """Return the schedule with what the collector says where it says nothing itself."""

@@ -37,7 +37,10 @@ SUMMARY = "summary.json"
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Writes down what a run does; only the first process writes, and the calls that wait for the disk say so."""
+    """Writes down what a run does; only the first process writes, and the calls that wait for the disk say so.
+
+    It is no `Callback`: a step's rollouts and metrics must be on disk before a checkpoint says that the step is done.
+    """
 
     log: MetricsLogger
     store: RolloutWriter | None
