@@ -145,22 +145,21 @@ def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.
 
 
 RECIPE = """
-from dataclasses import dataclass, field
 import agentgym as ag
 
-@dataclass(frozen=True, kw_only=True)
-class Adding(ag.RunConfig):
-    recipe: str = "adding"
-    env: str = "my_env:Adder"
-    model: str = "tiny"
-    steps: int = 1
-    prompts: int = 2
-    group_size: int = 2
-    eval_tasks: int = 2
-    train: ag.TrainConfig = field(default_factory=lambda: ag.TrainConfig(lr=1e-3))
+RECIPE = ag.RunConfig(
+    recipe="adding",
+    env="my_env:Adder",
+    model="tiny",
+    steps=1,
+    prompts=2,
+    group_size=2,
+    eval_tasks=2,
+    train=ag.TrainConfig(lr=1e-3),
+)
 
 if __name__ == "__main__":
-    ag.main(Adding)
+    ag.main(RECIPE)
 """
 ENV = """
 import agentgym as ag
@@ -203,7 +202,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
 def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
     done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
     assert done.returncode == 2
-    assert "Adding: --group-size: one rollout" in done.stderr
+    assert "adding: --group-size: one rollout" in done.stderr
     assert "Traceback" not in done.stderr
 
 

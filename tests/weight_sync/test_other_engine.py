@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,18 @@ number = 3
 '''
 
 
-@dataclass(frozen=True, kw_only=True)
-class Small(ag.RunConfig):
-    recipe: str = "small"
-    env: str = "envs.chase.env:Chase"
-    model: Path | str = "tiny"
-    box: Any = "unsafe"
-    steps: int = 1
-    prompts: int = 2
-    group_size: int = 2
-    eval_tasks: int = 0
-    max_tokens: int | None = 16
-    train: ag.TrainConfig = ag.TrainConfig(device="cpu")
+SMALL = ag.RunConfig(
+    recipe="small",
+    env="envs.chase.env:Chase",
+    model="tiny",
+    box="unsafe",
+    steps=1,
+    prompts=2,
+    group_size=2,
+    eval_tasks=0,
+    max_tokens=16,
+    train=ag.TrainConfig(device="cpu"),
+)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine: Any, tmp_path: Path) -> None:
-    run = Small(out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:Mine", slots=4))
+    run = replace(SMALL, out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:Mine", slots=4))
     summary = await ag.train_policy(run)
     assert summary["rollouts"] == 4
     assert mine.opened == ["in", "out"]
@@ -76,7 +76,7 @@ async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine:
 
 async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(mine: Any, tmp_path: Path) -> None:
     async with mine.Mine("tiny") as engine:
-        await ag.train_policy(Small(out=tmp_path / "run"), engine=engine)
+        await ag.train_policy(replace(SMALL, out=tmp_path / "run"), engine=engine)
         assert engine.version == 1
         assert mine.opened == ["in"]
 
@@ -93,7 +93,7 @@ def test_a_name_without_an_engine_is_refused_in_a_line_before_a_model_is_loaded(
     mine: Any, name: str, said: str
 ) -> None:
     judge = ag.NamedModel(model="tiny", engine=ag.OtherEngine(name=name))
-    for run in (Small(engine=ag.OtherEngine(name=name)), Small(models={"judge": judge})):
+    for run in (replace(SMALL, engine=ag.OtherEngine(name=name)), replace(SMALL, models={"judge": judge})):
         with pytest.raises(ValueError, match=said):
             run.check_files()
 
@@ -110,11 +110,11 @@ def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
 @pytest.mark.parametrize("template", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}])
 def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: an engine of your own brings its own"):
-        Small(engine=ag.OtherEngine(name="mine_engine:Mine"), **template)
+        replace(SMALL, engine=ag.OtherEngine(name="mine_engine:Mine"), **template)
 
 
 async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
-    run = Small(out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:broken"))
+    run = replace(SMALL, out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:broken"))
     with pytest.raises(TypeError, match="engine: must be an engine, got 'an engine'"):
         await ag.train_policy(run)
 
@@ -129,7 +129,7 @@ def test_an_engine_is_named_on_the_command_line() -> None:
 
 
 def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
-    run = Small(engine=ag.SGLangConfig(colocate="keep"))
+    run = replace(SMALL, engine=ag.SGLangConfig(colocate="keep"))
     with pytest.raises(ValueError, match=r"^engine\.colocate, staleness: "):
         replace(run, staleness=1)
 
@@ -138,7 +138,9 @@ async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_t
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Chase, "limits", replace(Chase.limits, context_tokens=2048))
-    await ag.train_policy(Small(out=tmp_path / "run", engine=ag.LocalConfig(slots=4, context_tokens=256), steps=0))
+    await ag.train_policy(
+        replace(SMALL, out=tmp_path / "run", engine=ag.LocalConfig(slots=4, context_tokens=256), steps=0)
+    )
     [said] = [record.getMessage() for record in caplog.records if "limits.context_tokens" in record.getMessage()]
     assert said.endswith(
         "set engine.context_tokens to 2048 if the model and the memory allow it, or limits.context_tokens to 256"
