@@ -266,7 +266,7 @@ def test_of_a_rollout_with_one_segment_both_ratios_are_the_same(
         figures(tiny_model, replace(config, loss=loss, clip_low=0.05, clip_high=0.05), rows)
         for loss in ("gspo", "gspo_rollout")
     )
-    assert one == pytest.approx(other, rel=1e-5)
+    assert one == pytest.approx(other, rel=1e-5, abs=1e-7)  # The loss is a small difference of its terms.
 
 
 def test_the_reference_is_the_model_without_its_adapter(
