@@ -7,8 +7,8 @@ SGLANG ?= .venv-sglang
 PEERS ?= .venv-peers
 VERIFIERS ?= .venv-verifiers
 BENCH_PEERS ?= .venv-bench-peers
-# The quickstart's code is its own tiny model's: where no box runs it may run unprotected, and says so.
-BOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
+# The quickstart's code is its own tiny model's: where no sandbox runs it may run unprotected, and says so.
+SANDBOX ?= $(shell $(PY) -m agentgym.sandboxes.choose --or-unsafe)
 ARGS ?=
 # Processes that the test files are spread over; a file's tests stay in one of them.
 JOBS ?= 2
@@ -57,14 +57,14 @@ $(VENV)/dev: $(VENV)/train
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
-# A box needs Docker or bubblewrap; root on a Debian machine can have the second one now.
-.PHONY: box
-box:
+# A sandbox needs Docker or bubblewrap; root on a Debian machine can have the second one now.
+.PHONY: sandbox
+sandbox:
 	@command -v bwrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null 2>&1 || true
 
-quickstart: $(VENV)/train box
-	@$(PY) -m recipes.chase_grpo --box $(BOX) $(ARGS)
+quickstart: $(VENV)/train sandbox
+	@$(PY) -m recipes.chase_grpo --sandbox $(SANDBOX) $(ARGS)
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff format --check .
@@ -73,13 +73,13 @@ lint: $(VENV)/dev
 
 check: lint test
 
-test: $(VENV)/dev box
+test: $(VENV)/dev sandbox
 	$(PY) -m pytest -q $(PART) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 test-fast: $(VENV)/dev
 	$(PY) -m pytest -q $(FAST) $(ARGS)
 
-test-slow: $(VENV)/dev box
+test-slow: $(VENV)/dev sandbox
 	$(PY) -m pytest -q -m 'slow and not sglang and not proof' $(PART) $(if $(strip $(ARGS)),,$(SPREAD)) $(ARGS)
 
 proofs: test-slow test-browser test-sglang
@@ -150,7 +150,7 @@ $(VENV)/bench: $(VENV)/dev
 	$(PIP) --editable '.[bench]'
 	@touch $@
 
-benchmarks: $(VENV)/bench bench-peers box
+benchmarks: $(VENV)/bench bench-peers sandbox
 	$(PY) -m benchmarks.publishing $(ARGS)
 
 clean:

@@ -41,12 +41,6 @@ from .errors import (
     AgentGymError as AgentGymError,
 )
 from .errors import (
-    BoxContentError as BoxContentError,
-)
-from .errors import (
-    BoxKilledError as BoxKilledError,
-)
-from .errors import (
     ClosedError as ClosedError,
 )
 from .errors import (
@@ -65,7 +59,13 @@ from .errors import (
     MachineError as MachineError,
 )
 from .errors import (
+    SandboxContentError as SandboxContentError,
+)
+from .errors import (
     SandboxError as SandboxError,
+)
+from .errors import (
+    SandboxKilledError as SandboxKilledError,
 )
 from .errors import (
     ToolError as ToolError,
@@ -101,14 +101,14 @@ from .samples import (
 from .samples import (
     value_samples as value_samples,
 )
-from .sandboxes.choose import AnyBox as AnyBox
+from .sandboxes.choose import AnySandbox as AnySandbox
 from .sandboxes.docker.docker import Docker as Docker
 from .sandboxes.local.local import Bubblewrap as Bubblewrap
 from .sandboxes.local.local import Process as Process
 from .sandboxes.network.rules import Allow as Allow
 from .sandboxes.network.services import Service as Service
-from .sandboxes.protocol import Box as Box
 from .sandboxes.protocol import ExecResult as ExecResult
+from .sandboxes.protocol import Sandbox as Sandbox
 from .scheduling.accounting import Groups as Groups
 from .scheduling.oversampling import Oversample as Oversample
 from .scheduling.run_groups import run_groups as run_groups

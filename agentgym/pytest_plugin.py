@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentgym.rollouts.rollout import observers
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing.env_checks.check import forgotten
 from agentgym.testing.env_checks.leaks import LeakWatch
 from agentgym.testing.env_checks.plays import is_of_check
@@ -55,9 +55,9 @@ PLAYED = pytest.StashKey[Played]()
 
 
 @pytest.fixture
-def boxes() -> FakeBoxes:
-    """A pool of FakeBoxes with no shell."""
-    return FakeBoxes()
+def sandboxes() -> FakeSandboxPool:
+    """A pool of FakeSandboxPool with no shell."""
+    return FakeSandboxPool()
 
 
 @pytest.fixture

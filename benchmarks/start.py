@@ -4,7 +4,7 @@
 
 Each import is a process of its own, and the least of several counts; the processes take turns. The floor imports only
 what no env can do without: numpy, pydantic and asyncio. The quickstart is what `make quickstart` runs once everything
-is installed, with boxes whose processes are its own: bubblewrap, or none. With `--quick` it is left out.
+is installed, with sandboxes whose processes are its own: bubblewrap, or none. With `--quick` it is left out.
 """
 
 import subprocess
@@ -43,10 +43,10 @@ def imports() -> dict[str, float]:
 
 
 def quickstart() -> tuple[dict[str, float], dict[str, float | str]]:
-    """CPU seconds of the quickstart, its boxes included, and its command."""
-    box = "unsafe" if why_no_bubblewrap() else "bubblewrap"
+    """CPU seconds of the quickstart, its sandboxes included, and its command."""
+    sandbox = "unsafe" if why_no_bubblewrap() else "bubblewrap"
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "recipes.chase_grpo", "--box", box, "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", sandbox, "--out", f"{folder}/run"]
         return {"quickstart_cpu_s": cpu_s(command)}, {"quickstart": " ".join(command[1:-2])}
 
 

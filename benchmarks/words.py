@@ -2,7 +2,8 @@
 
 `python -m benchmarks.words [--json] [--seed N]`
 
-The envs are `chase` and `code_repair` of the gallery, in their own boxes, played by `run_groups` with an engine whose
+The envs are `chase` and `code_repair` of the gallery, in their own sandboxes, played by `run_groups` with an engine
+whose
 answers lie ready: so the CPU time is that of the process that plays, without the model's, which is on a GPU. In
 `code_repair` each rollout lists the repository, reads two of its files, lets a program fail, looks for definitions and
 runs tests. Both ways take turns in this process, each with a tokenizer of its own, on the same tasks. The tokenizer is
@@ -72,9 +73,9 @@ def engine_of(texts: list[str], script: list[str], *, cached: bool) -> Script:
         return Script(word_tokenizer(texts), {"script": script})  # it encodes the script, which opens the cache
 
 
-async def played(env: Any, tasks: Sequence[Any], engine: Script, boxes: Any, ids: list[float]) -> int:
+async def played(env: Any, tasks: Sequence[Any], engine: Script, sandboxes: Any, ids: list[float]) -> int:
     """How many turns were played; `ids` takes in how many ids a turn were not sampled."""
-    groups = await ag.run_groups(env, tasks, engine, n=GROUP, boxes=boxes)
+    groups = await ag.run_groups(env, tasks, engine, n=GROUP, sandboxes=sandboxes)
     segments = [segment for rollout in groups.rollouts for segment in rollout.segments]
     turns = sum(len(segment.turns) for segment in segments)
     ids.append(sum(int((~segment.sampled).sum()) for segment in segments) / turns)
@@ -89,12 +90,12 @@ async def measured(seed: int) -> dict[str, float]:
         found, ids = Measured(), list[float]()
         env: Any = find_env(name)
         engines = {way: engine_of(texts, script, cached=way == "cached") for way in ("cached", "whole")}
-        async with env.sandbox.open(TASKS * GROUP) as boxes:
+        async with env.sandbox_spec.open(TASKS * GROUP) as sandboxes:
             for number in range(ROUNDS):
                 first = (seed * ROUNDS + number) * TASKS
                 tasks = [env.tasks("train")[first + place] for place in range(TASKS)]
                 for way, engine in engines.items():
-                    await found.play(way, partial(played, env, tasks, engine, boxes, ids))
+                    await found.play(way, partial(played, env, tasks, engine, sandboxes, ids))
         figures |= {f"{name}_{way}_us": value for way, value in found.us.items()}
         figures[f"{name}_ids_a_turn"] = sum(ids) / len(ids)
         figures[f"{name}_gain"] = found.us["whole"] / found.us["cached"]

@@ -17,7 +17,7 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import Scripted
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.choose import Kind
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.seeds import seed_for
 from agentgym.weight_sync.sync import load_policy
 from envs.chase.demo import Sloppiness, demonstrate
@@ -42,8 +42,8 @@ class ChaseSFT:
     """Optimizer steps."""
     batch: int = 32
     """Demonstrations in a step."""
-    box: Kind = "auto"
-    """Where the model's code runs when it is evaluated; auto is the best box that this machine has."""
+    sandbox: Kind = "auto"
+    """Where the model's code runs when it is evaluated; auto is the best sandbox that this machine has."""
     eval_tasks: int = 128
     """Held-out tasks that are played before and after, one rollout each."""
     train: ag.TrainConfig = ag.TrainConfig(loss="sft", decay_steps=20)
@@ -61,7 +61,7 @@ async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> l
                 demonstrate(tasks[DEMO_TASKS + i], random.Random(seed_for("demonstration", seed, i)), CAREFUL),
                 tokenizer=tokenizer,
             ),
-            boxes=FakeBoxes(),
+            sandboxes=FakeSandboxPool(),
         )
         for i in numbers
     ]
@@ -71,9 +71,9 @@ async def main(config: ChaseSFT) -> None:
     async with (
         ag.LocalEngine(config.model) as engine,
         ag.Trainer(config.model, config.train, seed=config.seed) as trainer,
-        ag.AnyBox(kind=config.box).open(ag.LocalConfig().slots) as boxes,
+        ag.AnySandbox(kind=config.sandbox).open(ag.LocalConfig().slots) as sandboxes,
     ):
-        play = ag.Collector(Chase, engine, trainer, boxes, ag.Sampling(temperature=0.7, max_tokens=40))
+        play = ag.Collector(Chase, engine, trainer, sandboxes, ag.Sampling(temperature=0.7, max_tokens=40))
         before = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward
         losses = []
         for step in range(config.steps):

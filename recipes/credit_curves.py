@@ -71,7 +71,7 @@ class Credit:
     """Sampled tokens that end a run; without a number 60,000 of chase_long_turns and 50,000 of bisect_long."""
     stride: int = 10
     """Steps of a run that are played before its tokens are counted again."""
-    box: Kind = "auto"
+    sandbox: Kind = "auto"
     """Where the model's code runs."""
     envs: tuple[str, ...] = tuple(ENVS)
     """The envs to play on."""
@@ -84,7 +84,7 @@ def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.Ru
     run, lr, every, _ = ENVS[env]
     assert isinstance(run.train.normalise, float)  # that of 64 rollouts
     train = replace(run.train, lr=lr, decay_steps=None, normalise=run.train.normalise / 2)
-    run = replace(run, seed=seed, steps=credit.stride, box=credit.box, eval_tasks=0, train=train, group_size=4)
+    run = replace(run, seed=seed, steps=credit.stride, sandbox=credit.sandbox, eval_tasks=0, train=train, group_size=4)
     run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
     return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
 

@@ -27,7 +27,7 @@ import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer, HuggingFaceTokenizer
 from agentgym.engines.scripted import ReplyPolicy, Scripted
 from agentgym.samples import demonstrations
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.train.batching.batch import collate
 from agentgym.train.config import TrainConfig
 from agentgym.train.loss.objective import Objective
@@ -100,7 +100,9 @@ async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, s
     for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
         task = tasks[DEMO_TASKS + i]
         policy = subject.demonstrate(task, random.Random(f"demonstration {seed} {i}"))
-        played.append(await ag.rollout(subject.env, task, Scripted(policy, tokenizer=tokenizer), boxes=FakeBoxes()))
+        played.append(
+            await ag.rollout(subject.env, task, Scripted(policy, tokenizer=tokenizer), sandboxes=FakeSandboxPool())
+        )
         if played[-1].failure is not None:
             raise SystemExit(f"warm_start: the demonstration of {task.id} failed: {played[-1].error}")
     return played

@@ -28,7 +28,7 @@ HEAVY = (
 )
 
 LIGHT = (
-    "AgentEnv, Box, Branching, Compact, Env, Game, Judge, Limits, Rows, Sampling, Scheduler, SimulatedUser, Task, "
+    "AgentEnv, Sandbox, Branching, Compact, Env, Game, Judge, Limits, Rows, Sampling, Scheduler, SimulatedUser, Task, "
     "TaskSampler, ToolEnv, build_samples, find_env, mix, reward, rollout, run_groups, split, tool"
 )
 
@@ -283,8 +283,10 @@ def test_a_name_that_is_not_there_is_an_attribute_error_that_names_it() -> None:
 
 
 def test_only_the_pytest_plugin_imports_pytest() -> None:
-    in_boxes = ["agentgym.sandboxes.hidden_tests.runners"]  # A program that runs in boxes; nothing here imports it.
-    assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin", *in_boxes]
+    in_sandboxes = [
+        "agentgym.sandboxes.hidden_tests.runners"
+    ]  # A program that runs in sandboxes; nothing here imports it.
+    assert importers("agentgym", "pytest") == ["agentgym.pytest_plugin", *in_sandboxes]
 
 
 def test_what_may_be_a_strangers_is_opened_in_one_place() -> None:

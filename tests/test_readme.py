@@ -11,7 +11,7 @@ import pytest
 
 from agentgym.cli.main import COMMANDS
 from tests.conftest import Installed
-from tests.docs.blocks import needs_box, no_box, readme_files, write_readme_files
+from tests.docs.blocks import needs_sandbox, no_sandbox, readme_files, write_readme_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
     """The folder of two small steps of the README's recipe, and the names of what they leave in it.
 
-    Where no box runs, the tiny model's code runs without one.
+    Where no sandbox runs, the tiny model's code runs without one.
     """
-    small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--box", "unsafe"] if no_box() else [])]
+    small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--sandbox", "unsafe"] if no_sandbox() else [])]
     done = installed.run("python", "train_pointers.py", *small, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)
@@ -52,7 +52,7 @@ def test_the_installed_library_is_the_wheels(folder: Path, installed: Installed)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)
 
 
-@needs_box
+@needs_sandbox
 def test_the_environments_tests_pass_without_a_configuration(folder: Path, installed: Installed) -> None:
     done = installed.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=folder)
     assert "3 passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
@@ -80,7 +80,7 @@ def test_what_was_trained_can_be_read_in_the_terminal(folder: Path, run_folder: 
 
 
 @pytest.mark.slow
-@needs_box
+@needs_sandbox
 def test_the_trained_adapter_is_evaluated(folder: Path, run_folder: Path, installed: Installed) -> None:
     done = installed.run("python", "evaluate_pointers.py", str(run_folder / "adapter"), cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -50,7 +50,7 @@ def rollout(name: str, reward: float | None, *segments: Segment, group: str = "g
         segments=segments or (segment(0, ("context", [1, 2]), ("turn", [3])),),
         reward=reward,
         stop_reason="error" if reward is None else "done",
-        failure=Failure(type="SandboxError", message="the box died") if reward is None else None,
+        failure=Failure(type="SandboxError", message="the sandbox died") if reward is None else None,
     )
 
 

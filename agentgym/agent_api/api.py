@@ -38,7 +38,7 @@ _MODEL = {
 }
 """As both APIs show a model."""
 MAX_WARNED = 20
-"""Settings that are warned of for one env: the code in the box chooses their names."""
+"""Settings that are warned of for one env: the code in the sandbox chooses their names."""
 _warned: dict[str, set[str]] = {}
 _BYTES = 4
 """Bytes of text that a sampled id is taken for."""
@@ -115,7 +115,7 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Read a body; whatever is wrong with it is a RefusedError, for the code in the box chose it."""
+    """Read a body; whatever is wrong with it is a RefusedError, for the code in the sandbox chose it."""
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)

@@ -13,7 +13,7 @@ from agentgym.environments.rewards import rewards_of
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
 from agentgym.sandboxes.protocol import ExecResult
-from agentgym.sandboxes.protocol.programs import BoxProcess, BoxStream
+from agentgym.sandboxes.protocol.programs import SandboxProcess, SandboxStream
 from agentgym.tools.declarations import check_free, check_made, check_number
 from agentgym.tools.tool import class_tools
 from agentgym.types.messages import Message, first_image
@@ -26,14 +26,14 @@ CRASHED = "crashed"
 
 
 class AgentEnv(ToolEnv[TaskT]):
-    """An env whose agent is a program that runs in its box, and asks the policy over OpenAI's or Anthropic's API.
+    """An env whose agent is a program that runs in its sandbox, and asks the policy over OpenAI's or Anthropic's API.
 
     The program finds the API's address and the rollout's key in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
     ANTHROPIC_API_KEY, and the task's prompt on its standard input. Every turn that it is given is trained with the
     reward of the `@ag.reward` methods, which are called when it has ended.
 
-    The box needs a loopback (`network="loopback"` or `ag.Allow(...)`); `ag.Process(unsafe=True)` runs the program as
-    your user on this machine.
+    The sandbox needs a loopback (`network="loopback"` or `ag.Allow(...)`); `ag.Process(unsafe=True)` runs the program
+    as your user on this machine.
     """
 
     command: ClassVar[str | Sequence[str]] = ()
@@ -55,8 +55,10 @@ class AgentEnv(ToolEnv[TaskT]):
             check_free(reward, frozenset({*dir(AgentEnv), "result"}), f"reward {reward!r} of {name}", "")
         if cls.context is not None:
             raise ValueError(f"{name}.context: the agent keeps its own context; leave this out")
-        if getattr(cls.sandbox, "network", None) == "none":
-            raise ValueError(f'{name}.sandbox: the agent asks over a loopback; give the sandbox network="loopback"')
+        if getattr(cls.sandbox_spec, "network", None) == "none":
+            raise ValueError(
+                f'{name}.sandbox_spec: the agent asks over a loopback; give the sandbox network="loopback"'
+            )
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
@@ -79,7 +81,7 @@ class AgentEnv(ToolEnv[TaskT]):
         name, key = type(self).__name__, secrets.token_urlsafe(24)
         if (image := first_image(prompt)) is not None:
             raise EnvError(
-                f"{name}: {image}: an agent is told its prompt as text; put the image into a file of its box"
+                f"{name}: {image}: an agent is told its prompt as text; put the image into a file of its sandbox"
             )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
@@ -87,9 +89,9 @@ class AgentEnv(ToolEnv[TaskT]):
 
         api = AgentApi(policy, key, name)
         try:
-            async with listening(self.box, api.handle) as port:
+            async with listening(self.sandbox, api.handle) as port:
                 variables = {**_addresses(port, key), **self.agent_variables()}
-                async with self.box.start(command, env=variables) as process:
+                async with self.sandbox.start(command, env=variables) as process:
                     run = AgentRun(process, "\n\n".join(message["content"] for message in prompt))
                     try:
                         await run.end(api, self.grace_s)
@@ -130,7 +132,7 @@ def _stop_reason(api: AgentApi, result: ExecResult) -> str:
 class AgentRun:
     """One agent that runs: it is given its prompt, and what it writes is read."""
 
-    def __init__(self, process: BoxProcess, prompt: str) -> None:
+    def __init__(self, process: SandboxProcess, prompt: str) -> None:
         self._process, self._loop = process, asyncio.get_running_loop()
         self._start = self._loop.time()
         self._out, self._err = bytearray(), bytearray()
@@ -176,7 +178,7 @@ class AgentRun:
             await self._process.write(prompt)
             await self._process.close_stdin()
 
-    async def _read(self, stream: BoxStream, kept: bytearray) -> None:
+    async def _read(self, stream: SandboxStream, kept: bytearray) -> None:
         async for piece in stream:
             kept += piece
             if len(kept) > OUTPUT_KEPT:

@@ -1,4 +1,4 @@
-"""A program that runs in a box: it listens there and carries each connection over its own input and output.
+"""A program that runs in a sandbox: it listens there and carries each connection over its own input and output.
 
 Its first line is the port. Then both ways go frames: the number of a connection, a length, so many bytes. A frame of
 length 0 ends the connection.

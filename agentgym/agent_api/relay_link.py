@@ -1,4 +1,4 @@
-"""The host's side of a relay: a port inside a box whose connections are answered here."""
+"""The host's side of a relay: a port inside a sandbox whose connections are answered here."""
 
 import asyncio
 import logging
@@ -11,30 +11,30 @@ from agentgym.agent_api.http import Handle
 from agentgym.agent_api.http_connection import HttpConnection
 from agentgym.agent_api.relay import HEAD
 from agentgym.errors import EnvError, WireError
-from agentgym.sandboxes.protocol import Box
-from agentgym.sandboxes.protocol.programs import BoxProcess
+from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol.programs import SandboxProcess
 
 log = logging.getLogger(__name__)
 
 _START_S = 30.0
 _MAX_FRAME = 1 << 20
 MAX_OPEN = 256
-"""Connections at once. The code in the box opens them, and the host's memory holds them."""
+"""Connections at once. The code in the sandbox opens them, and the host's memory holds them."""
 MAX_HELD = 128 << 20
-"""Bytes of requests that all connections of a box may hold together."""
+"""Bytes of requests that all connections of a sandbox may hold together."""
 FRAMES_A_TURN = 64
-"""Frames that are taken before the event loop turns: the code in the box may make them as small as it likes."""
+"""Frames that are taken before the event loop turns: the code in the sandbox may make them as small as it likes."""
 MAX_SAID = 1000
-"""Frames that wait for the box to read them; no more is read from it then."""
+"""Frames that wait for the sandbox to read them; no more is read from it then."""
 
 
 @asynccontextmanager
-async def listening(box: Box, handle: Handle) -> AsyncIterator[int]:
-    """Listen on 127.0.0.1 inside the box and answer there, until the block ends; yields the port.
+async def listening(sandbox: Sandbox, handle: Handle) -> AsyncIterator[int]:
+    """Listen on 127.0.0.1 inside the sandbox and answer there, until the block ends; yields the port.
 
-    It needs a loopback and `python3` in the box, and no way out of it. EnvError where one is missing.
+    It needs a loopback and `python3` in the sandbox, and no way out of it. EnvError where one is missing.
     """
-    async with box.start(["python3", "-I", "-S", "-c", _source()]) as process:
+    async with sandbox.start(["python3", "-I", "-S", "-c", _source()]) as process:
         port = await _port(process)
         relay = RelayLink(process, handle)
         carrying = [asyncio.create_task(relay.read()), asyncio.create_task(relay.write())]
@@ -52,7 +52,7 @@ def _source() -> str:
     return Path(__file__).with_name("relay.py").read_text()
 
 
-async def _port(process: BoxProcess) -> int:
+async def _port(process: SandboxProcess) -> int:
     line = b""
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_S):
@@ -65,7 +65,7 @@ async def _port(process: BoxProcess) -> int:
         said += piece
     why = " ".join(said.decode("utf-8", "replace").split())[-200:] or f"exit code {process.exit_code}"
     raise EnvError(
-        f"the agent's API cannot be reached from inside the box ({why}); it needs `python3` there, and a loopback: "
+        f"the agent's API cannot be reached from inside the sandbox ({why}); it needs `python3` there, and a loopback: "
         'give the sandbox network="loopback" or network=ag.Allow(...)'
     )
 
@@ -73,7 +73,7 @@ async def _port(process: BoxProcess) -> int:
 class RelayLink:
     """The connections of one relay, each answered by a HttpConnection."""
 
-    def __init__(self, process: BoxProcess, handle: Handle) -> None:
+    def __init__(self, process: SandboxProcess, handle: Handle) -> None:
         self._process, self._handle = process, handle
         self._open: dict[int, HttpConnection] = {}
         self._at_most = 0
@@ -84,7 +84,7 @@ class RelayLink:
         """Whether a connection was cut off; it is said once."""
 
     async def read(self) -> None:
-        """Take what clients in the box say; when the relay has ended, every connection is lost."""
+        """Take what clients in the sandbox say; when the relay has ended, every connection is lost."""
         held = bytearray()
         try:
             while piece := await self._process.stdout.read():
@@ -106,7 +106,7 @@ class RelayLink:
                 return False
             number, length = HEAD.unpack_from(held)
             if length > _MAX_FRAME:
-                raise WireError(f"a frame of {length} bytes: the code in the box has changed the relay")
+                raise WireError(f"a frame of {length} bytes: the code in the sandbox has changed the relay")
             if len(held) < HEAD.size + length:
                 return False
             data = bytes(held[HEAD.size : HEAD.size + length])
@@ -183,7 +183,7 @@ class _RelayTransport(asyncio.BaseTransport):
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Carry bytes to the client, in frames that the box takes."""
+        """Carry bytes to the client, in frames that the sandbox takes."""
         for at in range(0, 0 if self._closed else len(data), _MAX_FRAME):
             self._relay.say(self._number, data[at : at + _MAX_FRAME])
 

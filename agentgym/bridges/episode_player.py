@@ -1,4 +1,4 @@
-"""The episodes that other libraries play in our envs: one env and one box at a time."""
+"""The episodes that other libraries play in our envs: one env and one sandbox at a time."""
 
 import asyncio
 import copy
@@ -9,20 +9,20 @@ from agentgym.environments.env import Env, close
 from agentgym.environments.mixture import member_of
 from agentgym.environments.resources import open_resources, share_resources
 from agentgym.environments.rewards import total
-from agentgym.environments.task_boxes import lease_for, open_boxes, sandbox_of
+from agentgym.environments.task_sandboxes import lease_for, open_sandboxes, sandbox_of
 from agentgym.judges.named_models import NamedModels
 from agentgym.rollouts.step_result import read_messages
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.messages import Message
 from agentgym.types.rollout import StopReason
 from agentgym.types.task import StepResult, Task
 
 
 class EpisodePlayer:
-    """Plays one episode after another; a new episode closes the env of the last one and gives its box back."""
+    """Plays one episode after another; a new episode closes the env of the last one and gives its sandbox back."""
 
-    def __init__(self, cls: type[Env[Any]], sandbox: Sandbox | None, boxes: Boxes | None) -> None:
-        self.cls, self.sandbox, self.boxes = cls, sandbox, boxes
+    def __init__(self, cls: type[Env[Any]], spec: SandboxSpec | None, sandboxes: SandboxPool | None) -> None:
+        self.cls, self.sandbox_spec, self.sandboxes = cls, spec, sandboxes
         self.env: Env[Any] | None = None
         self.episode = AsyncExitStack()
         self.pool = AsyncExitStack()
@@ -45,10 +45,10 @@ class EpisodePlayer:
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(env._models.release)
-            sandbox = sandbox_of(cls, task)
-            boxes = await self._boxes() if sandbox is not None else None
-            if sandbox is not None and boxes is not None:
-                env.box = await stack.enter_async_context(lease_for(boxes, sandbox))
+            spec = sandbox_of(cls, task)
+            sandboxes = await self._sandboxes() if spec is not None else None
+            if spec is not None and sandboxes is not None:
+                env.sandbox = await stack.enter_async_context(lease_for(sandboxes, spec))
             stack.push_async_callback(close, env)
             first, info = await env.reset(seed=seed, options=options)
             messages = read_messages(first, f"{cls.__name__}.reset")
@@ -58,10 +58,10 @@ class EpisodePlayer:
         # A copy: a class has one schema of each tool, and Gymnasium's users may write into what they get.
         return messages, {"task": task.id, "tools": copy.deepcopy(env.tools), **info}
 
-    async def _boxes(self) -> Boxes | None:
-        if self.boxes is None:
-            self.boxes = await self.pool.enter_async_context(open_boxes(self.cls, 1, self.sandbox))
-        return self.boxes
+    async def _sandboxes(self) -> SandboxPool | None:
+        if self.sandboxes is None:
+            self.sandboxes = await self.pool.enter_async_context(open_sandboxes(self.cls, 1, self.sandbox_spec))
+        return self.sandboxes
 
     async def step(self, action: Message) -> StepResult:
         """Take one turn; at the end of the episode the scores are part of the reward, and the env is closed."""
@@ -111,7 +111,7 @@ class EpisodePlayer:
         await self.episode.aclose()
 
     async def close(self) -> None:
-        """Close the env, give back its box and close the pool."""
+        """Close the env, give back its sandbox and close the pool."""
         try:
             await self._end()
         finally:

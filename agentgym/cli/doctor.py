@@ -18,7 +18,7 @@ from agentgym.errors import EngineError, SandboxError, boundary
 from agentgym.errors.extras import install_line
 from agentgym.files.foreign.opening import regular_file
 from agentgym.hub import find_model, refuse_missing, why_no_hub
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 
 PACKAGES = {
     "torch": install_line("train"),
@@ -49,7 +49,7 @@ class Finding:
 
 
 def doctor(model: str | None = None) -> int:
-    """Say what runs here and how to get the rest; the exit code is 0 if a box can be had.
+    """Say what runs here and how to get the rest; the exit code is 0 if a sandbox can be had.
 
     For example:
     $ agentgym doctor
@@ -65,9 +65,9 @@ def doctor(model: str | None = None) -> int:
     for finding in findings():
         say(str(finding))
         flush()  # the next may take seconds, and what it logs goes elsewhere
-    box = _box()
-    say(str(box))
-    return 0 if box.ok else 1
+    sandbox = _sandbox()
+    say(str(sandbox))
+    return 0 if sandbox.ok else 1
 
 
 def _doctor_of(model: str) -> int:
@@ -202,12 +202,12 @@ def _bubblewrap() -> Finding:
     return found if why_not else _with_reset(found, Bubblewrap())
 
 
-def _with_reset(found: Finding, sandbox: Sandbox) -> Finding:
-    """Add to a finding how its boxes are reset, which one that is started says."""
+def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
+    """Add to a finding how its sandboxes are reset, which one that is started says."""
     from agentgym.sandboxes.choose import how_it_resets
 
     try:
-        return replace(found, detail=f"{found.detail}; {asyncio.run(how_it_resets(sandbox))}")
+        return replace(found, detail=f"{found.detail}; {asyncio.run(how_it_resets(spec))}")
     except SandboxError as error:
         return replace(found, ok=False, detail=str(error))
 
@@ -234,7 +234,7 @@ def _runsc() -> Finding:
 
 
 def _runtimes() -> set[str]:
-    """Give the names that a box's `runtime` may have; none where no engine answers."""
+    """Give the names that a sandbox's `runtime` may have; none where no engine answers."""
     from agentgym.sandboxes.docker.client import connect
 
     try:
@@ -262,10 +262,10 @@ def _gpus() -> Finding:
     return Finding(name="gpus", ok=bool(rows), detail=f"{names}; driver {rows[0][-1]}" if rows else "none")
 
 
-def _box() -> Finding:
+def _sandbox() -> Finding:
     from agentgym.sandboxes.choose import auto
 
     try:
-        return Finding(name="a box", ok=True, detail=type(auto()).__name__)
+        return Finding(name="a sandbox", ok=True, detail=type(auto()).__name__)
     except SandboxError:
-        return Finding(name="a box", ok=False, detail="", get="either Docker with its image, or bubblewrap")
+        return Finding(name="a sandbox", ok=False, detail="", get="either Docker with its image, or bubblewrap")

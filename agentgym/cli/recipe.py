@@ -36,7 +36,7 @@ T = TypeVar("T")
 SHOW_CURSOR = "\x1b[?25h"
 """What a terminal is told to show the cursor, which the progress bar hides while it is shown."""
 STOPPING = (
-    "{name} came: stopping; the training step or the sync that is under way is waited for, boxes and engine are "
+    "{name} came: stopping; the training step or the sync that is under way is waited for, sandboxes and engine are "
     "closed, and the last finished step is written. Ctrl-C now ends at once, with the checkpoints that are on disk"
 )
 """What the first signal makes a run say, before seconds in which nothing seems to happen."""

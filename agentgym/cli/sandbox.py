@@ -1,4 +1,4 @@
-"""The command `agentgym sandbox build`: the image of Docker boxes."""
+"""The command `agentgym sandbox build`: the image of Docker sandboxes."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ def build(
     apt: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     tag: str | None = None,
 ) -> int:
-    """Build the image that Docker boxes run, and print its id.
+    """Build the image that Docker sandboxes run, and print its id.
 
     For example:
     $ agentgym sandbox build
@@ -44,9 +44,9 @@ def build(
         from_debootstrap: Build it on a minimal Debian; for machines that reach no registry. Needs root.
         base: The image to build on; one without a python3 gets this machine's.
         dockerfile: A folder with a Dockerfile, whose image to build on.
-        pip: A package that code in the box can import; may be given several times.
+        pip: A package that code in the sandbox can import; may be given several times.
         apt: A package of the image's Debian or Ubuntu; may be given several times.
-        tag: The image's name; by default the one that Docker boxes use.
+        tag: The image's name; by default the one that Docker sandboxes use.
     """
     from agentgym.sandboxes.docker.images import build as image
 

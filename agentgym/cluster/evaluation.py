@@ -23,7 +23,7 @@ from agentgym.evals.playing import OwnPlaying, open_playing
 from agentgym.run.cluster_config import ClusterConfig
 from agentgym.run.lost import Losses
 from agentgym.run.tasks.envs import open_envs
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Rollout
 from agentgym.types.task import Task
@@ -93,7 +93,7 @@ class Job:
 
 
 class EvaluationWorker:
-    """Plays rollouts with a model, boxes and resources of its own; `open` comes first, and `close` last."""
+    """Plays rollouts with a model, sandboxes and resources of its own; `open` comes first, and `close` last."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._stack = job, AsyncExitStack()
@@ -101,7 +101,7 @@ class EvaluationWorker:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> EngineFacts:
-        """Open the model, the named ones, boxes and resources."""
+        """Open the model, the named ones, sandboxes and resources."""
         job, enter = self._job, self._stack.enter_async_context
         env = open_envs(job.env, job.env_args, "auto")
         model = await enter(opened(job.model))
@@ -178,7 +178,7 @@ async def open_playing_on_ray(
     env: type[Env[Any]],
     model: Model,
     models: Mapping[str, Model],
-    boxes: Boxes | None,
+    sandboxes: SandboxPool | None,
     sampling: Sampling | None,
     seed: int,
     *,
@@ -188,10 +188,10 @@ async def open_playing_on_ray(
 ) -> AsyncIterator[RayPlaying]:
     """Join the cluster and start the workers of an evaluation, each of which opens the model; they end with the block.
 
-    :raises ValueError: for what cannot be opened in another process: boxes, an engine, a class inside a function.
+    :raises ValueError: for what cannot be opened in another process: sandboxes, an engine, a class inside a function.
     """
-    if boxes is not None:
-        raise ValueError("boxes: on Ray each worker opens its own; leave them out")
+    if sandboxes is not None:
+        raise ValueError("sandboxes: on Ray each worker opens its own; leave them out")
     job = Job(
         env=portable_env(env),
         env_args=parameter_values(env),

@@ -88,15 +88,15 @@ def worker_count(config: ClusterConfig, most: int) -> int:
     """The number of rollout workers that a config names, or that the cluster has room for now, `most` at most."""
     if config.workers is not None:
         return config.workers
-    boxes = ray.cluster_resources().get(SANDBOX, 0)
+    sandboxes = ray.cluster_resources().get(SANDBOX, 0)
     nodes = sum(node["Alive"] for node in ray.nodes())
-    return max(1, min(int(boxes) - config.eval_workers if boxes else nodes, most))
+    return max(1, min(int(sandboxes) - config.eval_workers if sandboxes else nodes, most))
 
 
 def worker_options(config: ClusterConfig) -> dict[str, Any]:
     """What Ray sets aside for a rollout worker, and where it is put."""
-    boxes = {SANDBOX: 1.0} if ray.cluster_resources().get(SANDBOX, 0) else {}
-    return {"num_cpus": config.worker_cpus, "resources": boxes, "scheduling_strategy": "SPREAD"}
+    sandboxes = {SANDBOX: 1.0} if ray.cluster_resources().get(SANDBOX, 0) else {}
+    return {"num_cpus": config.worker_cpus, "resources": sandboxes, "scheduling_strategy": "SPREAD"}
 
 
 def portable_env(env: type[Env[Any]]) -> str | dict[str, float]:

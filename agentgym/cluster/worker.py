@@ -1,4 +1,4 @@
-"""A process that plays one share of a run's rollouts, with an engine and boxes of its own."""
+"""A process that plays one share of a run's rollouts, with an engine and sandboxes of its own."""
 
 import asyncio
 import logging
@@ -89,11 +89,11 @@ class RolloutWorker:
         self._scheduler: BatchScheduler | None = None
 
     async def open(self) -> EngineFacts:
-        """Open engine, boxes, resources and named models, unless they are open."""
+        """Open engine, sandboxes, resources and named models, unless they are open."""
         if self._collector is not None:
             return facts_of(self._collector.engine)
         run = self._run
-        env = only_tasks(open_envs(run.env, run.env_args, run.box), run.tasks_from)
+        env = only_tasks(open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
         tokenizer = await asyncio.to_thread(own_template, run)
         opening = open_collector(run, env, self._share, lambda said: None, tokenizer=tokenizer)
         self._collector = await self._stack.enter_async_context(opening)

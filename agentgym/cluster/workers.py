@@ -20,7 +20,7 @@ T = TypeVar("T")
 PLACE_S = 120.0
 """Seconds for the cluster to make room for the run's actors."""
 CLOSE_S = 30.0
-"""Seconds for a worker to end its rollouts and its boxes before its process is ended."""
+"""Seconds for a worker to end its rollouts and its sandboxes before its process is ended."""
 
 
 Renew: TypeAlias = Callable[[int, Any], Awaitable[None]]

@@ -17,7 +17,7 @@ from agentgym.environments.forks import ForkedAgent, ForkKind, Model
 from agentgym.environments.limits import Compact, Limits, Window
 from agentgym.environments.parameters import configured
 from agentgym.errors import EnvError
-from agentgym.sandboxes.protocol import Box, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxSpec
 from agentgym.tools.calls import offered
 from agentgym.tools.declarations import (
     check_awaited,
@@ -42,14 +42,14 @@ Split = Literal["train", "test"]
 class Env(Generic[TaskT]):
     """One attempt at one task: an instance is made for a rollout, closed after it, and never used twice.
 
-    The runner sets `box` before `reset` where the class declares a `sandbox`. It calls `close` once, whatever happens,
-    when the threads of plain tools and rewards have ended.
+    The runner sets `sandbox` before `reset` where the class declares a `sandbox`. It calls `close` once, whatever
+    happens, when the threads of plain tools and rewards have ended.
 
     :raises ValueError: when a class is made that declares what cannot work; the message names the attribute.
     """
 
-    sandbox: ClassVar[Sandbox | None] = None
-    """The kind of box that each rollout gets, such as `ag.AnyBox()`; None for no box."""
+    sandbox_spec: ClassVar[SandboxSpec | None] = None
+    """The kind of sandbox that each rollout gets, such as `ag.AnySandbox()`; None for no sandbox."""
     limits: ClassVar[Limits] = Limits()
     """The turns, seconds and tokens that one rollout may use."""
     context: ClassVar[Compact | Window | None] = None
@@ -77,11 +77,13 @@ class Env(Generic[TaskT]):
         check_made(cls.version, str | None, f"{name}.version", 'text, such as "1.2"')
         check_made(cls.stand_ins, Mapping, f"{name}.stand_ins", 'engines by name, such as {"judge": engine}')
         check_made(cls.data_files, tuple, f"{name}.data_files", 'a tuple of names, such as ("words.txt",)')
-        if cls.sandbox is not None and not _is_sandbox(cls.sandbox):
-            check_made(cls.sandbox, (), f"{name}.sandbox", "a sandbox, such as `ag.AnyBox()`")
+        if cls.sandbox_spec is not None and not _is_spec(cls.sandbox_spec):
+            check_made(cls.sandbox_spec, (), f"{name}.sandbox_spec", "a sandbox, such as `ag.AnySandbox()`")
         made: type = cls
-        if not isinstance(inspect.getattr_static(made, "box"), property):
-            raise ValueError(f"{name}.box: is the leased box of a rollout; its kind is declared as `sandbox = ...`")
+        if not isinstance(inspect.getattr_static(made, "sandbox"), property):
+            raise ValueError(
+                f"{name}.sandbox: is the leased sandbox of a rollout; its kind is declared as `sandbox_spec = ...`"
+            )
         check_settings(made, _SETTINGS)
         check_on_class(made, "tasks")
         check_read(made, "tools")
@@ -106,7 +108,7 @@ class Env(Generic[TaskT]):
         """How often each tool's own code raised, timed out or returned something that is neither text nor JSON."""
         self.role_rewards: dict[str, float] = {}
         """The rewards of the roles that were given to sub-agents (`fork(role=...)`), by role."""
-        self._box: Box | None = None
+        self._sandbox: Sandbox | None = None
         self._models: Callable[[str], Model] | None = None
         self._forks: Callable[..., AbstractAsyncContextManager[ForkedAgent]] | None = None
         self._resources: Any = None
@@ -126,27 +128,28 @@ class Env(Generic[TaskT]):
         return configured(cls, arguments)
 
     @classmethod
-    def sandbox_for(cls, task: TaskT) -> Sandbox | None:
-        """Return the kind of box that this task's rollouts get, None for no box; by default the class's `sandbox`.
+    def sandbox_for(cls, task: TaskT) -> SandboxSpec | None:
+        """Return the kind of sandbox that this task's rollouts get, None for no sandbox; by default the class's
+        `sandbox`.
 
         Override it where each task needs an image of its own, such as `ag.Docker(image=task.image)`. Equal sandboxes
-        share their boxes.
+        share their sandboxes.
         """
-        return cls.sandbox
+        return cls.sandbox_spec
 
     @property
-    def box(self) -> Box:
-        """The box of this rollout; EnvError where the class declares no `sandbox`."""
-        if self._box is None:
+    def sandbox(self) -> Sandbox:
+        """The sandbox of this rollout; EnvError where the class declares no `sandbox`."""
+        if self._sandbox is None:
             raise EnvError(
-                f"{type(self).__name__} has no box: declare `sandbox = ag.AnyBox()` in the class, or let "
+                f"{type(self).__name__} has no sandbox: declare `sandbox_spec = ag.AnySandbox()` in the class, or let "
                 "`sandbox_for(task)` return one"
             )
-        return self._box
+        return self._sandbox
 
-    @box.setter
-    def box(self, box: Box) -> None:
-        self._box = box
+    @sandbox.setter
+    def sandbox(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
 
     @classmethod
     def open_resources(cls) -> AbstractAsyncContextManager[Any]:
@@ -247,8 +250,8 @@ class Env(Generic[TaskT]):
         """Return a copy of this env as it is now, which plays a branch of the rollout (`ag.Branching`).
 
         By default it copies every attribute as `copy.deepcopy(value, memo)` does, where `memo` has what stands in the
-        place of the box, the task and the like. Override it where an attribute is refused, such as a connection. The
-        runner gives the copy its box, models and metrics, and closes it as any env.
+        place of the sandbox, the task and the like. Override it where an attribute is refused, such as a connection.
+        The runner gives the copy its sandbox, models and metrics, and closes it as any env.
         """
         return copied(self, memo)
 
@@ -266,7 +269,7 @@ class Env(Generic[TaskT]):
         messages: Sequence[Message] = (),
         *,
         tools: Sequence[Callable[..., Any] | str] | None = None,
-        box: bool = False,
+        sandbox: bool = False,
         turns: int | None = None,
         engine: str | None = None,
         train: bool | None = None,
@@ -276,8 +279,8 @@ class Env(Generic[TaskT]):
 
         A "subagent" starts from `messages` alone, with `tools` (methods of this env, or their names; none by default).
         A "fork" goes on from this conversation as if it had been answered with `messages`; it keeps the tools, and the
-        prefix that it shares with the parent is trained in the parent only. `box=True` gives the agent a branch of the
-        box. `turns` limits the agent's own turns.
+        prefix that it shares with the parent is trained in the parent only. `sandbox=True` gives the agent a branch of
+        the sandbox. `turns` limits the agent's own turns.
 
         A sub-agent with an `engine` is played by the model of that name, and never trained. `train=False` trains none
         of the agent's turns. With a `role` they are trained on that role's own reward, which `self.role_rewards` or
@@ -300,7 +303,7 @@ class Env(Generic[TaskT]):
             raise ValueError("engine: a fork goes on in the ids of its parent; leave it out, or open a 'subagent'")
         names = None if kind == "fork" else [self._tool_name(given) for given in tools or ()]
         return self._forks(
-            self, kind, messages, tools=names, box=box, turns=turns, engine=engine, train=train, role=role
+            self, kind, messages, tools=names, sandbox=sandbox, turns=turns, engine=engine, train=train, role=role
         )
 
     def _tool_name(self, given: Callable[..., Any] | str) -> str:
@@ -333,12 +336,12 @@ def _copied(message: Message) -> Message:
     return deepcopy(message)
 
 
-def _is_sandbox(value: object) -> bool:
+def _is_spec(value: object) -> bool:
     return not isinstance(value, type) and callable(getattr(value, "open", None))
 
 
 _SETTINGS: Mapping[str, Callable[[Any], bool]] = {
-    "sandbox": _is_sandbox,
+    "sandbox_spec": _is_spec,
     "limits": lambda value: isinstance(value, Limits),
     "context": lambda value: isinstance(value, Compact | Window),
     "system": lambda value: isinstance(value, str),

@@ -14,7 +14,7 @@ def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
     """Return a copy of an env that shares only what `memo` says, and what cannot change.
 
     `memo` is that of `copy.deepcopy`: by the id of an object it has what stands in its place, such as the branch of the
-    box for the box. EnvError names an attribute that cannot be copied, and says what to write.
+    sandbox for the sandbox. EnvError names an attribute that cannot be copied, and says what to write.
     """
     twin = copy(env)
     memo[id(env)] = twin

@@ -20,7 +20,7 @@ class ForkedAgent(Protocol):
 
     @property
     def env(self) -> Any:
-        """The copy of the env that its tools run on: `env.box` is its own where it was forked with one."""
+        """The copy of the env that its tools run on: `env.sandbox` is its own where it was forked with one."""
         ...
 
     @property

@@ -28,7 +28,7 @@ class Limits:
     parallel_calls: Positive = 16
     """Most calls of one turn that run at the same time, where their tools are declared parallel; others wait."""
     retries: Count = 0
-    """Most new attempts after the engine or the box failed before an action of the model had reached the env."""
+    """Most new attempts after the engine or the sandbox failed before an action of the model had reached the env."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.parameters import parameters
 from agentgym.environments.task_rows import split_tasks
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 from agentgym.tools.declarations import check_number
 from agentgym.types.task import Task
 
@@ -54,8 +54,8 @@ class Mixture(Env[Any]):
         return tasks.mapped(partial(_renamed, name)) if isinstance(tasks, Endless) else _Renamed(name, tasks)
 
     @classmethod
-    def sandbox_for(cls, task: Task) -> Sandbox | None:
-        """Return the kind of box that the task's own env chooses for it."""
+    def sandbox_for(cls, task: Task) -> SandboxSpec | None:
+        """Return the kind of sandbox that the task's own env chooses for it."""
         return member_of(cls, task).sandbox_for(task)
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.rewards import counted_content, reward_value, rewards_of, role_totals
-from agentgym.errors import AgentGymError, BoxKilledError, EnvError, boundary
+from agentgym.errors import AgentGymError, EnvError, SandboxKilledError, boundary
 from agentgym.tools.at_once import started
 from agentgym.tools.calls import ToolResult, dispatch, offered
 from agentgym.tools.declarations import check_awaited, check_free, check_reward
@@ -50,7 +50,7 @@ class ToolEnv(Env[TaskT]):
         self.metrics |= dict.fromkeys(self._counts, 0.0)
 
     async def setup(self) -> None:
-        """Prepare the box and the env's own state; called once, before the first prompt is shown."""
+        """Prepare the sandbox and the env's own state; called once, before the first prompt is shown."""
 
     async def extra_tools(self) -> Sequence[DynamicTool]:
         """Return the tools that this instance has beside those of its class; called once, behind `setup`."""
@@ -151,12 +151,12 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """The value of a reward method; 0.0 if code in the box ended it, or left what the reward cannot use."""
+        """The value of a reward method; 0.0 if code in the sandbox ended it, or left what the reward cannot use."""
         method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
             return await reward_value(method, where, self._threads)
-        except BoxKilledError:
-            counted = "box_killed"
+        except SandboxKilledError:
+            counted = "sandbox_killed"
         except AgentGymError as error:
             counted = counted_content(error, where, method)
             if not counted:
@@ -210,7 +210,7 @@ _TAKEN = frozenset(
     {
         *dir(ToolEnv),
         *("task", "metrics", "answer", "tool_failures", "role_rewards"),
-        *("_box", "_resources", "_extra_tools", "_forks", "_models", "_threads"),
+        *("_sandbox", "_resources", "_extra_tools", "_forks", "_models", "_threads"),
     }
 )
 """Names that no tool or reward may have, because Env and ToolEnv use them."""

@@ -25,16 +25,17 @@ class EngineError(AgentGymError):
 
 
 class SandboxError(AgentGymError):
-    """A box died or could not be had; infrastructure, never text for the model, never a reward."""
+    """A sandbox died or could not be had; infrastructure, never text for the model, never a reward."""
 
 
-class BoxKilledError(SandboxError):
-    """A box ended because of what the code in it did: a result of the episode, which is scored, and never tried again.
+class SandboxKilledError(SandboxError):
+    """A sandbox ended because of what the code in it did: a result of the episode, which is scored, and never tried
+    again.
 
     In a tool it becomes the text that the model reads; a reward method that raises it gives 0.0.
     """
 
-    told = "[the box was ended by the code that ran in it]"
+    told = "[the sandbox was ended by the code that ran in it]"
     """The text for the model."""
 
 
@@ -43,7 +44,8 @@ class MachineError(AgentGymError):
 
 
 class ClosedError(SandboxError):
-    """A pool, a box, a branch, a program or a shell was used after its end; the text says which, since when and why."""
+    """A pool, a sandbox, a branch, a program or a shell was used after its end; the text says which, since when and
+    why."""
 
 
 class ToolError(AgentGymError):
@@ -66,16 +68,17 @@ class ModelLimitError(PolicyContentError):
     counted = "model_limit"
 
 
-class BoxContentError(PolicyContentError):
-    """The content of a box, or a text that was meant for it, is unusable; a failing box is a SandboxError instead.
+class SandboxContentError(PolicyContentError):
+    """The content of a sandbox, or a text that was meant for it, is unusable; a failing sandbox is a SandboxError
+    instead.
 
-    It is raised if a file of a box is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe or
-    a device, and if a path, a command or code cannot be used in any box. Depending on the reason it is also a
+    It is raised if a file of a sandbox is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe
+    or a device, and if a path, a command or code cannot be used in any sandbox. Depending on the reason it is also a
     FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. If a tool raises it, the
-    model reads its text. If a reward raises it, the reward is 0.0, and the metric `box_content` counts it.
+    model reads its text. If a reward raises it, the reward is 0.0, and the metric `sandbox_content` counts it.
     """
 
-    counted = "box_content"
+    counted = "sandbox_content"
 
 
 class EnvError(AgentGymError):
@@ -118,7 +121,8 @@ def must_pass(error: BaseException) -> bool:
 def alone(error: BaseException) -> BaseException:
     """Return what a group of errors is about: the first of ours in it, or its only error; any other error itself.
 
-    So an engine or a box that fails in an `asyncio.TaskGroup` of the user's code is a failure of the engine or the box.
+    So an engine or a sandbox that fails in an `asyncio.TaskGroup` of the user's code is a failure of the engine or the
+    sandbox.
     """
     if not isinstance(error, BaseExceptionGroup) or must_pass(error):
         return error

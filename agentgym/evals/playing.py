@@ -10,11 +10,11 @@ from agentgym.engines.base import Engine
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import open_boxes
+from agentgym.environments.task_sandboxes import open_sandboxes
 from agentgym.evals.opening import Model, open_engine
 from agentgym.hub import of_field
 from agentgym.rollouts.rollout import rollout
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.scheduling.group_state import CANCELLED, attempt_seed, failed_rollout
 from agentgym.types.completion import Sampling
@@ -47,7 +47,7 @@ class OwnPlaying:
     env: type[Env[Any]]
     engine: Engine
     models: Mapping[str, Engine]
-    boxes: Boxes | None
+    sandboxes: SandboxPool | None
     sampling: Sampling | None
     seed: int
 
@@ -57,7 +57,7 @@ class OwnPlaying:
             self.env,
             task,
             self.engine,
-            boxes=self.boxes,
+            sandboxes=self.sandboxes,
             sampling=self.sampling,
             seed=attempt_seed(self.seed, rollout_id),
             rollout_id=rollout_id,
@@ -83,23 +83,23 @@ async def open_playing(
     env: type[Env[Any]],
     model: Model,
     models: Mapping[str, Model],
-    boxes: Boxes | None,
+    sandboxes: SandboxPool | None,
     sampling: Sampling | None,
     seed: int,
     *,
     at_once: int,
 ) -> AsyncIterator[OwnPlaying]:
-    """Open the model, the named ones, the env's resources, and boxes for `at_once` rollouts if none are given."""
+    """Open the model, the named ones, the env's resources, and sandboxes for `at_once` rollouts if none are given."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(open_engine(model))
         named: dict[str, Engine] = {}
         for name, asked in models.items():
             with of_field(f"models[{name!r}]"):
                 named[name] = await stack.enter_async_context(open_engine(asked))
-        if boxes is None:
-            boxes = await stack.enter_async_context(open_boxes(env, at_once))
+        if sandboxes is None:
+            sandboxes = await stack.enter_async_context(open_sandboxes(env, at_once))
         await stack.enter_async_context(open_resources(env))
-        yield OwnPlaying(env, engine, named, boxes, sampling, seed)
+        yield OwnPlaying(env, engine, named, sandboxes, sampling, seed)
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:

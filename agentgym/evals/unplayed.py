@@ -14,7 +14,9 @@ from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
 from agentgym.types.rollout import Rollout, StopReason
 
-GIVEN = frozenset({"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_box"})
+GIVEN = frozenset(
+    {"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_sandbox"}
+)
 """The attributes that are set without a play, or that agentgym's own methods provide."""
 
 
@@ -25,8 +27,9 @@ class UnplayedError(EnvError):
 def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
     """Return an instance in its state at the end of the rollout, as far as that can be known without playing it.
 
-    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise reading the box, or an attribute
-    that the env's own code assigns, raises UnplayedError, which `reads_of` also returns if the env swallows it.
+    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise reading the sandbox, or an
+    attribute that the env's own code assigns, raises UnplayedError, which `reads_of` also returns if the env swallows
+    it.
     """
     restores = env.restore_played is not Env.restore_played
     cls: type = env
@@ -37,7 +40,7 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
         made.answer = _last_message(rollout)
     if not restores:
         own = {name for name in vars(made) if name not in GIVEN and name != "_extra_tools"}
-        made.__dict__["_unplayed"] = own | _assigned(env) | {"box"}
+        made.__dict__["_unplayed"] = own | _assigned(env) | {"sandbox"}
         made.__dict__["_reads"] = []
     made.restore_played(rollout)
     return made
@@ -80,8 +83,10 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
     owner: type = env
     asking = _asking(set(rewards_of(owner)))
     what = f"{env.__name__}: {f'reward {asking!r}' if asking else 'its score'} reads self.{name}"
-    if name == "box":
-        return UnplayedError(f"{what}, and a rollout's box is gone with it; play the tasks again, with agentgym eval")
+    if name == "sandbox":
+        return UnplayedError(
+            f"{what}, and a rollout's sandbox is gone with it; play the tasks again, with agentgym eval"
+        )
     return UnplayedError(
         f"{what}, which is only set while the env is played; write `def restore_played(self, rollout)` in the env, "
         "which sets it from the rollout's messages, or play the tasks again, with agentgym eval"

@@ -59,7 +59,7 @@ def _fields(stored: StoredRollout) -> dict[str, Any]:
         "role_rewards": dict(played.role_rewards),
         "metrics": dict(played.metrics),
         "failed_cases": dict(played.failed_cases),
-        "box": played.box,
+        "sandbox": played.sandbox,
         "failure": None if played.failure is None else asdict(played.failure),
         "branches": [asdict(branch) for branch in played.branches],
     }

@@ -59,7 +59,7 @@ def read_atif(path: Path) -> Imported:
         raise ValueError(f"{path}: extra.reward: must be a number, got {reward!r:.80}")
     try:
         kept = detail_of(
-            {"failure": None, "box": None, "failed_cases": {}, "rewards": {}, "metrics": {}} | dict(fields)
+            {"failure": None, "sandbox": None, "failed_cases": {}, "rewards": {}, "metrics": {}} | dict(fields)
         )
         rollout = Rollout(
             rollout_id=name,

@@ -14,8 +14,8 @@ from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.env_version import env_versions
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
-from agentgym.environments.task_boxes import check_boxes
 from agentgym.environments.task_rows import as_task, as_tasks, first_tasks, split_tasks
+from agentgym.environments.task_sandboxes import check_sandboxes
 from agentgym.errors.extras import needs_extra
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.fingerprints import fingerprints, fingerprints_now
@@ -28,7 +28,7 @@ from agentgym.files.held import place_now
 from agentgym.files.names import command, whole_path
 from agentgym.judges.named_models import check_models
 from agentgym.run.cluster_config import OFF
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.tools.declarations import check_whole
 from agentgym.tools.tool_threads import in_own_thread
@@ -51,7 +51,7 @@ async def evaluate(
     solved: float = 1.0,
     tasks: Sequence[Any] | None = None,
     split: Split = "test",
-    boxes: Boxes | None = None,
+    sandboxes: SandboxPool | None = None,
     concurrency: int = 64,
     sampling: Sampling | None = None,
     out: str | Path | None = None,
@@ -75,7 +75,7 @@ async def evaluate(
         solved: The least reward with which an attempt solves its task.
         tasks: The tasks to play instead of those of the split.
         split: The split to take the tasks from.
-        boxes: An open pool of boxes; without it, a pool is opened and closed if the env asks for a sandbox.
+        sandboxes: An open pool of sandboxes; without it, a pool is opened and closed if the env asks for a sandbox.
         concurrency: The most rollouts that are played at once.
         sampling: How the model is sampled.
         out: The folder that each rollout is kept in when it ends, in a store like that of training.
@@ -109,7 +109,7 @@ async def evaluate(
         raise ValueError("resume, retry_failed: need the folder of the evaluation in `out`")
     if retry_failed and not resume:
         raise ValueError("retry_failed: only an evaluation that is resumed has failed rollouts; set `resume` too")
-    check_boxes(boxes)
+    check_sandboxes(sandboxes)
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
         raise ValueError("workers: only an evaluation on Ray has workers; set ray, or leave workers out")
@@ -137,7 +137,7 @@ async def evaluate(
         ended = {} if kept is None else _usable(kept.played, chosen, k, judged)
         left = [(task, number) for task in chosen for number in range(k) if rollout_id(task, number) not in ended]
         if left:
-            given = cls, model, asked, boxes, sampling, seed
+            given = cls, model, asked, sandboxes, sampling, seed
             at_once = min(concurrency, len(left))
             if ray == OFF:
                 playing: Playing = await stack.enter_async_context(open_playing(*given, at_once=at_once))

@@ -46,7 +46,7 @@ async def train_policy(
     check_callbacks(callbacks)
     refuse_in_training(engine)
     run = replace(run, train=with_rate(run.train, run.model))
-    env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.box), run.tasks_from)
+    env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
     named = run.resume or run.out
     made = new_folder(run.name) if named is None and is_first() else None
     folder = whole_path(named) if named is not None else made

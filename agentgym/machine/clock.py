@@ -222,7 +222,8 @@ class Heart:
         if seconds:  # Said, counted, and then taken off: whoever sees the one has the others.
             _aside.warn(
                 "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
-                "limit of this process counts that time, but limits inside a box do if the box was stopped, too",
+                "limit of this process counts that time, but limits inside a sandbox do if the sandbox was "
+                "stopped, too",
                 seconds,
             )
             self.standstills = Standstills(self.standstills.times + 1, self.standstills.seconds + seconds)

@@ -44,8 +44,8 @@ def state_of(who: str) -> State:
 def new_folder(kind: str, within: Path | None = None) -> Path:
     """Return a new empty folder that only this user may open; its name holds this process's identity.
 
-    It is in the folder for temporary files unless `within` is another. The name is short: programs in an unsafe box put
-    unix sockets below it, and their paths hold 107 bytes.
+    It is in the folder for temporary files unless `within` is another. The name is short: programs in an unsafe sandbox
+    put unix sockets below it, and their paths hold 107 bytes.
     """
     return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{kind}-{_mark()}-", dir=within))
 

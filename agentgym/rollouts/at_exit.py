@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
-from agentgym.environments.task_boxes import lease_for
+from agentgym.environments.task_sandboxes import lease_for
 from agentgym.errors import AgentGymError, SandboxError, boundary
-from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
 
 
 class at_exit:
@@ -33,18 +33,18 @@ class at_exit:
 
 
 class leased:
-    """Lease a box until the block is left; SandboxError where it cannot be had, or not be given back."""
+    """Lease a sandbox until the block is left; SandboxError where it cannot be had, or not be given back."""
 
-    __slots__ = ("_boxes", "_lease", "_sandbox")
+    __slots__ = ("_lease", "_sandboxes", "_spec")
 
-    def __init__(self, boxes: Boxes, sandbox: Sandbox) -> None:
-        self._boxes, self._sandbox = boxes, sandbox
+    def __init__(self, sandboxes: SandboxPool, spec: SandboxSpec) -> None:
+        self._sandboxes, self._spec = sandboxes, spec
 
-    async def __aenter__(self) -> Box:
+    async def __aenter__(self) -> Sandbox:
         with boundary(SandboxError, "lease"):
-            self._lease = lease_for(self._boxes, self._sandbox)
+            self._lease = lease_for(self._sandboxes, self._spec)
             return await self._lease.__aenter__()
 
     async def __aexit__(self, *error: Any) -> None:
-        with boundary(SandboxError, "the return of the box"):
+        with boundary(SandboxError, "the return of the sandbox"):
             await self._lease.__aexit__(*error)

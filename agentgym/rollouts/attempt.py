@@ -1,4 +1,4 @@
-"""One attempt of a rollout while it runs: its box, its env, its turns and its end."""
+"""One attempt of a rollout while it runs: its sandbox, its env, its turns and its end."""
 
 import asyncio
 import math
@@ -10,16 +10,16 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, threads_ended
 from agentgym.environments.resources import share_resources
 from agentgym.environments.rewards import counted_content, total
-from agentgym.environments.task_boxes import sandbox_of
+from agentgym.environments.task_sandboxes import sandbox_of
 from agentgym.errors import (
     AgentGymError,
-    BoxKilledError,
     ContextOverflow,
     EngineError,
     EnvError,
     Failure,
     MachineError,
     SandboxError,
+    SandboxKilledError,
     boundary,
 )
 from agentgym.machine.clock import keep_time
@@ -39,7 +39,7 @@ from agentgym.rollouts.step_result import (
     read_role_rewards,
     read_step,
 )
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.sandboxes.protocol.verdicts import kept_cases, noting_failed_cases
 from agentgym.seeds import seed_for
 from agentgym.types.completion import Sampling
@@ -48,8 +48,9 @@ from agentgym.types.rollout import Rollout, StopReason
 
 T = TypeVar("T")
 
-BOX_KILLED = "box_killed"
-"""The stop reason of a rollout whose env met the end of its box in a step, and the metric that counts such rewards."""
+SANDBOX_KILLED = "sandbox_killed"
+"""The stop reason of a rollout whose env met the end of its sandbox in a step, and the metric that counts such
+rewards."""
 
 
 class Ending(NamedTuple):
@@ -92,7 +93,7 @@ class Attempt:
         """What is done in each state, before its next turn is sampled."""
         self.env: Env[Any] | None = None
         self.digest: str | None = None
-        """The digest of the box, once there is one."""
+        """The digest of the sandbox, once there is one."""
         self.reward = 0.0
         self.rewards: dict[str, float] = {}
         self.role_rewards: dict[str, float] = {}
@@ -109,8 +110,8 @@ class Attempt:
         self.cancellations = 0
         """The number of cancellations of the running task when the attempt began."""
 
-    async def run(self, boxes: Boxes | None) -> None:
-        """Play the whole attempt, from the lease of its box to its return; a failure is kept, and not raised."""
+    async def run(self, sandboxes: SandboxPool | None) -> None:
+        """Play the whole attempt, from the lease of its sandbox to its return; a failure is kept, and not raised."""
         loop = asyncio.get_running_loop()
         keep_time(loop)
         start = loop.time()
@@ -120,7 +121,7 @@ class Attempt:
         self.running, self.cancellations = running, running.cancelling()
         try:
             with noting_failed_cases() as self.failed_cases, counting_time_at_gate() as held:
-                self.stop_reason = await self._opened(boxes)
+                self.stop_reason = await self._opened(sandboxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
                 raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
@@ -154,7 +155,7 @@ class Attempt:
             stop_reason=self.stop_reason,
             failure=self.failure,
             metrics=state.metrics,
-            box=self.digest,
+            sandbox=self.digest,
             failed_cases=kept_cases(self.failed_cases),
             role_rewards=self.role_rewards,
         )
@@ -170,17 +171,17 @@ class Attempt:
         self.touched |= isinstance(self.env, AgentEnv) and self.state.answers > 0
         self.may_be_retried = not self.touched and isinstance(error, EngineError | MachineError | SandboxError)
 
-    async def _opened(self, boxes: Boxes | None) -> str:
-        """Make the env and lease its box, play, and close what was opened, whatever happens; the stop reason."""
+    async def _opened(self, sandboxes: SandboxPool | None) -> str:
+        """Make the env and lease its sandbox, play, and close what was opened, whatever happens; the stop reason."""
         async with at_exit(EngineError, "release", self.state.release_all):
             env = self._made()
             async with at_exit(EnvError, f"{self.name}.close", self._close):
-                sandbox = sandbox_of(self.cls, self.task)
-                if sandbox is None or boxes is None:
+                spec = sandbox_of(self.cls, self.task)
+                if spec is None or sandboxes is None:
                     return await self._play_and_score(env)
-                async with leased(boxes, sandbox) as env.box:
-                    self.digest = env.box.digest
-                    # Once more, for it is called once: before the box goes back.
+                async with leased(sandboxes, spec) as env.sandbox:
+                    self.digest = env.sandbox.digest
+                    # Once more, for it is called once: before the sandbox goes back.
                     async with at_exit(EnvError, f"{self.name}.close", self._close):
                         return await self._play_and_score(env)
 
@@ -201,7 +202,7 @@ class Attempt:
                 with boundary(EnvError, f"{self.name}.reset"):
                     raise _too_slow(self.seconds) from error
             end = Ending(StopReason.SECONDS)
-        except (BoxKilledError, EnvError) as error:
+        except (SandboxKilledError, EnvError) as error:
             reason = _counted(error, env.step) if self.state.segments else ""
             if not reason:
                 raise
@@ -214,10 +215,11 @@ class Attempt:
         return end.stop_reason
 
     async def _scores(self, env: Env[Any]) -> Any:
-        """The env's scores; none if the code in the box ended its box or left what cannot be used: nothing is added."""
+        """The env's scores; none if the code in the sandbox ended its sandbox or left what cannot be used: nothing is
+        added."""
         try:
             return await self._within(f"{self.name}.score", env.score)
-        except (BoxKilledError, EnvError) as error:
+        except (SandboxKilledError, EnvError) as error:
             if not (counted := _counted(error, env.score)):
                 raise
             self.state.count(counted)
@@ -314,7 +316,7 @@ class Attempt:
             if getattr(env.close, "__func__", None) is not Env.close:  # That one does nothing.
                 try:
                     await self._within(f"{self.name}.close", env.close)
-                except (BoxKilledError, EnvError) as error:  # It has been counted where it mattered.
+                except (SandboxKilledError, EnvError) as error:  # It has been counted where it mattered.
                     if not _counted(error, env.close):
                         raise
 
@@ -331,9 +333,10 @@ class Attempt:
                 raise _too_slow(seconds) from error
 
 
-def _counted(error: BoxKilledError | EnvError, method: Callable[..., Any]) -> str:
-    """Return what counts an error that the policy is behind: its code ended the box, or left what cannot be used."""
-    return BOX_KILLED if isinstance(error, BoxKilledError) else counted_content(error, error.where, method)
+def _counted(error: SandboxKilledError | EnvError, method: Callable[..., Any]) -> str:
+    """Return what counts an error that the policy is behind: its code ended the sandbox, or left what cannot be
+    used."""
+    return SANDBOX_KILLED if isinstance(error, SandboxKilledError) else counted_content(error, error.where, method)
 
 
 async def _awaited(work: Callable[[], Awaitable[T]]) -> T:

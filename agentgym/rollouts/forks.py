@@ -34,13 +34,13 @@ class ConversationForks:
         messages: Sequence[Message],
         *,
         tools: Sequence[str] | None,
-        box: bool,
+        sandbox: bool,
         turns: int | None,
         engine: str | None,
         train: bool | None,
         role: str | None,
     ) -> AsyncIterator["RunningAgent"]:
-        """Open a forked agent; it is closed, with its branch of the box, when the block is left."""
+        """Open a forked agent; it is closed, with its branch of the sandbox, when the block is left."""
         # Before anything waits: the numbers, and with them the draws, follow the order of the calls.
         if kind == "fork":
             tools = self.tools
@@ -49,8 +49,8 @@ class ConversationForks:
         async with AsyncExitStack() as stack:
             twin = copy(env)
             twin._forks = ConversationForks(conversation, tools)
-            if box:
-                twin.box = await stack.enter_async_context(await env.box.fork())
+            if sandbox:
+                twin.sandbox = await stack.enter_async_context(await env.sandbox.fork())
             stack.push_async_callback(
                 conversation.state.release, f"{conversation.state.rollout_id}/{conversation.name}"
             )

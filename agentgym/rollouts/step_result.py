@@ -24,7 +24,7 @@ OWN_COUNTERS = frozenset(
 )
 """What a rollout counts itself, beside its env's metrics; a rollout without one has 0."""
 ENV_COUNTERS = frozenset(
-    ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "box_killed", "box_content", "model_limit")
+    ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "sandbox_killed", "sandbox_content", "model_limit")
 )
 """What the classes of envs count in the env's metrics; a rollout without one has 0."""
 OWN_COUNTED = "usage/|model_[a-z_]+/"

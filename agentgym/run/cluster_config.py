@@ -5,7 +5,7 @@ from agentgym.config_fields import Above0, Count, Positive, config
 OFF = "off"
 """The address in whose place a run or an evaluation is in this process alone."""
 SANDBOX = "sandbox"
-"""The custom resource of nodes that run boxes; where the cluster has any, each rollout worker takes one of it."""
+"""The custom resource of nodes that run sandboxes; where the cluster has any, each rollout worker takes one of it."""
 
 
 @config(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from agentgym.environments.task_rows import first_tasks, split_tasks
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.config import WHOLE
 from agentgym.run.peers import Peers
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import BatchStats, raise_if_all_failed
 from agentgym.scheduling.run_groups import Groups, play_groups
 from agentgym.scheduling.schedule import Schedule
@@ -32,13 +32,13 @@ PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Plays rollouts with an env, an engine and boxes; under torchrun each process has one, and plays its share."""
+    """Plays rollouts with an env, an engine and sandboxes; under torchrun each process has one, and plays its share."""
 
     env: type[Env[Any]]
     engine: Engine
     peers: Peers
     """The processes that play with this one, such as those of an open `Trainer`."""
-    boxes: Boxes | None
+    sandboxes: SandboxPool | None
     sampling: Sampling
     concurrency: int = 64
     """The most rollouts that this process plays at once."""
@@ -59,7 +59,7 @@ class Collector:
     async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
         """Play the groups of these tasks, on all processes."""
         mine, schedule = tasks[self.peers.rank :: self.peers.world], self._completed(schedule)
-        groups = await play_groups(self.env, mine, self.engine, schedule, boxes=self.boxes, models=self.models)
+        groups = await play_groups(self.env, mine, self.engine, schedule, sandboxes=self.sandboxes, models=self.models)
         return await self.peers.gather(list(groups))
 
     def _completed(self, schedule: Schedule) -> Schedule:
@@ -98,7 +98,13 @@ class Collector:
         if sampler_states:
             sampler.load_state_dict(sampler_states, alone=alone)
         async with Scheduler(
-            self.env, sampler, self.engine, schedule, boxes=self.boxes, on_rollout=on_rollout, models=self.models
+            self.env,
+            sampler,
+            self.engine,
+            schedule,
+            sandboxes=self.sandboxes,
+            on_rollout=on_rollout,
+            models=self.models,
         ) as scheduler:
             yield DistributedScheduler(scheduler, self.peers, wanted=sharding.share)
 

@@ -124,7 +124,7 @@ class RunConfig:
     """Rollouts of each task, which are compared with each other; at least 2, or 1 with a teacher or a critic."""
     rest_rounds: Count = 0
     """How often a task is passed over after all its rollouts had the same reward, solved or not; 0: never."""
-    box: Kind = "auto"
+    sandbox: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
     oversample: Oversample = Oversample()
     """Rollouts started beyond need, and when the rest is cut."""

@@ -2,7 +2,7 @@
 
 `ag.train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
 
-    collector = Collector(env, engine, trainer, boxes, sampling)
+    collector = Collector(env, engine, trainer, sandboxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
     async with collector.schedule(Schedule(prompts=8, n=8, seed=seed)) as scheduler:
@@ -129,7 +129,7 @@ async def run_loop(
             **({"lost": lost} if (lost := parts.lost()) else {}),
             "seed": run.seed,
             "eval_seed": run.held_out_seed,
-            "box": run.box,
+            "sandbox": run.sandbox,
             "out": str(log.folder),
             "store": str(log.folder / STORE),
         }
@@ -285,6 +285,6 @@ def is_first() -> bool:
 
 
 def _cpu_seconds() -> float:
-    """Count the CPU seconds of this process and of the children that it has waited for, boxes included."""
+    """Count the CPU seconds of this process and of the children that it has waited for, sandboxes included."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)

@@ -1,4 +1,5 @@
-"""What a run samples with: the engine that its config names, opened once for all processes, its boxes and models."""
+"""What a run samples with: the engine that its config names, opened once for all processes, its sandboxes and
+models."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import open_boxes
+from agentgym.environments.task_sandboxes import open_sandboxes
 from agentgym.errors import EngineError
 from agentgym.hub import find_model, of_field
 from agentgym.run.collector import Collector
@@ -38,11 +39,11 @@ async def open_collector(
     async with AsyncExitStack() as stack:
         opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)
         engine = await stack.enter_async_context(opening)
-        named = as_kind(env.sandbox, run.box) if env.sandbox and run.box != "auto" else None
-        boxes = await stack.enter_async_context(open_boxes(env, run.engine.slots, named))
+        named = as_kind(env.sandbox_spec, run.sandbox) if env.sandbox_spec and run.sandbox != "auto" else None
+        sandboxes = await stack.enter_async_context(open_sandboxes(env, run.engine.slots, named))
         await stack.enter_async_context(open_resources(env))
         models = await stack.enter_async_context(open_models(run, peers, progress))
-        yield Collector(env, engine, peers, boxes, run.sampling, concurrency=run.engine.slots, models=models)
+        yield Collector(env, engine, peers, sandboxes, run.sampling, concurrency=run.engine.slots, models=models)
 
 
 @asynccontextmanager

@@ -85,8 +85,8 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
     for each in members_of(env) if run.advantage_level == "branches" else ():
         check_branching(each, run.branching)
     run.check_files()
-    if any(each.sandbox is not None for each in members_of(env)):
-        _refuse_box(run.box)
+    if any(each.sandbox_spec is not None for each in members_of(env)):
+        _refuse_sandbox(run.sandbox)
     if int(os.environ.get("RANK", "0")):
         yield None
         return
@@ -113,13 +113,13 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
         yield held
 
 
-def _refuse_box(kind: Kind) -> None:
-    """Raise ValueError where boxes of the kind that was asked for do not run here."""
+def _refuse_sandbox(kind: Kind) -> None:
+    """Raise ValueError where sandboxes of the kind that was asked for do not run here."""
     why_not = {"docker": why_no_docker, "bubblewrap": why_no_bubblewrap}.get(kind, lambda: None)()
     if why_not is not None:
         raise ValueError(
-            f"box: {kind} does not run here: {why_not}. `agentgym doctor` says what does, and how to get the rest; "
-            "`--box auto` takes the best one"
+            f"sandbox: {kind} does not run here: {why_not}. `agentgym doctor` says what does, and how to get the rest; "
+            "`--sandbox auto` takes the best one"
         )
 
 

@@ -1,1 +1,1 @@
-"""The host's side of boxes. It imports no environments and no rollouts: an environment is given its box."""
+"""The host's side of sandboxes. It imports no environments and no rollouts: an environment is given its sandbox."""

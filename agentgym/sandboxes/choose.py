@@ -1,4 +1,5 @@
-"""The choice of a kind of box, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints it."""
+"""The choice of a kind of sandbox, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints
+it."""
 
 import argparse
 import functools
@@ -15,38 +16,40 @@ from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.sandboxes.network.modes import NONE
 from agentgym.sandboxes.network.rules import Allow
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.sandboxes.protocol.arguments import check_size
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 
 _log = logging.getLogger("agentgym.sandboxes")
 Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
 
 @config(frozen=True, slots=True, kw_only=True)
-class AnyBox:
-    """The best box that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
+class AnySandbox:
+    """The best sandbox that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
 
     What it took, and what that lacks against Docker, is logged once as a warning. It never falls back to running code
     unprotected: "unsafe" must be asked for by name. Its settings are those that both kinds have, with the same meaning
-    but for the two named below; of "unsafe" boxes only `memory_mb` can be set.
+    but for the two named below; of "unsafe" sandboxes only `memory_mb` can be set.
     """
 
     ELSEWHERE: ClassVar = (Docker, Bubblewrap)
     kind: Kind = "auto"
     memory_mb: Positive | None = None
-    """Memory in MB: of all programs of a box together with Docker; of each process with bubblewrap. Files have room
+    """Memory in MB: of all programs of a sandbox together with Docker; of each process with bubblewrap. Files have room
     beside it. None takes the kind's own value, here and below."""
     disk_mb: Positive | None = None
-    """The size of each of its folders, in MB. They are in memory: a box may use three times as much for its files."""
+    """The size of each of its folders, in MB. They are in memory: a sandbox may use three times as much for its
+    files."""
     pids: Positive | None = None
     """How many processes it may have."""
     pip: Words = ()
-    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
+    opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files by their path in the box, which can only read them."""
+    """Folders and files by their path in the sandbox, which can only read them."""
     network: str | Allow = NONE
-    """What the box may reach: "none", "loopback" for itself alone, or `Allow(...)` for the hosts listed there. An
+    """What the sandbox may reach: "none", "loopback" for itself alone, or `Allow(...)` for the hosts listed there. An
     engine's network and services are Docker's alone."""
 
     def __post_init__(self) -> None:
@@ -57,10 +60,12 @@ class AnyBox:
         Bubblewrap(**given)  # It takes what both take, and says what it does not.
         more = sorted(self._given().keys() - {"memory_mb"})
         if self.kind == "unsafe" and more:
-            raise ValueError(f"{more[0]}: the box 'unsafe' is a plain process of this machine, and has no such setting")
+            raise ValueError(
+                f"{more[0]}: the sandbox 'unsafe' is a plain process of this machine, and has no such setting"
+            )
 
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """Open a pool of at most `size` boxes; SandboxError that says what to install where no kind runs here."""
+    def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
+        """Open a pool of at most `size` sandboxes; SandboxError that says what to install where no kind runs here."""
         check_size(size)
         return replace(named(self.kind), **self._given()).open(size)
 
@@ -70,22 +75,23 @@ class AnyBox:
         return {name: value for name, value in settings.items() if value not in (None, (), {}, NONE)}
 
 
-def as_kind(sandbox: Sandbox, kind: Kind) -> AnyBox:
-    """Return boxes of that kind in place of a sandbox; what was set of an AnyBox stays, or ValueError names it."""
-    return replace(sandbox, kind=kind) if isinstance(sandbox, AnyBox) else AnyBox(kind=kind)
+def as_kind(spec: SandboxSpec, kind: Kind) -> AnySandbox:
+    """Return sandboxes of that kind in place of a sandbox; what was set of an AnySandbox stays, or ValueError names
+    it."""
+    return replace(spec, kind=kind) if isinstance(spec, AnySandbox) else AnySandbox(kind=kind)
 
 
-LACKS: Mapping[type[Sandbox], tuple[str, ...]] = {
+LACKS: Mapping[type[SandboxSpec], tuple[str, ...]] = {
     Docker: (),
     Bubblewrap: (
-        "no limit on the total memory of a box, only on that of each process and folder",
+        "no limit on the total memory of a sandbox, only on that of each process and folder",
         "no limit on processor time but the time limits of calls",
         "the programs and the Python of this machine's /usr in place of an image's",
     ),
     Process: ("everything: the model's code runs as this user, unprotected",),
 }
-"""What each kind of box lacks against the best one, Docker."""
-NAMES: Mapping[type[Sandbox], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
+"""What each kind of sandbox lacks against the best one, Docker."""
+NAMES: Mapping[type[SandboxSpec], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
 
 
 def named(kind: Kind) -> Docker | Bubblewrap | Process:
@@ -114,21 +120,23 @@ def auto() -> Docker | Bubblewrap:
         return Bubblewrap()
     raise SandboxError(
         f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
-        "Code that you trust can run without one: the box 'unsafe'."
+        "Code that you trust can run without one: the sandbox 'unsafe'."
     )
 
 
-async def how_it_resets(sandbox: Sandbox) -> str:
-    """Start a box, and return whether each episode has a place of its own in it; SandboxError where none starts."""
-    async with sandbox.open(1) as boxes, boxes.lease() as box:
-        in_place = isinstance(box, RemoteBox) and box.reset_in_place
+async def how_it_resets(spec: SandboxSpec) -> str:
+    """Start a sandbox, and return whether each episode has a place of its own in it; SandboxError where none starts."""
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        in_place = isinstance(sandbox, RemoteSandbox) and sandbox.reset_in_place
         return "episodes are reset in place" if in_place else "each episode has a place of its own"
 
 
-def lacking(sandbox: Sandbox, why: str) -> str:
-    """Return a sentence that names the kind of box, why it is not Docker, and what it lacks against that."""
-    kind = type(sandbox)
-    return f"the boxes are {NAMES[kind]}, because of Docker: {why}. Against Docker they lack: {'; '.join(LACKS[kind])}"
+def lacking(spec: SandboxSpec, why: str) -> str:
+    """Return a sentence that names the kind of sandbox, why it is not Docker, and what it lacks against that."""
+    kind = type(spec)
+    return (
+        f"the sandboxes are {NAMES[kind]}, because of Docker: {why}. Against Docker they lack: {'; '.join(LACKS[kind])}"
+    )
 
 
 @functools.cache
@@ -137,22 +145,24 @@ def _say_once(text: str) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Print the name of the best box; where no kind runs here, print what each one lacks and exit with code 1.
+    """Print the name of the best sandbox; where no kind runs here, print what each one lacks and exit with code 1.
 
     With --or-unsafe it is "unsafe" then, and stderr says so and what it lacks.
     """
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
-    parser.add_argument("--or-unsafe", action="store_true", help="say unsafe where no box runs: code that you trust")
+    parser.add_argument(
+        "--or-unsafe", action="store_true", help="say unsafe where no sandbox runs: code that you trust"
+    )
     asked = parser.parse_args(args)
     try:
-        sandbox: Sandbox = auto()
+        spec: SandboxSpec = auto()
     except SandboxError as error:
         sys.stderr.write(f"{error}\n")
         if not asked.or_unsafe:
             return 1
-        sandbox = Process(unsafe=True)
-        sys.stderr.write(f"--or-unsafe was given: the box is 'unsafe', which lacks {'; '.join(LACKS[Process])}\n")
-    sys.stdout.write(f"{NAMES[type(sandbox)]}\n")
+        spec = Process(unsafe=True)
+        sys.stderr.write(f"--or-unsafe was given: the sandbox is 'unsafe', which lacks {'; '.join(LACKS[Process])}\n")
+    sys.stdout.write(f"{NAMES[type(spec)]}\n")
     return 0
 
 

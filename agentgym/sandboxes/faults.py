@@ -1,4 +1,4 @@
-"""Helpers of every kind of box: an error's causes, and work that must not be cancelled."""
+"""Helpers of every kind of sandbox: an error's causes, and work that must not be cancelled."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Files of this machine on their way into a box and out of it: bounded, and no link is followed."""
+"""Files of this machine on their way into a sandbox and out of it: bounded, and no link is followed."""
 
 import os
 import secrets
@@ -12,7 +12,8 @@ from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
 MAX_DEPTH = 100
-"""How deep a folder may be that comes out of a box: what removes it later, such as `shutil.rmtree`, calls itself."""
+"""How deep a folder may be that comes out of a sandbox: what removes it later, such as `shutil.rmtree`, calls
+itself."""
 IN_MEMORY = 16 << 20
 """Bytes of a copy that stay in memory before they go to the disk."""
 PIECE = 1 << 20
@@ -21,7 +22,7 @@ TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 
 
 class HostSource(NamedTuple):
-    """A file of this machine, and its path in a box."""
+    """A file of this machine, and its path in a sandbox."""
 
     path: str
     source: Path
@@ -39,7 +40,7 @@ class HostFile(NamedTuple):
 
 
 class Spool:
-    """Files of a box until all of them are there: in memory, or in a file without a name beside the target."""
+    """Files of a sandbox until all of them are there: in memory, or in a file without a name beside the target."""
 
     def __init__(self, target: Path) -> None:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
@@ -102,7 +103,7 @@ def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list
 
 
 def load(files: Sequence[HostSource]) -> dict[str, bytes]:
-    """Return the contents by the paths in the box; a file that grew meanwhile is cut."""
+    """Return the contents by the paths in the sandbox; a file that grew meanwhile is cut."""
     contents = {}
     for file in files:
         with open_file(file.source, "source") as content:
@@ -126,7 +127,7 @@ def open_snapshot(path: Path) -> BinaryIO:
     if file is None or why:
         if file is not None:
             file.close()
-        raise ValueError(f"path: {str(path)!r} is no snapshot: {why}; make one with `box.snapshot(path)`")
+        raise ValueError(f"path: {str(path)!r} is no snapshot: {why}; make one with `sandbox.snapshot(path)`")
     return file
 
 

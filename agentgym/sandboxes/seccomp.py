@@ -1,4 +1,4 @@
-"""The system calls that a box may make: sandbox/seccomp.json, as text for Docker and compiled for bubblewrap."""
+"""The system calls that a sandbox may make: sandbox/seccomp.json, as text for Docker and compiled for bubblewrap."""
 
 import base64
 import functools
@@ -52,7 +52,7 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 def profile(*, network: bool, keeper: bool = False) -> str:
     """Return the allow-list as the JSON text that Docker takes; `network` adds the internet's address families.
 
-    `keeper` adds what a box's keeper needs to make namespaces; it installs the allow-list without it for the code.
+    `keeper` adds what a sandbox's keeper needs to make namespaces; it installs the allow-list without it for the code.
     """
     rules = json.loads((image_folder() / "seccomp.json").read_text())
     if keeper:

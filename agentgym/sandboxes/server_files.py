@@ -1,4 +1,5 @@
-"""What the server inside a box is given: its files, with their digest, and what it makes each episode's place of."""
+"""What the server inside a sandbox is given: its files, with their digest, and what it makes each episode's place
+of."""
 
 import functools
 import hashlib
@@ -13,11 +14,11 @@ from pathlib import Path
 from agentgym.errors import SandboxError
 
 SERVER = "/agentgym/server"
-"""The server's folder inside a box."""
+"""The server's folder inside a sandbox."""
 BRANCHES = "/branches"
-"""The folder inside a box that holds the working folders of forked sessions."""
-BOX_KILLED = 86
-"""The exit code of a server that died of what the code in its box did; the server knows it too."""
+"""The folder inside a sandbox that holds the working folders of forked sessions."""
+SANDBOX_KILLED = 86
+"""The exit code of a server that died of what the code in its sandbox did; the server knows it too."""
 SERVERS = 5
 """Processes of the server beside those of the code: its keeper, a supervisor and the next one, the first processes of
 the session's namespace and of a verifier's."""
@@ -25,16 +26,17 @@ RESERVE = 64
 """Processes that a verifier has room for beside those of the code, however many of these are left."""
 INODES_PER_MB = 256
 """Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
-BOX_USERS = range(200_000, 265_536)
-"""The users of this machine as whom boxes run, one after the other where it can be chosen; they own nothing."""
-_users = itertools.count(secrets.randbelow(len(BOX_USERS)))
+SANDBOX_USERS = range(200_000, 265_536)
+"""The users of this machine as whom sandboxes run, one after the other where it can be chosen; they own nothing."""
+_users = itertools.count(secrets.randbelow(len(SANDBOX_USERS)))
 PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
 GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def next_user() -> int:
-    """Return the user of a new box: what a box uses up of what the kernel gives each user is missing in no other."""
-    return BOX_USERS[next(_users) % len(BOX_USERS)]
+    """Return the user of a new sandbox: what a sandbox uses up of what the kernel gives each user is missing in no
+    other."""
+    return SANDBOX_USERS[next(_users) % len(SANDBOX_USERS)]
 
 
 def image_folder() -> Path:
@@ -67,10 +69,10 @@ def server_bytecode(python: tuple[str, ...]) -> bytes:
     try:
         made = subprocess.run([*python, "-c", _COMPILE], input=json.dumps(asked).encode(), capture_output=True)
     except OSError as error:
-        raise SandboxError(f"python: the interpreter of the boxes does not run: {error}") from error
+        raise SandboxError(f"python: the interpreter of the sandboxes does not run: {error}") from error
     if made.returncode:
         said = made.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise SandboxError(f"python: the interpreter of the boxes cannot compile the server: {said}")
+        raise SandboxError(f"python: the interpreter of the sandboxes cannot compile the server: {said}")
     return made.stdout
 
 
@@ -88,8 +90,8 @@ def _module(name: str) -> str:
 
 
 @functools.cache
-def box_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
-    """Return the files of a box that are its own: the server, and the few of /etc that programs ask for.
+def sandbox_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
+    """Return the files of a sandbox that are its own: the server, and the few of /etc that programs ask for.
 
     The server is two files, because each file here is a mount, which every episode's place copies.
     """
@@ -112,8 +114,8 @@ def arena(
     """Return the part of a server's configuration by which it makes a new place for each episode.
 
     `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own,
-    `networked` whether there are internet sockets, and `leads_out` whether what it seals shares the box's network,
-    because that leads to more than the box itself.
+    `networked` whether there are internet sockets, and `leads_out` whether what it seals shares the sandbox's network,
+    because that leads to more than the sandbox itself.
     """
     return {
         "bytes": disk_mb << 20,

@@ -1,4 +1,4 @@
-"""Folders of the host that boxes may read."""
+"""Folders of the host that sandboxes may read."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from docker.types import Mount
 
 TAKEN = ("/tmp", "/branches", "/dev", "/proc", "/sys", "/agentgym", "/run/agentgym")
-"""Paths of a box that are its own."""
+"""Paths of a sandbox that are its own."""
 
 
 SYSTEMS = ("/proc", "/sys")
@@ -18,7 +18,7 @@ SYSTEMS = ("/proc", "/sys")
 
 
 def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
-    """Raise ValueError, which names the path, for one that is not absolute or stands where the box has its own.
+    """Raise ValueError, which names the path, for one that is not absolute or stands where the sandbox has its own.
 
     Also for one that does not exist, where the folders are of this machine (`here`).
     """
@@ -27,17 +27,18 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
             if not path.startswith("/") or path.startswith("//") or "\0" in path or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"volumes: {path!r} is not an absolute path without '..'")
         if any(_overlap(inside, taken) for taken in TAKEN):
-            raise ValueError(f"volumes: {inside!r} is a place of the box's own; choose another, such as '/data'")
+            raise ValueError(f"volumes: {inside!r} is a place of the sandbox's own; choose another, such as '/data'")
         if here and not Path(outside).exists():
             raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user cannot see it")
         if (shown := _shows_the_machine(outside, here=here)) is not None:
-            raise ValueError(f"volumes: {outside!r} would show {shown!r} of the machine to the code in the box")
+            raise ValueError(f"volumes: {outside!r} would show {shown!r} of the machine to the code in the sandbox")
         if Path(outside).is_socket():
             raise ValueError(f"volumes: {outside!r} is a socket: code that can read one can talk to its server")
 
 
 def _shows_the_machine(outside: str, *, here: bool) -> str | None:
-    """Return the folder of the machine that no box may see, if the path leads to one, by a link too if it is `here`."""
+    """Return the folder of the machine that no sandbox may see, if the path leads to one, by a link too if it is
+    `here`."""
     path = PurePosixPath(os.path.realpath(outside) if here else os.path.normpath(outside))
     if str(path) in ("/", "/dev"):
         return str(path)
@@ -45,10 +46,10 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 
 
 def check_sockets(volumes: Mapping[str, str]) -> None:
-    """Raise ValueError, which names it, for a socket in a folder that boxes are to see; it walks each folder once.
+    """Raise ValueError, which names it, for a socket in a folder that sandboxes are to see; it walks each folder once.
 
-    Not every kind of box keeps code from talking to the server of one: gVisor opens it, and so does a kernel that lets
-    a box have no inodes of its own in front of the folder.
+    Not every kind of sandbox keeps code from talking to the server of one: gVisor opens it, and so does a kernel that
+    lets a sandbox have no inodes of its own in front of the folder.
     """
     for outside in volumes.values():
         for path in _sockets(outside):
@@ -61,7 +62,7 @@ def check_sockets(volumes: Mapping[str, str]) -> None:
 def _sockets(folder: str) -> Iterator[str]:
     folders = [folder]
     while folders:
-        # What this user cannot list, or what is no folder, holds nothing that the user of a box finds.
+        # What this user cannot list, or what is no folder, holds nothing that the user of a sandbox finds.
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):

@@ -176,13 +176,13 @@ class Groups(Sequence[Group]):
 def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
     """Raise the first rollout's error where no rollout has a score: nothing could be learned from going on.
 
-    It is SandboxError where none of them could have a box, else AgentGymError. `groups` is a whole batch. Where several
-    processes play one, the share of one process may fail altogether. `then` ends the message.
+    It is SandboxError where none of them could have a sandbox, else AgentGymError. `groups` is a whole batch. Where
+    several processes play one, the share of one process may fail altogether. `then` ends the message.
     """
     rollouts = groups.rollouts
     if rollouts and all(r.reward is None for r in rollouts):
-        no_box = all(r.failure is not None and r.failure.type == SandboxError.__name__ for r in rollouts)
-        kind = SandboxError if no_box else AgentGymError
+        no_sandbox = all(r.failure is not None and r.failure.type == SandboxError.__name__ for r in rollouts)
+        kind = SandboxError if no_sandbox else AgentGymError
         raise kind(f"all {len(rollouts)} rollouts failed; the first one: {rollouts[0].error}{then}")
 
 

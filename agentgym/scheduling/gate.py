@@ -55,7 +55,7 @@ current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
 class EngineGate:
     """An `Engine` in front of another one: while it is shut, running turns finish and the next ones are held.
 
-    A held rollout keeps its env, its box and its session, and its time limits stand still. `seen` are the counts of
+    A held rollout keeps its env, its sandbox and its session, and its time limits stand still. `seen` are the counts of
     requests to go on from, by what became of them.
     """
 

@@ -178,7 +178,7 @@ class GroupState(Generic[TaskT]):
         self.finished()  # It is made here: a batch of many groups would hold up the event loop.
 
     def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
-        """Cancel the jobs that have not ended; each gives its request, its tools and its box back."""
+        """Cancel the jobs that have not ended; each gives its request, its tools and its sandbox back."""
         running = asyncio.current_task()
         for index, job in enumerate(self._jobs):
             if index not in self.ended and job is not running and not self.usages[index].dropped:

@@ -10,10 +10,10 @@ from typing import Generic, Self
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import check_boxes, open_boxes
+from agentgym.environments.task_sandboxes import check_sandboxes, open_sandboxes
 from agentgym.judges.named_models import check_models
 from agentgym.rollouts.rollout import rollout
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage
 from agentgym.scheduling.group_state import GroupState, attempt_seed
 from agentgym.scheduling.schedule import Schedule
@@ -61,30 +61,30 @@ class _Starts:
 class Player(Generic[TaskT]):
     """Plays rollouts of one env, at most `schedule.concurrency` at once; the others wait for their turn.
 
-    Inside its `async with` block it has boxes, those that it was given or the env's own, and the env's resources.
+    Inside its `async with` block it has sandboxes, those that it was given or the env's own, and the env's resources.
     """
 
     def __init__(
         self,
         env: type[Env[TaskT]],
         gate: EngineGate,
-        boxes: Boxes | None,
+        sandboxes: SandboxPool | None,
         schedule: Schedule,
         models: Mapping[str, Engine] | None = None,
     ) -> None:
-        check_boxes(boxes)
+        check_sandboxes(sandboxes)
         named = check_models(models).items()
         self.models = {name: gate if engine is gate.engine else engine for name, engine in named}
         """What the env asks by name; the policy under another name waits at the gate, too."""
-        self._env, self._gate, self._boxes, self._schedule = env, gate, boxes, schedule
+        self._env, self._gate, self._sandboxes, self._schedule = env, gate, sandboxes, schedule
         self._at_once = schedule.concurrency or CONCURRENCY
         self._slots, self._starts = asyncio.Semaphore(self._at_once), _Starts()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        if self._boxes is None:
-            opened = open_boxes(self._env, self._at_once)
-            self._boxes = await self._stack.enter_async_context(opened)
+        if self._sandboxes is None:
+            opened = open_sandboxes(self._env, self._at_once)
+            self._sandboxes = await self._stack.enter_async_context(opened)
         await self._stack.enter_async_context(open_resources(self._env))
         return self
 
@@ -104,7 +104,7 @@ class Player(Generic[TaskT]):
                 self._env,
                 group.task,
                 self._gate,
-                boxes=self._boxes,
+                sandboxes=self._sandboxes,
                 sampling=schedule.sampling,
                 seed=group.seed if schedule.same_instance else attempt_seed(schedule.seed, name),
                 rollout_id=name,

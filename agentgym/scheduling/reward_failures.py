@@ -44,7 +44,7 @@ class RewardFailures:
         if self._is_due("zero", self._zero):
             said.append(
                 f"{self._count(self._zero)} have a reward that is 0.0 because of what the policy said or left in its "
-                f"box; {_most(self._zero)}."
+                f"sandbox; {_most(self._zero)}."
             )
         return said
 

@@ -7,7 +7,7 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.scheduling.player import CONCURRENCY
 from agentgym.scheduling.schedule import Schedule
@@ -25,7 +25,7 @@ async def run_groups(
     engine: Engine,
     *,
     n: int,
-    boxes: Boxes | None = None,
+    sandboxes: SandboxPool | None = None,
     concurrency: int = CONCURRENCY,
     sampling: Sampling | None = None,
     seed: int = 0,
@@ -36,13 +36,13 @@ async def run_groups(
     """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
 
     A rollout that fails is kept without a reward. Where all of them failed, AgentGymError with the first one's error is
-    raised, or SandboxError where no box was to be had: nothing could be learned from going on. Cancelling cancels them
-    all. `models` are what the env asks by name. With `branching`, rollouts are
-    played on from some of their states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one
-    id. For more rollouts than are needed, or batch after batch, see `Scheduler`.
+    raised, or SandboxError where no sandbox was to be had: nothing could be learned from going on. Cancelling cancels
+    them all. `models` are what the env asks by name. With `branching`, rollouts are played on from some of their
+    states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one id. For more rollouts than
+    are needed, or batch after batch, see `Scheduler`.
     """
     schedule = Schedule(n=n, concurrency=concurrency, sampling=sampling, seed=seed, branching=branching)
-    groups = await play_groups(env, tasks, engine, schedule, boxes=boxes, on_rollout=on_rollout, models=models)
+    groups = await play_groups(env, tasks, engine, schedule, sandboxes=sandboxes, on_rollout=on_rollout, models=models)
     raise_if_all_failed(groups)
     return groups
 
@@ -53,7 +53,7 @@ async def play_groups(
     engine: Engine,
     schedule: Schedule,
     *,
-    boxes: Boxes | None = None,
+    sandboxes: SandboxPool | None = None,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
 ) -> Groups:
@@ -65,7 +65,7 @@ async def play_groups(
     unique([task.id for task in tasks])
     at_once = min(schedule.concurrency or CONCURRENCY, max(1, schedule.n * len(tasks)))
     schedule = replace(schedule, concurrency=at_once)
-    scheduler = Scheduler(env, tasks, engine, schedule, boxes=boxes, on_rollout=on_rollout, models=models)
+    scheduler = Scheduler(env, tasks, engine, schedule, sandboxes=sandboxes, on_rollout=on_rollout, models=models)
     if not tasks:
         return Groups([])
     async with scheduler:

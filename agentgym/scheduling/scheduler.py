@@ -10,7 +10,7 @@ from typing import Any, Generic, Self
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
@@ -37,7 +37,7 @@ class Scheduler(Generic[TaskT]):
         async with Scheduler(env, tasks, engine, Schedule(prompts=16, n=8)) as scheduler:
             groups = await scheduler.collect()
 
-    What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, box and segments.
+    What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, sandbox and segments.
     With `staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
     later ones are played, `staleness + 1` batches at most. No returned group is older than the bound (`staleness`, or
     `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and old groups are waited
@@ -57,7 +57,7 @@ class Scheduler(Generic[TaskT]):
         engine: Engine,
         schedule: Schedule,
         *,
-        boxes: Boxes | None = None,
+        sandboxes: SandboxPool | None = None,
         on_rollout: Callable[[Rollout], None] | None = None,
         models: Mapping[str, Engine] | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Scheduler(Generic[TaskT]):
         self._ledger: Ledger[TaskT] = Ledger(schedule.rollouts, self._sampler.lost)
         self._gate = gate_of(engine, self._sampler.lost.requests)
         self._env = find_env(env)
-        self._player = Player(self._env, self._gate, boxes, schedule, models)
+        self._player = Player(self._env, self._gate, sandboxes, schedule, models)
         self._group_rewards = GroupRewards(self._env, self._player.models)
         self._groups: list[GroupState[TaskT]] = []
         """In play, with the closed ones that have not been returned."""

@@ -51,7 +51,7 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
     detail = {
         "rewards": dict(rollout.rewards),
         "metrics": dict(rollout.metrics),
-        "box": rollout.box,
+        "sandbox": rollout.sandbox,
         "failed_cases": dict(rollout.failed_cases),
         "role_rewards": dict(rollout.role_rewards),
         "failure": asdict(rollout.failure) if rollout.failure is not None else None,
@@ -215,7 +215,7 @@ def detail_of(found: Mapping[str, Any]) -> dict[str, Any]:
         "rewards": numbers(found["rewards"], "rewards"),
         "failure": failure_of(found["failure"]) if found["failure"] is not None else None,
         "metrics": numbers(found["metrics"], "metrics"),
-        "box": None if found["box"] is None else text_of(found["box"], "box"),
+        "sandbox": None if found["sandbox"] is None else text_of(found["sandbox"], "sandbox"),
         "failed_cases": {name: text_of(why, "failed_cases") for name, why in cases.items()},
         "role_rewards": numbers(found.get("role_rewards", {}), "role_rewards"),
         "branches": tuple(branch_of(branch) for branch in found.get("branches", ())),

@@ -21,7 +21,7 @@ SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "solved", "box", "merge"),
+    *("recipe", "out", "resume", "steps", "save_every", "keep", "solved", "sandbox", "merge"),
     "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(

@@ -55,7 +55,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     turns       INTEGER NOT NULL,     -- without those of branches
     tokens      INTEGER NOT NULL,     -- that the policy sampled, in branches too
     seconds     REAL NOT NULL,        -- without those of branches
-    detail      BLOB NOT NULL,        -- rewards, metrics, box, failed cases and traceback, compressed JSON
+    detail      BLOB NOT NULL,        -- rewards, metrics, sandbox, failed cases and traceback, compressed JSON
     suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
     logprob_gap REAL,                 -- largest difference of engine and trainer, nats; NULL where the policy had moved
     tool_calls  INTEGER,              -- that the model made

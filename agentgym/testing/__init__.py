@@ -30,15 +30,15 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.judges.named_models import check_models
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes, Shell
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool, Shell
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.sample import Sample
 
 __all__ = [
     "NOOP",
     "ByteTokenizer",
-    "FakeBox",
-    "FakeBoxes",
+    "FakeSandbox",
+    "FakeSandboxPool",
     "Reply",
     "ReplyPolicy",
     "Scripted",
@@ -84,7 +84,7 @@ def check_env(
     *,
     oracle: Sequence[Reply] | ReplyPolicy,
     noop: Sequence[Reply] | ReplyPolicy = NOOP,
-    boxes: Boxes | None = None,
+    sandboxes: SandboxPool | None = None,
     threshold: float = 1.0,
     idle_is_right: bool = False,
     repeatable: bool = True,
@@ -109,8 +109,9 @@ def check_env(
 
     `oracle`: replies that solve the task, or a function of the text so far; each reply counts once.
     `threshold`: the reward that the oracle reaches and the no-op does not.
-    `boxes`: an open pool to play in. Without it, an env that declares a sandbox is played in a real box; where none can
-        be had, in a FakeBox, with a warning that says why.
+    `sandboxes`: an open pool to play in. Without it, an env that declares a sandbox is played in a real sandbox; where
+    none can
+        be had, in a FakeSandbox, with a warning that says why.
     `noop`: a script, whose last reply is repeated for as long as the env asks, or a function of the text.
     `idle_is_right`: doing nothing is the right answer to this task, so the no-op may reach the threshold.
     `repeatable=False`: a judge or the world itself never answers the same twice; two plays are not compared.
@@ -142,7 +143,7 @@ def check_env(
         task=task,
         oracle=oracle,
         noop=noop,
-        boxes=boxes,
+        sandboxes=sandboxes,
         threshold=threshold,
         idle_is_right=idle_is_right,
         repeatable=repeatable,
@@ -155,21 +156,21 @@ def check_env(
     return EnvCheck(run_checks(settings), cls.__name__)
 
 
-async def check_sandbox(sandbox: Sandbox, *, timeout_s: float = 120.0) -> None:
-    """Assert what every sandbox owes its users, in real boxes of it: `await check_sandbox(MySandbox())`.
+async def check_sandbox(spec: SandboxSpec, *, timeout_s: float = 120.0) -> None:
+    """Assert what every sandbox owes its users, in real sandboxes of it: `await check_sandbox(MySandbox())`.
 
-    Every method of `agentgym.sandboxes.protocol.Box` is called, and what comes back is compared with what it promises:
-    results, exit codes, statuses and limits of time and output, host functions, hidden tests, background programs,
-    shells, files, archives, snapshots, branches, ports, resets. A pool never leases more than its size, its leases are
-    clean, and what is used after its end raises ClosedError. Attacks are not among the checks: what a sandbox stops is
-    its own promise.
+    Every method of `agentgym.sandboxes.protocol.Sandbox` is called, and what comes back is compared with what it
+    promises: results, exit codes, statuses and limits of time and output, host functions, hidden tests, background
+    programs, shells, files, archives, snapshots, branches, ports, resets. A pool never leases more than its size, its
+    leases are clean, and what is used after its end raises ClosedError. Attacks are not among the checks: what a
+    sandbox stops is its own promise.
 
     `timeout_s`: the seconds that each check may take; one that takes longer is broken.
 
     :raises AssertionError: with a line for each promise that is broken, which names the method.
-    :raises SandboxError: where no box can be had at all.
+    :raises SandboxError: where no sandbox can be had at all.
     """
     from agentgym.testing.sandbox_checks.check import check_sandbox as check
 
-    found = await check(sandbox, timeout_s)
-    assert not found, f"{type(sandbox).__name__} breaks what it owes:\n" + "\n".join(found)
+    found = await check(spec, timeout_s)
+    assert not found, f"{type(spec).__name__} breaks what it owes:\n" + "\n".join(found)

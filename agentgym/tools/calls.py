@@ -1,7 +1,7 @@
 """Calls of tools, and their outcomes as the model reads them.
 
 A tool's failure is an answer that the model reads: an unknown name, bad JSON, a wrong argument, an exception and a
-time-out each become a tool message. The failure of a box (SandboxError) or of the machine (MachineError) is raised
+time-out each become a tool message. The failure of a sandbox (SandboxError) or of the machine (MachineError) is raised
 instead.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentgym.data.plain import NotPlainError, plain
-from agentgym.errors import AgentGymError, BoxKilledError, ToolError, alone, must_pass, of_machine
+from agentgym.errors import AgentGymError, SandboxKilledError, ToolError, alone, must_pass, of_machine
 from agentgym.errors.tracebacks import describe, log_once
 from agentgym.machine.time_limits import TimeLimit
 from agentgym.tools.dynamic import AnyTool
@@ -141,7 +141,7 @@ def _error(
     """The error of a tool as the model reads it; None where it is to be raised."""
     if isinstance(error, ToolError):
         return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
-    if isinstance(error, BoxKilledError):
+    if isinstance(error, SandboxKilledError):
         return ToolResult(content=error.told, error=True)
     if isinstance(error, AgentGymError):
         error.where = error.where or _named(owner, made)

@@ -51,9 +51,9 @@ class Ranks:
         """Return rank 0's value on every rank. Every rank must call it; the values of the others are not used."""
         if self.world == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        sandbox = [value]
+        dist.broadcast_object_list(sandbox, src=0)
+        return sandbox[0]
 
     def close(self) -> None:
         """Close the process group if this object opened it."""

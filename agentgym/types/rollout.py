@@ -183,10 +183,10 @@ class Rollout:
     stop_reason: str
     failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    box: str | None = None
-    """The digest of the image or the kind of the box that its tools ran in."""
+    sandbox: str | None = None
+    """The digest of the image or the kind of the sandbox that its tools ran in."""
     failed_cases: Mapping[str, str] = field(default_factory=dict)
-    """The cases of hidden tests (`box.verify`) that have not passed when they last ran, with the reasons."""
+    """The cases of hidden tests (`sandbox.verify`) that have not passed when they last ran, with the reasons."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
     """The rewards of the roles that have one of their own (`Segment.role`)."""
     branches: tuple[RolloutBranch, ...] = ()

@@ -78,7 +78,7 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
             "traceback": failure.traceback,
             "where": failure.where,
         },
-        "box": played.box,
+        "sandbox": played.sandbox,
         "failed_cases": dict(played.failed_cases),
         "suspicious": [{"name": name, "why": SIGNS.get(name, "")} for name in found.suspicious],
         "logprob_gap": found.logprob_gap,

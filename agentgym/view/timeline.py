@@ -11,10 +11,10 @@ Piece = dict[str, Any]
 def timeline(played: Rollout) -> tuple[list[Piece], bool]:
     """Return the pieces in seconds from the rollout's begin, and whether they stand where they were.
 
-    "open" is the time before the first turn (its box, the env's reset), "wait" the time in front of the engine,
+    "open" is the time before the first turn (its sandbox, the env's reset), "wait" the time in front of the engine,
     "generate" that of the engine, "tool" that until the env's answer, and "score" all behind the last turn: the score,
-    and the end of the env and its box. Where it is not known when turns were asked for, as of older stores, they are
-    laid one after another, and "score" is what is left of the whole.
+    and the end of the env and its sandbox. Where it is not known when turns were asked for, as of older stores, they
+    are laid one after another, and "score" is what is left of the whole.
     """
     turns = sorted(
         ((segment.index, turn) for segment in played.segments for turn in segment.turns),

@@ -1,6 +1,6 @@
-"""The code sandbox: calls, episodes, resets, forks, memory, many boxes, beside the same work by other means.
+"""The code sandbox: calls, episodes, resets, forks, memory, many sandboxes, beside the same work by other means.
 
-`python -m benchmarks.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--boxes N]
+`python -m benchmarks.sandbox_spec [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--sandboxes N]
 [--swe-rex VENV] [--inspect-ai VENV]`
 
 A call is one Python cell (`1 + 1`) in an interpreter that waits, and its answer. An episode is a lease, eight calls,
@@ -34,34 +34,34 @@ from pathlib import Path
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 from benchmarks.harness import report, report_parser
-from benchmarks.sandbox.boxes import FULL, QUICK, Amount, calls, episodes, forks, leases, many
 from benchmarks.sandbox.goals import NAMES, goals
 from benchmarks.sandbox.measure import (
     Figures,
 )
 from benchmarks.sandbox.other_means import docker_exec, peer_alone, side_by_side
 from benchmarks.sandbox.peer import Peer
+from benchmarks.sandbox.sandboxes import FULL, QUICK, Amount, calls, episodes, forks, leases, many
 
 REFERENCE: dict[str, float | str] = {
     "gVisor (ptrace), a call, ms": 1.6,
-    "gVisor (ptrace), a new box, ms": "340-450",
+    "gVisor (ptrace), a new sandbox, ms": "340-450",
 }
 PROGRAMS = {"swerex": "benchmarks.sandbox.theirs_swerex", "inspect": "benchmarks.sandbox.theirs_inspect"}
 
 
-async def measure(kind: str, sandbox: Sandbox, peers: Mapping[str, Peer], amount: Amount) -> Figures:
-    """Every figure of one kind of box, its name before each, and beside Docker's those of other means."""
-    made = await calls(sandbox, kind, amount)
+async def measure(kind: str, spec: SandboxSpec, peers: Mapping[str, Peer], amount: Amount) -> Figures:
+    """Every figure of one kind of sandbox, its name before each, and beside Docker's those of other means."""
+    made = await calls(spec, kind, amount)
     for part in (episodes, leases, forks, many):
-        made |= await part(sandbox, amount)
+        made |= await part(spec, amount)
     figures = named(kind, made)
-    if isinstance(sandbox, Docker):
-        figures |= named("docker_exec", await docker_exec(sandbox, amount))
+    if isinstance(spec, Docker):
+        figures |= named("docker_exec", await docker_exec(spec, amount))
         for name, peer in peers.items():
             figures |= named(name, await peer_alone(peer, amount))
-        figures |= await side_by_side(sandbox, peers, amount)
+        figures |= await side_by_side(spec, peers, amount)
     return figures
 
 
@@ -92,9 +92,9 @@ def other_kits(venvs: Mapping[str, Path | None], image: str) -> Iterator[tuple[d
         yield peers, notes
 
 
-def runnable(kinds: Sequence[str], image: str | None) -> tuple[dict[str, Sandbox], dict[str, str]]:
+def runnable(kinds: Sequence[str], image: str | None) -> tuple[dict[str, SandboxSpec], dict[str, str]]:
     """The kinds that run here, and about each of the others why it is left out."""
-    known: dict[str, tuple[Sandbox, Callable[[], str | None]]] = {
+    known: dict[str, tuple[SandboxSpec, Callable[[], str | None]]] = {
         "docker": (Docker(image=image), lambda: why_no_docker(image)),
         "bubblewrap": (Bubblewrap(), why_no_bubblewrap),
     }
@@ -111,18 +111,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smaller run, of about a minute for each kind")
     parser.add_argument("--kinds", nargs="+", choices=["docker", "bubblewrap"], default=["docker", "bubblewrap"])
     parser.add_argument("--image", default=None, help="of the containers of all sides; by default our own")
-    parser.add_argument("--boxes", type=int, default=None, metavar="N", help="how many are open at once")
+    parser.add_argument("--sandboxes", type=int, default=None, metavar="N", help="how many are open at once")
     for flag, kit in (("--swe-rex", "swe-rex and aiohttp"), ("--inspect-ai", "inspect_ai")):
         parser.add_argument(flag, type=Path, default=None, metavar="VENV", help=f"an environment that has {kit}")
     args = parser.parse_args()
     amount = QUICK if args.quick else FULL
-    amount = replace(amount, boxes=args.boxes or amount.boxes)
+    amount = replace(amount, sandboxes=args.sandboxes or amount.sandboxes)
     figures: Figures = {"cpus": float(os.cpu_count() or 0), "load": os.getloadavg()[0]}
     ran, left_out = runnable(args.kinds, args.image)
     venvs = {"swerex": args.swe_rex, "inspect": args.inspect_ai} if "docker" in ran else {}
     with other_kits(venvs, args.image or default_image()) as (peers, notes):
-        for kind, sandbox in ran.items():
-            figures |= asyncio.run(measure(kind, sandbox, peers, amount))
+        for kind, spec in ran.items():
+            figures |= asyncio.run(measure(kind, spec, peers, amount))
     report(
         "sandbox",
         figures=figures,

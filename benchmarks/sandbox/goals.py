@@ -1,10 +1,11 @@
-"""The goals of `benchmarks.sandbox`: the most that a figure should be, and how many times as fast as other means."""
+"""The goals of `benchmarks.sandbox_spec`: the most that a figure should be, and how many times as fast as other
+means."""
 
 from benchmarks.harness import Goal, at_least, at_most
-from benchmarks.sandbox.boxes import AT_ONCE, BOXES_AT_ONCE
 from benchmarks.sandbox.measure import (
     Figures,
 )
+from benchmarks.sandbox.sandboxes import AT_ONCE, SANDBOXES_AT_ONCE
 
 LIMITS: dict[str, dict[str, float]] = {
     "bubblewrap": {
@@ -12,23 +13,23 @@ LIMITS: dict[str, dict[str, float]] = {
         "call_p99_ms": 5.0,
         "cpu_ms_per_call_1": 0.12,
         "reset_p50_ms": 2.5,
-        "new_box_p50_ms": 45.0,
+        "new_sandbox_p50_ms": 45.0,
         "pool_lease_p50_ms": 0.05,
         "fork_100mb_p50_ms": 6.0,
-        "idle_box_pss_mib": 20.0,
+        "idle_sandbox_pss_mib": 20.0,
     },
     "docker": {
         "call_p50_ms": 0.2,
         "call_p99_ms": 5.0,
         "cpu_ms_per_call_8": 0.6,
         "reset_p50_ms": 3.0,
-        "new_box_p50_ms": 250.0,
+        "new_sandbox_p50_ms": 250.0,
         "pool_lease_p50_ms": 1.0,
         "fork_100mb_p50_ms": 7.0,
-        "idle_box_pss_mib": 20.0,
+        "idle_sandbox_pss_mib": 20.0,
     },
 }
-"""The most that a figure of each kind of box should be."""
+"""The most that a figure of each kind of sandbox should be."""
 CALLS_PER_S, EPISODES_PER_S = 3500, 200
 NAMES = {"docker_exec": "docker exec", "swerex": "SWE-ReX", "inspect": "inspect_ai"}
 SAME = {"programs": 1.0, "new containers": 1.0}
@@ -54,7 +55,7 @@ def goals(figures: Figures) -> dict[str, Goal]:
     for kind, limits in LIMITS.items():
         for name, limit in limits.items():
             made[f"{kind}_{name}"] = at_most(figures.get(f"{kind}_{name}"), limit)
-        made[f"{kind}_boxes_at_once"] = many_goal(figures, kind)
+        made[f"{kind}_sandboxes_at_once"] = many_goal(figures, kind)
         for name in ("calls_per_s_8", "calls_per_s_32"):
             made[f"{kind}_{name}"] = at_least(figures.get(f"{kind}_{name}"), CALLS_PER_S)
         best = max(figures.get(f"{kind}_episodes_per_s_{count}", 0.0) for count in AT_ONCE)
@@ -63,9 +64,9 @@ def goals(figures: Figures) -> dict[str, Goal]:
 
 
 def many_goal(figures: Figures, kind: str) -> Goal:
-    """As many boxes at once as is the goal, without a failure; a run that asked for fewer has not measured it."""
-    goal = at_least(figures.get(f"{kind}_boxes_at_once"), BOXES_AT_ONCE)
-    if not goal["met"] and not figures.get(f"{kind}_boxes_at_once_failures"):
+    """As many sandboxes at once as is the goal, without a failure; a run that asked for fewer has not measured it."""
+    goal = at_least(figures.get(f"{kind}_sandboxes_at_once"), SANDBOXES_AT_ONCE)
+    if not goal["met"] and not figures.get(f"{kind}_sandboxes_at_once_failures"):
         goal["met"] = None
     return goal
 

@@ -1,4 +1,5 @@
-"""The measures of `benchmarks.sandbox` and of the programs it runs beside itself: standard library only, Linux only."""
+"""The measures of `benchmarks.sandbox_spec` and of the programs it runs beside itself: standard library only, Linux
+only."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,5 @@
-"""The same work by other means in `benchmarks.sandbox`: by the engine and by other kits, side by side with ours."""
+"""The same work by other means in `benchmarks.sandbox_spec`: by the engine and by other kits, side by side with
+ours."""
 
 import asyncio
 import contextlib
@@ -12,8 +13,7 @@ from agentgym.machine.process_identity import owner
 from agentgym.sandboxes.docker.client import connect
 from agentgym.sandboxes.docker.docker import Docker
 from agentgym.sandboxes.docker.images.names import default_image
-from agentgym.sandboxes.protocol import Boxes
-from benchmarks.sandbox.boxes import AT_ONCE, Amount, cell, episode, leased, program
+from agentgym.sandboxes.protocol import SandboxPool
 from benchmarks.sandbox.measure import (
     AS_PROGRAM,
     CALLS_PER_EPISODE,
@@ -28,21 +28,22 @@ from benchmarks.sandbox.measure import (
     side,
 )
 from benchmarks.sandbox.peer import Peer
+from benchmarks.sandbox.sandboxes import AT_ONCE, Amount, cell, episode, leased, program
 
 LEAST = ["true"]
 
 
-async def container_of_ours(boxes: Boxes) -> None:
+async def container_of_ours(sandboxes: SandboxPool) -> None:
     """The work of another kit's episode: a new container, a new Python for each call, and the container's end."""
-    async with boxes.lease() as box:
+    async with sandboxes.lease() as sandbox:
         for _ in range(CALLS_PER_EPISODE):
-            await program(box)()
-        await box.close()  # type: ignore[attr-defined]
+            await program(sandbox)()
+        await sandbox.close()  # type: ignore[attr-defined]
 
 
-async def docker_exec(sandbox: Docker, amount: Amount) -> Figures:
+async def docker_exec(spec: Docker, amount: Amount) -> Figures:
     """The same cells by the engine, in a container of its own: latency and processor time; and a new container."""
-    image = sandbox.image or default_image()
+    image = spec.image or default_image()
     with engine_clients(1) as ([client], run), waiting_containers(client, image, 1) as [name]:
         pids = [*engine_pids(), *container_pids(client.inspect_container(name)["State"]["Pid"])]
         spent = time.process_time() + cpu_s(pids)
@@ -55,7 +56,7 @@ async def docker_exec(sandbox: Docker, amount: Amount) -> Figures:
         "call_p99_ms": percentile(taken, 99),
         "cpu_ms_per_call_1": spent / amount.execs * 1e3,
         "least_p50_ms": percentile(least, 50),
-        "new_box_p50_ms": percentile(new, 50),
+        "new_sandbox_p50_ms": percentile(new, 50),
     }
 
 
@@ -79,29 +80,29 @@ async def peer_alone(peer: Peer, amount: Amount) -> Figures:
     for way in peer.hello["ways"]:
         found = await peer.ask("latency", way=way, times=amount.execs)
         figures |= {f"{way}_{name}": value for name, value in found.items()}
-    new = await peer.ask("new_boxes", times=amount.repeats)
-    return figures | {"new_box_p50_ms": percentile(new, 50)}
+    new = await peer.ask("new_sandboxes", times=amount.repeats)
+    return figures | {"new_sandbox_p50_ms": percentile(new, 50)}
 
 
-async def side_by_side(sandbox: Docker, peers: Mapping[str, Peer], amount: Amount) -> Figures:
+async def side_by_side(spec: Docker, peers: Mapping[str, Peer], amount: Amount) -> Figures:
     """Rates of calls and episodes of our containers, of the engine and of other kits, all by turns."""
     figures: Figures = {}
-    image = sandbox.image or default_image()
+    image = spec.image or default_image()
     for count in AT_ONCE:
-        async with sandbox.open(count) as boxes, sandbox.open(count) as new:
+        async with spec.open(count) as sandboxes, spec.open(count) as new:
             with engine_clients(count) as (clients, run):
-                async with leased(boxes, count) as held:
+                async with leased(sandboxes, count) as held:
                     with waiting_containers(clients[0], image, count) as names:
                         pairs = zip(clients, names, strict=True)
                         by_engine: list[Action] = [partial(run, exec_once, *pair, AS_PROGRAM) for pair in pairs]
-                        sides = {"ours_session": side([cell(box) for box in held])}
-                        sides |= {"ours_program": side([program(box) for box in held])}
+                        sides = {"ours_session": side([cell(sandbox) for sandbox in held])}
+                        sides |= {"ours_program": side([program(sandbox) for sandbox in held])}
                         sides |= {"docker_exec_program": side(by_engine)}
                         for name, peer in peers.items():
                             sides |= {f"{name}_{way}": peer.side("calls", way, count) for way in peer.hello["ways"]}
                         figures |= per_s("calls", count, await by_turns(sides, amount.seconds, amount.turns))
                 engine_new: list[Action] = [partial(run, container_episode, client, image) for client in clients]
-                sides = {"ours_reset": side([partial(episode, boxes)] * count)}
+                sides = {"ours_reset": side([partial(episode, sandboxes)] * count)}
                 sides |= {"ours_new": side([partial(container_of_ours, new)] * count)}
                 sides |= {"docker_exec_new": side(engine_new)}
                 for name, peer in peers.items():
@@ -125,7 +126,7 @@ def engine_clients(count: int) -> Iterator[tuple[list[Any], Callable[..., Awaita
 
 
 def exec_once(client: Any, container: str, command: Sequence[str]) -> None:
-    """One command and its output, as a kit without a server in the box runs it."""
+    """One command and its output, as a kit without a server in the sandbox runs it."""
     made = client.exec_create(container, command)
     said = client.exec_start(made["Id"])
     assert said == (b"" if command is LEAST else b"2\n"), said

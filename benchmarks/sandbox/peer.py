@@ -1,4 +1,5 @@
-"""The two ends of the pipe between `benchmarks.sandbox` and another kit's program: one JSON object a line, both ways.
+"""The two ends of the pipe between `benchmarks.sandbox_spec` and another kit's program: one JSON object a line, both
+ways.
 
 The program runs in an environment that has the kit and no agentgym, so this uses the standard library only. Its first
 line is a `Hello`; after that it answers each request with one line, and ends its containers when its input ends.
@@ -59,13 +60,13 @@ class Kit(Protocol[B]):
     async def new(self) -> B:
         """A container that takes calls."""
 
-    async def call(self, box: B, way: str) -> None:
+    async def call(self, sandbox: B, way: str) -> None:
         """One cell and its answer, checked."""
 
-    async def pid(self, box: B) -> int:
+    async def pid(self, sandbox: B) -> int:
         """The container's first process, as this machine counts."""
 
-    async def end(self, box: B) -> None:
+    async def end(self, sandbox: B) -> None:
         """The container's end."""
 
     async def close(self) -> None:
@@ -85,57 +86,57 @@ class Answering(Generic[B]):
     async def warmed(self, count: int) -> list[B]:
         """That many containers, each of which has answered a call of every way."""
         while len(self.warm) < count:
-            box = await self.kit.new()
-            self.warm.append(box)
+            sandbox = await self.kit.new()
+            self.warm.append(sandbox)
             for way in self.kit.ways:
-                await self.kit.call(box, way)
+                await self.kit.call(sandbox, way)
         return self.warm[:count]
 
     async def latency(self, way: str, times: int) -> Figures:
         """One container's calls, and what each costs in processor time: this process, the engine, the container."""
-        [box] = await self.warmed(1)
-        inside = container_pids(await self.kit.pid(box))
+        [sandbox] = await self.warmed(1)
+        inside = container_pids(await self.kit.pid(sandbox))
         spent = self._spent(inside)
-        taken = await milliseconds(partial(self.kit.call, box, way), times)
+        taken = await milliseconds(partial(self.kit.call, sandbox, way), times)
         cpu_ms = (self._spent(inside) - spent) / times * 1e3
         return {"p50_ms": percentile(taken, 50), "p99_ms": percentile(taken, 99), "cpu_ms_per_call_1": cpu_ms}
 
     async def calls(self, way: str, count: int, seconds: float) -> Rate:
         """Calls into warm containers."""
-        boxes = await self.warmed(count)
-        return await rate([partial(self.kit.call, box, way) for box in boxes], seconds)
+        sandboxes = await self.warmed(count)
+        return await rate([partial(self.kit.call, sandbox, way) for sandbox in sandboxes], seconds)
 
     async def episodes(self, way: str, count: int, seconds: float) -> Rate:
         """Episodes in a new container each."""
         actions: list[Action] = [partial(self._episode, way)] * count
         return await rate(actions, seconds)
 
-    async def new_boxes(self, times: int) -> list[float]:
+    async def new_sandboxes(self, times: int) -> list[float]:
         """How long each new container took, in rising order, ms."""
-        boxes: list[B] = []
+        sandboxes: list[B] = []
 
         async def start() -> None:
-            boxes.append(await self.kit.new())
+            sandboxes.append(await self.kit.new())
 
         try:
             return await milliseconds(start, times)
         finally:
-            for box in boxes:
-                await self.kit.end(box)
+            for sandbox in sandboxes:
+                await self.kit.end(sandbox)
 
     async def end(self) -> None:
         """The end of the warm containers and of the kit."""
-        for box in self.warm:
-            await self.kit.end(box)
+        for sandbox in self.warm:
+            await self.kit.end(sandbox)
         await self.kit.close()
 
     async def _episode(self, way: str) -> None:
-        box = await self.kit.new()
+        sandbox = await self.kit.new()
         try:
             for _ in range(CALLS_PER_EPISODE):
-                await self.kit.call(box, way)
+                await self.kit.call(sandbox, way)
         finally:
-            await self.kit.end(box)
+            await self.kit.end(sandbox)
 
     @staticmethod
     def _spent(inside: list[int]) -> float:

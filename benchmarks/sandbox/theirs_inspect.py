@@ -1,4 +1,5 @@
-"""inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment that has inspect_ai and no agentgym.
+"""inspect_ai's side of `benchmarks.sandbox_spec`, run by the Python of an environment that has inspect_ai and no
+agentgym.
 
 `python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, which is
 the way that its tools `python` and `bash` take; the containers are those that it starts for samples, with the settings
@@ -17,9 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import inspect_ai.util._sandbox.docker.docker as provider
+import inspect_ai.util._spec.docker.docker as provider
 from inspect_ai._util.error import PrerequisiteError
-from inspect_ai.util._sandbox.docker.prereqs import validate_docker_compose, validate_docker_engine
+from inspect_ai.util._spec.docker.prereqs import validate_docker_compose, validate_docker_engine
 from inspect_ai.util._subprocess import init_max_subprocesses
 
 from benchmarks.sandbox.measure import AS_PROGRAM
@@ -74,20 +75,20 @@ class Inspect:
         found: Environments = await provider.DockerSandboxEnvironment.sample_init(TASK, self.config, {})
         return found
 
-    async def call(self, box: Environments, way: str) -> None:
+    async def call(self, sandbox: Environments, way: str) -> None:
         """One cell and its answer."""
-        done = await box["default"].exec(AS_PROGRAM)
+        done = await sandbox["default"].exec(AS_PROGRAM)
         assert done.stdout == "2\n", done
 
-    async def pid(self, box: Environments) -> int:
+    async def pid(self, sandbox: Environments) -> int:
         """The container's first process."""
-        name = (await box["default"].connection()).container
+        name = (await sandbox["default"].connection()).container
         found = await asyncio.to_thread(subprocess.check_output, ["docker", "inspect", name])
         return int(json.loads(found)[0]["State"]["Pid"])
 
-    async def end(self, box: Environments) -> None:
+    async def end(self, sandbox: Environments) -> None:
         """The container's end."""
-        await provider.DockerSandboxEnvironment.sample_cleanup(TASK, self.config, box, False)
+        await provider.DockerSandboxEnvironment.sample_cleanup(TASK, self.config, sandbox, False)
 
     async def close(self) -> None:
         """Its file is removed."""

@@ -1,4 +1,4 @@
-"""SWE-ReX's side of `benchmarks.sandbox`, run by the Python of an environment that has swe-rex and no agentgym.
+"""SWE-ReX's side of `benchmarks.sandbox_spec`, run by the Python of an environment that has swe-rex and no agentgym.
 
 `python -m benchmarks.sandbox.theirs_swerex IMAGE`, where IMAGE has swe-rex, too. A call is a line for the Python that
 runs in the container's shell session (`session`), or a new Python by `execute` (`program`). The containers are those of
@@ -60,29 +60,29 @@ class SweRex:
         read_on(deployment._container_process)
         return Container(deployment)
 
-    async def call(self, box: Container, way: str) -> None:
+    async def call(self, sandbox: Container, way: str) -> None:
         """One cell and its answer."""
-        runtime = box.deployment.runtime
+        runtime = sandbox.deployment.runtime
         if way == "program":
             done = await runtime.execute(Command(command=AS_PROGRAM))
             assert done.stdout == "2\n", done
             return
-        if not box.has_session:
+        if not sandbox.has_session:
             await runtime.create_session(CreateBashSessionRequest())
             await runtime.run_in_session(interactive(INTERPRETER))
-            box.has_session = True
+            sandbox.has_session = True
         said = await runtime.run_in_session(interactive(CELL))
         assert said.output == "2", said
 
-    async def pid(self, box: Container) -> int:
+    async def pid(self, sandbox: Container) -> int:
         """The container's first process."""
-        command = ["docker", "inspect", box.deployment.container_name]
+        command = ["docker", "inspect", sandbox.deployment.container_name]
         found = await asyncio.to_thread(subprocess.check_output, command)
         return int(json.loads(found)[0]["State"]["Pid"])
 
-    async def end(self, box: Container) -> None:
+    async def end(self, sandbox: Container) -> None:
         """The container's end."""
-        await asyncio.to_thread(asyncio.run, box.deployment.stop())
+        await asyncio.to_thread(asyncio.run, sandbox.deployment.stop())
 
     async def close(self) -> None:
         """Nothing is left: each container is removed by its end."""

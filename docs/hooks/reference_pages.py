@@ -23,7 +23,7 @@ SETTINGS = {
     "The trainer": ("TrainConfig",),
     "Engines": ("LocalConfig", "SGLangConfig", "OtherEngine", "Sampling"),
     "Environments": ("Limits", "Compact", "Window"),
-    "Sandboxes": ("Docker", "Bubblewrap", "AnyBox", "Process", "Service", "Allow"),
+    "Sandboxes": ("Docker", "Bubblewrap", "AnySandbox", "Process", "Service", "Allow"),
 }
 """The classes whose fields are settings, by the heading that they stand under."""
 NAMES = {

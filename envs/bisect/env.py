@@ -1,6 +1,6 @@
 """Bisect: find a secret number with at most four guesses, asked from Python.
 
-The secret and the count of guesses stay in this process; the code in the box reaches them only through
+The secret and the count of guesses stay in this process; the code in the sandbox reaches them only through
 `guess(n)`, which is answered here.
 """
 
@@ -43,7 +43,7 @@ def make_task(index: int, guesses: int = GUESSES) -> BisectTask:
 class Bisect(ag.ToolEnv[BisectTask]):
     """Reward 1 for guessing the secret, less 0.1 for every malformed call."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=GUESSES, seconds=120)
     most = GUESSES
     """The guesses of a rollout."""
@@ -66,7 +66,7 @@ class Bisect(ag.ToolEnv[BisectTask]):
     @ag.tool(timeout_s=20)
     async def python(self, code: Annotated[str, Field(max_length=500)]) -> str | ag.Stop:
         """Run Python code; guess(n) answers higher, lower or correct."""
-        result = await self.box.python(code, functions={"guess": self._guess})
+        result = await self.sandbox.python(code, functions={"guess": self._guess})
         text = result.text(limit=200)
         if self.is_found:
             return ag.Stop("found", text)

@@ -6,7 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.testing import check_env
 from envs.bisect.env import Bisect, BisectLong, BisectTask, BisectTurns, make_task
 
@@ -24,87 +24,87 @@ def guessing(*numbers: int) -> list[Reply]:
     return [call("python", code=f"guess({n})") for n in numbers]
 
 
-async def play(boxes: FakeBoxes, *script: Reply, task: BisectTask = TASK) -> ag.Rollout:
-    return await ag.rollout(Bisect, task, Scripted(script), boxes=boxes)
+async def play(sandboxes: FakeSandboxPool, *script: Reply, task: BisectTask = TASK) -> ag.Rollout:
+    return await ag.rollout(Bisect, task, Scripted(script), sandboxes=sandboxes)
 
 
-def namespace(boxes: FakeBoxes) -> dict[str, Any]:
-    """What the code left in the last box."""
-    box = boxes.made[-1]
-    assert isinstance(box, FakeBox)
-    return box.namespace
+def namespace(sandboxes: FakeSandboxPool) -> dict[str, Any]:
+    """What the code left in the last sandbox."""
+    sandbox = sandboxes.made[-1]
+    assert isinstance(sandbox, FakeSandbox)
+    return sandbox.namespace
 
 
-async def test_bisect_keeps_the_contract_of_an_env(boxes: FakeBoxes, no_leaks: None) -> None:
-    await check_env(Bisect, TASK, oracle=guessing(8, 12, 10, 11), boxes=boxes)
+async def test_bisect_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool, no_leaks: None) -> None:
+    await check_env(Bisect, TASK, oracle=guessing(8, 12, 10, 11), sandboxes=sandboxes)
 
 
-async def test_the_right_guess_ends_the_rollout(boxes: FakeBoxes) -> None:
-    played = await play(boxes, *guessing(8, 12, 11), say("never asked for"))
+async def test_the_right_guess_ends_the_rollout(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, *guessing(8, 12, 11), say("never asked for"))
     assert (played.reward, played.stop_reason) == (1.0, "found")
     assert played.metrics["turns"] == 3
 
 
-async def test_bisection_finds_every_secret(boxes: FakeBoxes) -> None:
+async def test_bisection_finds_every_secret(sandboxes: FakeSandboxPool) -> None:
     for secret in range(1, 16):
         task = TASK.model_copy(update={"secret": secret})
-        played = await play(boxes, call("python", code=BISECTION), task=task)
+        played = await play(sandboxes, call("python", code=BISECTION), task=task)
         assert (played.reward, played.stop_reason) == (1.0, "found"), secret
 
 
-async def test_four_wrong_guesses_end_the_rollout(boxes: FakeBoxes) -> None:
-    played = await play(boxes, call("python", code="for n in (1, 2, 3, 4): guess(n)"), say("never asked for"))
+async def test_four_wrong_guesses_end_the_rollout(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, call("python", code="for n in (1, 2, 3, 4): guess(n)"), say("never asked for"))
     assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
     assert played.metrics["turns"] == 1
 
 
-async def test_a_fifth_guess_is_neither_answered_nor_counted(boxes: FakeBoxes) -> None:
-    played = await play(boxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
-    assert namespace(boxes)["said"] == ["higher", "lower", "higher", "lower", "no guesses left"]
+async def test_a_fifth_guess_is_neither_answered_nor_counted(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
+    assert namespace(sandboxes)["said"] == ["higher", "lower", "higher", "lower", "no guesses left"]
     assert played.reward == 0.0
 
 
-async def test_a_guess_that_is_no_number_still_counts(boxes: FakeBoxes) -> None:
+async def test_a_guess_that_is_no_number_still_counts(sandboxes: FakeSandboxPool) -> None:
     strange = "said = [guess(n) for n in ('11', None, [11], float('nan'))]"
-    played = await play(boxes, call("python", code=strange))
-    assert namespace(boxes)["said"] == ["not a number", "not a number", "not a number", "lower"]
+    played = await play(sandboxes, call("python", code=strange))
+    assert namespace(sandboxes)["said"] == ["not a number", "not a number", "not a number", "lower"]
     assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
 
 
-async def test_four_turns_without_a_guess_end_the_rollout(boxes: FakeBoxes) -> None:
-    played = await play(boxes, *[call("python", code="1")] * 4)
+async def test_four_turns_without_a_guess_end_the_rollout(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, *[call("python", code="1")] * 4)
     assert (played.reward, played.stop_reason) == (0.0, "turns")
 
 
-async def test_naming_the_secret_in_the_answer_earns_nothing(boxes: FakeBoxes) -> None:
-    played = await play(boxes, say("11"))
+async def test_naming_the_secret_in_the_answer_earns_nothing(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, say("11"))
     assert (played.reward, played.stop_reason) == (0.0, "answer")
 
 
-async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
-    played = await play(boxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
+async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
     assert played.rewards == {"found": 1.0, "malformed": 1.0}
 
 
-async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(boxes: FakeBoxes) -> None:
+async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(sandboxes: FakeSandboxPool) -> None:
     wrong = raw("<tool_call>\nguess(8)\n</tool_call>")
     for script, by_turn in (
         ([wrong, *guessing(8), wrong, *guessing(11)], [-0.1, 0.0, -0.1, 0.0]),
         ([*guessing(8), wrong, say("?")], [0.0, -0.1, 0.0]),
         ([wrong] * 4, [-0.1] * 4),
     ):
-        played = await ag.rollout(BisectTurns, TASK, Scripted(script), boxes=boxes)
+        played = await ag.rollout(BisectTurns, TASK, Scripted(script), sandboxes=sandboxes)
         assert [turn.reward for segment in played.segments for turn in segment.turns] == by_turn
-        assert played.reward == (await play(boxes, *script)).reward
+        assert played.reward == (await play(sandboxes, *script)).reward
 
 
-async def test_the_long_env_charges_each_guess_at_its_turn(boxes: FakeBoxes) -> None:
+async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandboxPool) -> None:
     for script, by_turn, worth in (
         (guessing(*[1] * 7, 11), [-0.05] * 7 + [0.0], 1 - 8 * 0.05),  # the last guess is paid in the outcome
         (guessing(*[1] * 20), [-0.05] * 19 + [0.0], -20 * 0.05),
         ([*guessing(1), say("?")], [-0.05, 0.0], -0.05),
     ):
-        played = await ag.rollout(BisectLong, TASK, Scripted(script), boxes=boxes)
+        played = await ag.rollout(BisectLong, TASK, Scripted(script), sandboxes=sandboxes)
         rewards = [turn.reward for segment in played.segments for turn in segment.turns]
         assert rewards == pytest.approx(by_turn)
         assert played.reward == pytest.approx(worth)
@@ -114,15 +114,15 @@ def test_the_long_env_says_how_many_guesses_there_are() -> None:
     assert "at most 20 calls" in str(BisectLong.tasks("train")[0].prompt[0]["content"])
 
 
-async def test_code_that_forges_guess_earns_nothing(boxes: FakeBoxes) -> None:
+async def test_code_that_forges_guess_earns_nothing(sandboxes: FakeSandboxPool) -> None:
     forged = "guesses, is_found = -99, True\nguess = lambda n: 'correct'\nguess(11)"
-    played = await play(boxes, call("python", code=forged), say("found it"))
+    played = await play(sandboxes, call("python", code=forged), say("found it"))
     assert played.reward == 0.0
 
 
-async def test_the_secret_and_the_count_are_not_in_the_box(boxes: FakeBoxes) -> None:
-    await play(boxes, *guessing(8), say("?"))
-    names = {name for name in namespace(boxes) if not name.startswith("__")}
+async def test_the_secret_and_the_count_are_not_in_the_sandbox(sandboxes: FakeSandboxPool) -> None:
+    await play(sandboxes, *guessing(8), say("?"))
+    names = {name for name in namespace(sandboxes) if not name.startswith("__")}
     assert names == {"guess", "print"}
 
 

@@ -1,6 +1,6 @@
 """Chase: follow pointers through a store with a Python tool, then answer with the value at their end.
 
-The store and the value stay in this process; the code in the box reaches them only through `get(key)`,
+The store and the value stay in this process; the code in the sandbox reaches them only through `get(key)`,
 which is answered here.
 """
 
@@ -40,7 +40,7 @@ def make_task(index: int) -> ChaseTask:
 class Chase(ag.ToolEnv[ChaseTask]):
     """Reward 1 for the right answer, less 0.1 for every malformed call."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, seconds=120)
 
     @classmethod
@@ -51,7 +51,7 @@ class Chase(ag.ToolEnv[ChaseTask]):
     @ag.tool(timeout_s=20)
     async def python(self, code: Annotated[str, Field(max_length=500)]) -> str:
         """Run Python code; get(key) looks a key up."""
-        result = await self.box.python(code, functions={"get": self._get})
+        result = await self.sandbox.python(code, functions={"get": self._get})
         return result.text(limit=200)
 
     def _get(self, key: object) -> str:

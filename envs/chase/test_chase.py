@@ -2,7 +2,7 @@
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing import check_env
 from envs.chase.env import Chase, ChaseCompaction, ChaseTask
 
@@ -15,34 +15,34 @@ TASK = ChaseTask(
 SOLUTION: list[Reply] = [call("python", code="get(31)"), call("python", code="get(52)"), say("Answer: 17")]
 
 
-async def test_chase_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
-    await check_env(Chase, TASK, oracle=SOLUTION, boxes=boxes)
+async def test_chase_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) -> None:
+    await check_env(Chase, TASK, oracle=SOLUTION, sandboxes=sandboxes)
 
 
-async def test_following_the_pointers_solves_it(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(Chase, TASK, Scripted(SOLUTION), boxes=boxes)
+async def test_following_the_pointers_solves_it(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(Chase, TASK, Scripted(SOLUTION), sandboxes=sandboxes)
     assert played.reward == 1.0
     assert played.stop_reason == "answer"
     assert played.metrics["tool_calls"] == 2
 
 
-async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
+async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
     script = [raw("<tool_call>\nget(31)\n</tool_call>"), *SOLUTION]
-    played = await ag.rollout(Chase, TASK, Scripted(script), boxes=boxes)
+    played = await ag.rollout(Chase, TASK, Scripted(script), sandboxes=sandboxes)
     assert played.rewards == {"solved": 1.0, "malformed": 1.0}
 
 
-async def test_the_value_is_not_in_the_box(boxes: FakeBoxes) -> None:
+async def test_the_value_is_not_in_the_sandbox(sandboxes: FakeSandboxPool) -> None:
     snoop = call("python", code="sorted(n for n in globals() if not n.startswith('__'))")
-    played = await ag.rollout(Chase, TASK, Scripted([snoop, say("?")]), boxes=boxes)
-    box = boxes.made[0]
-    assert "17" not in "".join(str(v) for k, v in vars(box).items() if k not in ("namespace", "log"))
+    played = await ag.rollout(Chase, TASK, Scripted([snoop, say("?")]), sandboxes=sandboxes)
+    sandbox = sandboxes.made[0]
+    assert "17" not in "".join(str(v) for k, v in vars(sandbox).items() if k not in ("namespace", "log"))
     assert played.reward == 0.0
 
 
-async def test_compaction_carries_the_summary_into_the_next_segment(boxes: FakeBoxes) -> None:
+async def test_compaction_carries_the_summary_into_the_next_segment(sandboxes: FakeSandboxPool) -> None:
     script = [*SOLUTION[:2], say("The value is 17."), say("Answer: 17")]
-    played = await ag.rollout(ChaseCompaction, TASK, Scripted(script), boxes=boxes)
+    played = await ag.rollout(ChaseCompaction, TASK, Scripted(script), sandboxes=sandboxes)
     assert played.reward == 1.0
     assert [s.kind for s in played.segments] == ["root", "compaction"]
     assert [len(s.turns) for s in played.segments] == [3, 1]

@@ -42,7 +42,7 @@ def make_task(index: int) -> DelegateTask:
 class ChaseDelegate(ag.ToolEnv[DelegateTask]):
     """Reward 1 for the right answer, less 0.1 for every malformed call, the sub-agents' included."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=14, seconds=120, tokens=400)
 
     @classmethod
@@ -54,7 +54,7 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
     async def python(self, code: Annotated[str, Field(max_length=500)]) -> str:
         """Run Python code; get(key) looks a key up."""
         self.asked: str | None = None
-        result = await self.box.python(code, functions={"get": self._get})
+        result = await self.sandbox.python(code, functions={"get": self._get})
         if self.asked is None:
             return result.text(limit=200)
         return await self._delegate(self.asked)

@@ -4,7 +4,7 @@ import re
 
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing import check_env
 from envs.chase_delegate.env import ChaseDelegate, DelegateTask
 
@@ -24,27 +24,27 @@ def follow(text: str) -> Reply:
     return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
 
 
-async def test_chase_delegate_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
-    await check_env(ChaseDelegate, TASK, oracle=follow, boxes=boxes)
+async def test_chase_delegate_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) -> None:
+    await check_env(ChaseDelegate, TASK, oracle=follow, sandboxes=sandboxes)
 
 
-async def test_sub_agents_ask_sub_agents_and_report_back(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), boxes=boxes)
+async def test_sub_agents_ask_sub_agents_and_report_back(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), sandboxes=sandboxes)
     assert played.reward == 1.0
     assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("subagent", 0), ("subagent", 1)]
     assert played.metrics["tool_calls"] == 4
 
 
-async def test_a_sub_agent_that_guesses_spoils_the_answer(boxes: FakeBoxes) -> None:
+async def test_a_sub_agent_that_guesses_spoils_the_answer(sandboxes: FakeSandboxPool) -> None:
     def hasty(text: str) -> Reply:
         return say("Answer: 99") if text.rstrip().endswith("assistant") and "key 61" in text else follow(text)
 
-    assert (await ag.rollout(ChaseDelegate, TASK, Scripted(hasty), boxes=boxes)).reward == 0.0
+    assert (await ag.rollout(ChaseDelegate, TASK, Scripted(hasty), sandboxes=sandboxes)).reward == 0.0
 
 
-async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(boxes: FakeBoxes) -> None:
+async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(sandboxes: FakeSandboxPool) -> None:
     script = [call("python", code="get(31)"), call("python", code="get(52)"), say("who knows"), say("Answer: 17")]
-    played = await ag.rollout(ChaseDelegate, TASK, Scripted(script), boxes=boxes)
+    played = await ag.rollout(ChaseDelegate, TASK, Scripted(script), sandboxes=sandboxes)
     assert "no value" in ByteTokenizer().decode(played.segments[0].token_ids.tolist())
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing import check_env
 from envs.chase.env import ChaseTask
 from envs.chase_long.env import ChaseLong, ChaseLongTurns
@@ -50,12 +50,12 @@ def follow(lies: int = 0) -> ReplyPolicy:
     return reply
 
 
-async def test_chase_long_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
-    await check_env(Roomy, TASK, oracle=follow(), boxes=boxes)
+async def test_chase_long_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) -> None:
+    await check_env(Roomy, TASK, oracle=follow(), sandboxes=sandboxes)
 
 
-async def test_a_long_chain_takes_several_contexts_and_one_reward(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(Roomy, TASK, Scripted(follow()), boxes=boxes)
+async def test_a_long_chain_takes_several_contexts_and_one_reward(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(Roomy, TASK, Scripted(follow()), sandboxes=sandboxes)
     assert played.reward == 1.0
     assert len(played.segments) >= 4
     assert {s.kind for s in played.segments[1:]} == {"compaction"}
@@ -63,16 +63,16 @@ async def test_a_long_chain_takes_several_contexts_and_one_reward(boxes: FakeBox
     assert sum(len(s.token_ids) for s in played.segments) > 2 * 1200
 
 
-async def test_a_wrong_summary_costs_the_rest_of_the_way(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), boxes=boxes)
+async def test_a_wrong_summary_costs_the_rest_of_the_way(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), sandboxes=sandboxes)
     assert 0 < (played.reward or 0.0) < 0.5
     assert played.rewards["solved"] == 0.0
 
 
 @pytest.mark.parametrize("lies", [0, 1])
-async def test_paid_at_its_turns_the_reward_is_the_same(boxes: FakeBoxes, lies: int) -> None:
-    plain = await ag.rollout(Roomy, TASK, Scripted(follow(lies)), boxes=boxes)
-    played = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), boxes=boxes)
+async def test_paid_at_its_turns_the_reward_is_the_same(sandboxes: FakeSandboxPool, lies: int) -> None:
+    plain = await ag.rollout(Roomy, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
+    played = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
     rewards = [turn.reward for segment in played.segments for turn in segment.turns]
     assert played.reward == pytest.approx(plain.reward)
     assert sorted({round(reward, 6) for reward in rewards}) == [0, round(0.5 / 12, 6)]  # a key is paid for once

@@ -43,7 +43,7 @@ def make_task(index: int) -> TreeTask:
 class ChaseTree(ag.ToolEnv[TreeTask]):
     """Reward 1 for the largest value in the tree, less 0.1 for every malformed call."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=14, seconds=120)
 
     @classmethod
@@ -55,7 +55,7 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
     async def python(self, code: Annotated[str, Field(max_length=500)]) -> str:
         """Run Python code; get(key) looks a key up."""
         self.found: tuple[str, ...] = ()
-        result = await self.box.python(code, functions={"get": self._get})
+        result = await self.sandbox.python(code, functions={"get": self._get})
         if len(self.found) < 2:
             return result.text(limit=200)
         async with asyncio.TaskGroup() as both:
@@ -66,7 +66,7 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
     async def _follow(self, found: str) -> int | None:
         """Follow one branch from this reply of the store; its value, or None where it reports none."""
         told = ag.Message(role="tool", content=repr(found), name="python")
-        async with self.fork("fork", [told], box=True, turns=4) as agent:
+        async with self.fork("fork", [told], sandbox=True, turns=4) as agent:
             report = _REPORT.fullmatch(await agent.run())
         return None if report is None else int(report[1])
 

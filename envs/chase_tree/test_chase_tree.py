@@ -4,7 +4,7 @@ import re
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing import check_env
 from envs.chase_tree.env import ChaseTree, TreeTask
 
@@ -23,34 +23,34 @@ def follow(text: str) -> Reply:
     return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
 
 
-async def test_chase_tree_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
-    await check_env(ChaseTree, TASK, oracle=follow, boxes=boxes)
+async def test_chase_tree_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) -> None:
+    await check_env(ChaseTree, TASK, oracle=follow, sandboxes=sandboxes)
 
 
-async def test_both_branches_are_followed_and_the_larger_value_is_the_answer(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(ChaseTree, TASK, Scripted(follow), boxes=boxes)
+async def test_both_branches_are_followed_and_the_larger_value_is_the_answer(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(ChaseTree, TASK, Scripted(follow), sandboxes=sandboxes)
     assert played.reward == 1.0
     assert sorted((s.kind, len(s.turns)) for s in played.segments) == [("fork", 2), ("fork", 3), ("root", 2)]
     assert played.metrics["forks"] == 2
 
 
-async def test_a_branch_that_guesses_spoils_the_tree(boxes: FakeBoxes) -> None:
+async def test_a_branch_that_guesses_spoils_the_tree(sandboxes: FakeSandboxPool) -> None:
     def hasty(text: str) -> Reply:
         return say("Answer: 99") if text.rstrip().endswith("assistant") and "see 60" in text else follow(text)
 
-    played = await ag.rollout(ChaseTree, TASK, Scripted(hasty), boxes=boxes)
+    played = await ag.rollout(ChaseTree, TASK, Scripted(hasty), sandboxes=sandboxes)
     assert played.reward == 0.0
 
 
-async def test_the_session_of_a_branch_is_its_own(boxes: FakeBoxes) -> None:
+async def test_the_session_of_a_branch_is_its_own(sandboxes: FakeSandboxPool) -> None:
     def noting(text: str) -> Reply:
         start, see, value = FOUND.findall(text)[-1]
         key = see or start
         return say(f"Answer: {value}") if value else call("python", code=f"mine = get({key})\nmine")
 
-    played = await ag.rollout(ChaseTree, TASK, Scripted(noting), boxes=boxes)
+    played = await ag.rollout(ChaseTree, TASK, Scripted(noting), sandboxes=sandboxes)
     assert played.reward == 1.0
-    assert boxes.made[0].namespace["mine"] == "see 52"  # type: ignore[attr-defined]
+    assert sandboxes.made[0].namespace["mine"] == "see 52"  # type: ignore[attr-defined]
 
 
 def test_every_task_has_its_largest_value_at_a_leaf() -> None:

@@ -1,6 +1,6 @@
 """What each module must do: statements whose last one is an expression, to be compared with the original's value.
 
-The visible ones become a test file of the repository; the hidden ones never enter the box before `submit`, and what
+The visible ones become a test file of the repository; the hidden ones never enter the sandbox before `submit`, and what
 they should come to never does.
 """
 

@@ -1,6 +1,6 @@
 """Code repair: a small repository in which some tests fail, to be mended with a shell and an editor.
 
-The bugs are seeded mutations of this env's own modules. What decides are hidden cases: they go into the box
+The bugs are seeded mutations of this env's own modules. What decides are hidden cases: they go into the sandbox
 only after `submit`, into a process that none of the repository's code ran in, and what they should come to
 stays here.
 """
@@ -82,7 +82,7 @@ def _probe() -> str:
 class CodeRepair(ag.ToolEnv[RepairTask]):
     """Reward 1 when every hidden case of every module is right after `submit`, less 0.1 a malformed call."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=16, seconds=300, context_tokens=16_384, turn_tokens=4096)
 
     def __init__(self, task: RepairTask) -> None:
@@ -94,12 +94,12 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def setup(self) -> None:
-        await self.box.write(self.task.files)
+        await self.sandbox.write(self.task.files)
 
     @ag.tool(timeout_s=30)
     async def bash(self, cmd: Annotated[str, Field(max_length=4000)]) -> str:
         """Run a shell command in the repository."""
-        return (await self.box.exec(cmd, timeout_s=20)).text(limit=4000)
+        return (await self.sandbox.exec(cmd, timeout_s=20)).text(limit=4000)
 
     @ag.tool
     async def read(self, path: FilePath) -> str:
@@ -155,17 +155,17 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
             f"outcomes({source!r}, {list(CASES[name].hidden)!r})": partial(same, answers(name, hidden=True))
             for name, source in sources.items()
         }
-        return (await self.box.verify(code=_probe(), expect=expect, timeout_s=HIDDEN_S * len(sources))).ok
+        return (await self.sandbox.verify(code=_probe(), expect=expect, timeout_s=HIDDEN_S * len(sources))).ok
 
     async def _text(self, path: str) -> str:
         try:
-            return (await self.box.read(path, limit=MAX_SOURCE)).decode()
+            return (await self.sandbox.read(path, limit=MAX_SOURCE)).decode()
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{path}: {error}") from error
 
     async def _put(self, path: str, content: str) -> None:
         try:
-            await self.box.write({path: content})
+            await self.sandbox.write({path: content})
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{path}: {error}") from error
 

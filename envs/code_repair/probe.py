@@ -1,6 +1,6 @@
 """Run a module's cases and say what each came to, as plain JSON.
 
-Standard library only: this text runs on the host, over our own modules, and in the box, over what was submitted.
+Standard library only: this text runs on the host, over our own modules, and in the sandbox, over what was submitted.
 """
 
 import ast

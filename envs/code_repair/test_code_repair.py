@@ -10,9 +10,9 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, calls, raw, say
 from agentgym.sandboxes.docker.docker import why_no_docker
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import check_env
 from agentgym.types.rollout import Rollout
 from envs.code_repair.bugs import answers, is_broken, original, run, same, single_bugs
@@ -37,8 +37,8 @@ def solution(task: RepairTask) -> list[Reply]:
 
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
-    """A pool of one real box of each kind."""
+async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+    """A pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -46,8 +46,8 @@ async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
         yield pool
 
 
-async def play(boxes: Boxes, *script: Reply, task: RepairTask = TASK) -> Rollout:
-    played = await ag.rollout(CodeRepair, task, Scripted(script), boxes=boxes)
+async def play(sandboxes: SandboxPool, *script: Reply, task: RepairTask = TASK) -> Rollout:
+    played = await ag.rollout(CodeRepair, task, Scripted(script), sandboxes=sandboxes)
     assert played.error is None
     return played
 
@@ -125,45 +125,45 @@ def test_a_bug_that_no_case_shows_is_none() -> None:
 # ---------------------------------------------------------------------------------------------------- the env
 
 
-async def test_code_repair_keeps_the_contract_of_an_env(boxes: FakeBoxes) -> None:
-    await check_env(CodeRepair, TASK, oracle=solution(TASK), noop=[SUBMIT], boxes=boxes)
+async def test_code_repair_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) -> None:
+    await check_env(CodeRepair, TASK, oracle=solution(TASK), noop=[SUBMIT], sandboxes=sandboxes)
 
 
-async def test_an_edit_solves_it(boxes: FakeBoxes) -> None:
+async def test_an_edit_solves_it(sandboxes: FakeSandboxPool) -> None:
     task = next(t for t in CodeRepair.tasks("train") if len(t.mistakes) == 1 and t.mistakes[0] == "comparison")
     bad, good = task.files[f"{task.broken}.py"], original(task.broken)
     line = next((b, g) for b, g in zip(bad.splitlines(), good.splitlines(), strict=True) if b != g)
     assert bad.count(line[0]) == 1
-    played = await play(boxes, call("edit", path=f"{task.broken}.py", old=line[0], new=line[1]), SUBMIT, task=task)
+    played = await play(sandboxes, call("edit", path=f"{task.broken}.py", old=line[0], new=line[1]), SUBMIT, task=task)
     assert played.reward == 1.0
 
 
-async def test_another_right_solution_counts_too(boxes: FakeBoxes) -> None:
+async def test_another_right_solution_counts_too(sandboxes: FakeSandboxPool) -> None:
     source = original("lru").replace(
         "value = self.entries.pop(key)", "value = self.entries[key]\n        self._drop(key)"
     )
     source += "\n    def _drop(self, key):\n        del self.entries[key]\n"
-    played = await play(boxes, call("write", path="lru.py", content=source), SUBMIT)
+    played = await play(sandboxes, call("write", path="lru.py", content=source), SUBMIT)
     assert played.reward == 1.0
 
 
-async def test_nothing_counts_before_submit(boxes: FakeBoxes) -> None:
-    played = await play(boxes, mend(TASK), say("I am done."))
+async def test_nothing_counts_before_submit(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, mend(TASK), say("I am done."))
     assert played.reward == 0.0
 
 
-async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
-    played = await play(boxes, raw("<tool_call>\nsubmit(\n</tool_call>"), *solution(TASK))
+async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, raw("<tool_call>\nsubmit(\n</tool_call>"), *solution(TASK))
     assert played.rewards == {"solved": 1.0, "malformed": 1.0}
 
 
-async def test_breaking_a_sound_module_loses_it(boxes: FakeBoxes) -> None:
+async def test_breaking_a_sound_module_loses_it(sandboxes: FakeSandboxPool) -> None:
     other = next(name for name in TASK.modules if name != TASK.broken)
-    played = await play(boxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
+    played = await play(sandboxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
     assert played.reward == 0.0
 
 
-async def test_mistakes_with_the_editor_are_answered(boxes: FakeBoxes) -> None:
+async def test_mistakes_with_the_editor_are_answered(sandboxes: FakeSandboxPool) -> None:
     script = [
         calls(
             ("read", {"path": "nothing.py"}),
@@ -173,32 +173,34 @@ async def test_mistakes_with_the_editor_are_answered(boxes: FakeBoxes) -> None:
         ),
         *solution(TASK),
     ]
-    played = await play(boxes, *script)
+    played = await play(sandboxes, *script)
     assert played.reward == 1.0
     assert played.metrics["tool_errors"] == 4
 
 
-async def test_what_is_right_never_enters_the_box(boxes: FakeBoxes) -> None:
-    await play(boxes, call("write", path="lru.py", content=original("lru") + "\n"), SUBMIT)
-    (verifier,) = boxes.made[0].log  # type: ignore[attr-defined]
+async def test_what_is_right_never_enters_the_sandbox(sandboxes: FakeSandboxPool) -> None:
+    await play(sandboxes, call("write", path="lru.py", content=original("lru") + "\n"), SUBMIT)
+    (verifier,) = sandboxes.made[0].log  # type: ignore[attr-defined]
     assert CASES["lru"].hidden[1] in verifier
     assert "[['d', 'a', 'b']" not in verifier
     assert "Expected" not in verifier
 
 
-# ---------------------------------------------------------------------------------------------------- real boxes
+# ---------------------------------------------------------------------------------------------------- real sandboxes
 
 
 @pytest.mark.parametrize("index", range(8))
-async def test_in_a_real_box_the_visible_tests_fail_and_pass_after_the_repair(real: Boxes, index: int) -> None:
+async def test_in_a_real_sandbox_the_visible_tests_fail_and_pass_after_the_repair(
+    real: SandboxPool, index: int
+) -> None:
     task = make_task("test", index)
-    async with real.lease() as box:
-        await box.write(task.files)
-        before = await box.exec(TEST)
+    async with real.lease() as sandbox:
+        await sandbox.write(task.files)
+        before = await sandbox.exec(TEST)
         assert before.exit_code == 1, before
         assert f"test_{task.broken}" in before.stderr
-        await box.write({f"{task.broken}.py": original(task.broken)})
-        after = await box.exec(TEST)
+        await sandbox.write({f"{task.broken}.py": original(task.broken)})
+        after = await sandbox.exec(TEST)
         assert after.ok, after
     assert (await play(real, call("bash", cmd=TEST), *solution(task), task=task)).reward == 1.0
     assert (await play(real, call("bash", cmd=TEST), SUBMIT, task=task)).reward == 0.0
@@ -257,7 +259,7 @@ CHEATS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("how", CHEATS)
-async def test_cheating_does_not_solve_it(real: Boxes, how: str) -> None:
+async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
     writes = [("write", {"path": path, "content": content}) for path, content in CHEATS[how].items()]
     played = await play(real, calls(*writes), call("bash", cmd=f"timeout 1 {TEST}"), SUBMIT)
     assert played.reward == 0.0
@@ -271,13 +273,13 @@ class Roomy(CodeRepair):
 
 
 @pytest.mark.parametrize("letter", ["\N{EVERGREEN TREE}", "\U00100000"], ids=["shown", "escaped"])
-async def test_the_longest_sound_repair_that_the_tools_can_write_is_rewarded(real: Boxes, letter: str) -> None:
+async def test_the_longest_sound_repair_that_the_tools_can_write_is_rewarded(real: SandboxPool, letter: str) -> None:
     whole, mark = original("lru"), "# longer"
     written = f"{whole}{mark}".ljust(LONGEST, letter)
     assert len(written.encode()) > 1 << 16
     longer = call("edit", path="lru.py", old=mark, new=mark.ljust(LONGEST, letter))
     script = [call("write", path="lru.py", content=written), longer, SUBMIT]
-    played = await ag.rollout(Roomy, TASK, Scripted(script), boxes=real)
+    played = await ag.rollout(Roomy, TASK, Scripted(script), sandboxes=real)
     assert (played.reward, played.metrics["tool_errors"]) == (1.0, 0), played
     assert "replaced" in str(played)
 
@@ -293,11 +295,11 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("made", UNREADABLE)
-async def test_what_is_no_readable_source_is_no_solution(real: Boxes, made: str) -> None:
+async def test_what_is_no_readable_source_is_no_solution(real: SandboxPool, made: str) -> None:
     assert (await play(real, call("bash", cmd=f"rm lru.py; {made}"), SUBMIT)).reward == 0.0
 
 
-async def test_what_runs_on_after_submit_changes_nothing(real: Boxes) -> None:
+async def test_what_runs_on_after_submit_changes_nothing(real: SandboxPool) -> None:
     daemon = "(while :; do echo 'import os; os._exit(0)' >lru.py; done) >/dev/null 2>&1 &"
     played = await play(real, call("bash", cmd=daemon), *solution(TASK))
     assert played.reward == 1.0

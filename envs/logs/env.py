@@ -1,6 +1,6 @@
-"""Logs: a large log file to be cleaned, which is streamed into the box and, cleaned, out of it again.
+"""Logs: a large log file to be cleaned, which is streamed into the sandbox and, cleaned, out of it again.
 
-Neither this process nor the box's server holds more than a few megabytes of it at a time, whatever its size is.
+Neither this process nor the sandbox's server holds more than a few megabytes of it at a time, whatever its size is.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def write_log(task: LogTask, path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file; "" for a folder, which is what the box has under that name then."""
+    """The digest of a file; "" for a folder, which is what the sandbox has under that name then."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -82,14 +82,14 @@ def digest_of(path: Path) -> str:
 
 @ag.register("logs")
 class Logs(ag.ToolEnv[LogTask]):
-    """Half of the reward is for a clean log in the box, half for the same bytes on this side."""
+    """Half of the reward is for a clean log in the sandbox, half for the same bytes on this side."""
 
     limits = ag.Limits(turns=6, seconds=900)
 
     def __init__(self, task: LogTask) -> None:
         super().__init__(task)
         self.wanted = ""
-        """The digest of the clean log, which the box never gets."""
+        """The digest of the clean log, which the sandbox never gets."""
         self.limit = (task.megabytes + 1) * MB
         """The bytes that a clean log has at most."""
 
@@ -98,35 +98,35 @@ class Logs(ag.ToolEnv[LogTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     @classmethod
-    def sandbox_for(cls, task: LogTask) -> ag.AnyBox:
+    def sandbox_for(cls, task: LogTask) -> ag.AnySandbox:
         """Room for the log and the clean one."""
-        return ag.AnyBox(disk_mb=2 * task.megabytes + 16)
+        return ag.AnySandbox(disk_mb=2 * task.megabytes + 16)
 
     async def setup(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "app.log")
             self.wanted = await asyncio.to_thread(write_log, self.task, log)
-            await self.box.put(log, "app.log", timeout_s=self.limits.seconds)
+            await self.sandbox.put(log, "app.log", timeout_s=self.limits.seconds)
 
     @ag.tool(timeout_s=240)
     async def bash(self, cmd: Annotated[str, Field(max_length=1000)]) -> str:
         """Run a shell command in the working folder."""
-        return (await self.box.exec(cmd, timeout_s=230)).text(limit=1000)
+        return (await self.sandbox.exec(cmd, timeout_s=230)).text(limit=1000)
 
     @ag.reward(weight=0.5)
     async def clean(self) -> float:
-        """Whether clean.log is right, as a fresh process in the box reads it."""
+        """Whether clean.log is right, as a fresh process in the sandbox reads it."""
         expect = {f"digest('clean.log', {self.limit})": self.wanted}
-        return (await self.box.verify(code=DIGEST, expect=expect, timeout_s=240)).fraction
+        return (await self.sandbox.verify(code=DIGEST, expect=expect, timeout_s=240)).fraction
 
     @ag.reward(weight=0.5)
     async def returned(self) -> float:
-        """Whether clean.log is right when it has been streamed out of the box."""
+        """Whether clean.log is right when it has been streamed out of the sandbox."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "clean.log")
             try:
-                await self.box.get("clean.log", target, limit=self.limit, timeout_s=self.limits.seconds)
-            except ag.BoxContentError:  # There is none, it is no file, or it is too large.
+                await self.sandbox.get("clean.log", target, limit=self.limit, timeout_s=self.limits.seconds)
+            except ag.SandboxContentError:  # There is none, it is no file, or it is too large.
                 return 0.0
             return float(await asyncio.to_thread(digest_of, target) == self.wanted)
 

@@ -1,4 +1,4 @@
-"""Logs, tested in real boxes, with a gigabyte where the slow tests run."""
+"""Logs, tested in real sandboxes, with a gigabyte where the slow tests run."""
 
 import resource
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ import agentgym as ag
 from agentgym.sandboxes.choose import Kind
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.logs.env import MB, Logs, LogTask, make_task, pieces
 
@@ -20,8 +20,8 @@ ORACLE = [call("bash", cmd="grep -Ev '^(DEBUG|TRACE) ' app.log > clean.log && rm
 
 
 @asynccontextmanager
-async def boxes_for(task: LogTask, kind: Kind) -> AsyncIterator[Boxes]:
-    """A pool of one box of that kind, with room for the task's log."""
+async def sandboxes_for(task: LogTask, kind: Kind) -> AsyncIterator[SandboxPool]:
+    """A pool of one sandbox of that kind, with room for the task's log."""
     why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
@@ -29,20 +29,20 @@ async def boxes_for(task: LogTask, kind: Kind) -> AsyncIterator[Boxes]:
         yield pool
 
 
-async def play(boxes: Boxes, task: LogTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Logs, task, Scripted(script), boxes=boxes)
+async def play(sandboxes: SandboxPool, task: LogTask, *script: Reply) -> ag.Rollout:
+    played = await ag.rollout(Logs, task, Scripted(script), sandboxes=sandboxes)
     assert played.error is None
     return played
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("megabytes", [128, pytest.param(1024, marks=pytest.mark.slow)])
-async def test_a_log_of_any_size_goes_into_the_box_and_clean_out_of_it(kind: Kind, megabytes: int) -> None:
+async def test_a_log_of_any_size_goes_into_the_sandbox_and_clean_out_of_it(kind: Kind, megabytes: int) -> None:
     small, task = make_task("train", 1, 24), make_task("train", 0, megabytes)
-    async with boxes_for(task, kind) as boxes:
-        await play(boxes, small, *ORACLE)  # What every rollout loads is loaded by now.
+    async with sandboxes_for(task, kind) as sandboxes:
+        await play(sandboxes, small, *ORACLE)  # What every rollout loads is loaded by now.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        played = await play(boxes, task, *ORACLE)
+        played = await play(sandboxes, task, *ORACLE)
     assert played.rewards == {"clean": 1.0, "returned": 1.0}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
@@ -50,8 +50,8 @@ async def test_a_log_of_any_size_goes_into_the_box_and_clean_out_of_it(kind: Kin
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_env_keeps_its_contract(kind: Kind) -> None:
     task = make_task("train", 0, 1)
-    async with boxes_for(task, kind) as boxes:
-        await check_env(Logs, task, oracle=ORACLE, boxes=boxes)
+    async with sandboxes_for(task, kind) as sandboxes:
+        await check_env(Logs, task, oracle=ORACLE, sandboxes=sandboxes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,9 +65,9 @@ async def test_a_log_that_is_not_clean_or_too_clean_or_no_file_is_not_rewarded(k
         "mkdir clean.log; cp app.log clean.log",
         "head -c 3000000 /dev/zero > clean.log",
     )
-    async with boxes_for(task, kind) as boxes:
+    async with sandboxes_for(task, kind) as sandboxes:
         for command in commands:
-            assert (await play(boxes, task, call("bash", cmd=command), say("Done."))).reward == 0.0, command
+            assert (await play(sandboxes, task, call("bash", cmd=command), say("Done."))).reward == 0.0, command
 
 
 def test_no_two_logs_and_no_two_pieces_of_one_are_the_same() -> None:

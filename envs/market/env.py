@@ -1,6 +1,6 @@
-"""Market: an order over HTTP at an app with a database, which runs in a container beside the box.
+"""Market: an order over HTTP at an app with a database, which runs in a container beside the sandbox.
 
-The app has its own container, memory and file system: code in the box reaches it by HTTP and in no other way. Its
+The app has its own container, memory and file system: code in the sandbox reaches it by HTTP and in no other way. Its
 database is new in every episode. What was ordered is asked of the app itself, after the episode, by a verifier.
 """
 
@@ -59,7 +59,7 @@ def make_task(split: ag.Split, index: int) -> MarketTask:
 class Market(ag.ToolEnv[MarketTask]):
     """Reward 1 where the market has sold what was to be ordered, and nothing else."""
 
-    sandbox = ag.Docker(
+    sandbox_spec = ag.Docker(
         network="loopback",
         services={
             # Any image with a Python would do; an app of yours has one of its own, with its own entrypoint.
@@ -78,20 +78,20 @@ class Market(ag.ToolEnv[MarketTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def setup(self) -> None:
-        opened = await self.box.python(f"{CLIENT}ask('PUT', '/stock', {self.task.stock!r})", fresh=True)
+        opened = await self.sandbox.python(f"{CLIENT}ask('PUT', '/stock', {self.task.stock!r})", fresh=True)
         if not opened.ok:
             raise RuntimeError(f"the market did not open: {opened.text()}")
 
     @ag.tool(timeout_s=30)
     async def python(self, code: Annotated[str, Field(max_length=2000)]) -> str:
         """Run Python code; names persist."""
-        return (await self.box.python(code, timeout_s=20)).text(limit=1000)
+        return (await self.sandbox.python(code, timeout_s=20)).text(limit=1000)
 
     @ag.reward
     async def ordered(self) -> float:
         """Whether the market's database has that order and no other one."""
         expect = {"ask('GET', '/orders')": [[self.task.name, self.task.count]]}
-        return (await self.box.verify(code=CLIENT, expect=expect)).fraction
+        return (await self.sandbox.verify(code=CLIENT, expect=expect)).fraction
 
 
 def oracle(task: MarketTask) -> list[Reply]:

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 import agentgym as ag
 from agentgym.sandboxes.docker.docker import why_no_docker
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.market.env import CLIENT, Market, make_task
 
@@ -15,11 +15,11 @@ TASK = make_task("train", 0)
 
 
 @pytest_asyncio.fixture
-async def real() -> AsyncIterator[Boxes]:
-    """A pool of one box with the market beside it."""
+async def real() -> AsyncIterator[SandboxPool]:
+    """A pool of one sandbox with the market beside it."""
     if (why_not := why_no_docker()) is not None:
         pytest.skip(f"docker: {why_not}")
-    async with Market.sandbox.open(1) as pool:
+    async with Market.sandbox_spec.open(1) as pool:
         yield pool
 
 
@@ -27,8 +27,8 @@ def ordering(name: str, count: int) -> Reply:
     return call("python", code=f"{CLIENT}ask('POST', '/orders', {{'name': {name!r}, 'count': {count}}})")
 
 
-async def play(boxes: Boxes, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Market, TASK, Scripted([*script, say("Done.")]), boxes=boxes)
+async def play(sandboxes: SandboxPool, *script: Reply) -> ag.Rollout:
+    played = await ag.rollout(Market, TASK, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
     assert played.error is None
     return played
 
@@ -39,12 +39,12 @@ def said(played: ag.Rollout) -> str:
 
 
 @pytest.mark.docker
-async def test_market_keeps_the_contract_of_an_env(real: Boxes) -> None:
-    await check_env(Market, TASK, oracle=[ordering(TASK.name, TASK.count), say("Done.")], boxes=real)
+async def test_market_keeps_the_contract_of_an_env(real: SandboxPool) -> None:
+    await check_env(Market, TASK, oracle=[ordering(TASK.name, TASK.count), say("Done.")], sandboxes=real)
 
 
 @pytest.mark.docker
-async def test_the_right_order_is_rewarded_and_the_next_episode_has_a_new_database(real: Boxes) -> None:
+async def test_the_right_order_is_rewarded_and_the_next_episode_has_a_new_database(real: SandboxPool) -> None:
     look = call("python", code=f"{CLIENT}ask('GET', '/stock') == {[list(row) for row in TASK.stock]!r}")
     for _ in range(2):
         played = await play(real, look, ordering(TASK.name, TASK.count))
@@ -53,7 +53,7 @@ async def test_the_right_order_is_rewarded_and_the_next_episode_has_a_new_databa
 
 
 @pytest.mark.docker
-async def test_another_order_or_one_more_or_none_is_not_rewarded(real: Boxes) -> None:
+async def test_another_order_or_one_more_or_none_is_not_rewarded(real: SandboxPool) -> None:
     other = next(name for name, _, count in TASK.stock if name != TASK.name and count >= TASK.count)
     right = ordering(TASK.name, TASK.count)
     for script in (
@@ -66,7 +66,7 @@ async def test_another_order_or_one_more_or_none_is_not_rewarded(real: Boxes) ->
 
 
 @pytest.mark.docker
-async def test_what_the_market_does_not_have_it_does_not_sell(real: Boxes) -> None:
+async def test_what_the_market_does_not_have_it_does_not_sell(real: SandboxPool) -> None:
     scarce = min(TASK.stock, key=lambda row: row[1])
     played = await play(real, ordering(scarce[0], TASK.count))
     assert "409" in said(played)
@@ -74,8 +74,8 @@ async def test_what_the_market_does_not_have_it_does_not_sell(real: Boxes) -> No
 
 
 @pytest.mark.docker
-async def test_code_in_the_box_can_neither_refill_the_market_nor_reach_its_database_nor_take_its_place(
-    real: Boxes,
+async def test_code_in_the_sandbox_can_neither_refill_the_market_nor_reach_its_database_nor_take_its_place(
+    real: SandboxPool,
 ) -> None:
     attempts = f"""{CLIENT}
 import glob, socket

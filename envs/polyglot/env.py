@@ -1,7 +1,7 @@
 """Polyglot: one broken program for each task, in an image of its own, with the language that it is written in.
 
 The images are built from the folders in `images/`, or are any others that hold a program at the same place. Hidden
-inputs decide, whose right outputs never enter the box.
+inputs decide, whose right outputs never enter the sandbox.
 """
 
 from typing import Annotated
@@ -42,7 +42,7 @@ MENDED = {
     "perl": '#!/usr/bin/perl\nwhile (<STDIN>) { print join(" ", reverse split), "\\n" }\n',
     "shell": "#!/bin/sh\ntr -s ' \\t' '\\n\\n' | sort -u | grep -c .\n",
 }
-"""Programs that do what is wanted, by language; they never enter the box."""
+"""Programs that do what is wanted, by language; they never enter the sandbox."""
 
 
 class PolyglotTask(ag.Task):
@@ -81,19 +81,19 @@ class Polyglot(ag.ToolEnv[PolyglotTask]):
         return ag.Docker(image=task.image)
 
     async def setup(self) -> None:
-        copied = await self.box.exec(f"cp /task/{PROGRAM} . && chmod 755 {PROGRAM}")
+        copied = await self.sandbox.exec(f"cp /task/{PROGRAM} . && chmod 755 {PROGRAM}")
         if not copied.ok:
             raise RuntimeError(f"the image {self.task.image!r} has no /task/{PROGRAM}: {copied.text()}")
 
     @ag.tool(timeout_s=30)
     async def bash(self, cmd: Annotated[str, Field(max_length=4000)]) -> str:
         """Run a shell command in the working folder."""
-        return (await self.box.exec(cmd, timeout_s=20)).text(limit=4000)
+        return (await self.sandbox.exec(cmd, timeout_s=20)).text(limit=4000)
 
     @ag.tool
     async def write(self, content: Annotated[str, Field(max_length=20_000)]) -> str:
         """Write the whole program anew."""
-        await self.box.write({PROGRAM: content})
+        await self.sandbox.write({PROGRAM: content})
         return "written"
 
     @ag.tool
@@ -107,7 +107,7 @@ class Polyglot(ag.ToolEnv[PolyglotTask]):
         """The share of hidden inputs with the right output; none where nothing was submitted."""
         if not self.submitted:
             return 0.0
-        verdict = await self.box.verify(command=f"chmod 755 {PROGRAM}; ./{PROGRAM}", expect=self.task.hidden)
+        verdict = await self.sandbox.verify(command=f"chmod 755 {PROGRAM}; ./{PROGRAM}", expect=self.task.hidden)
         return verdict.fraction
 
 

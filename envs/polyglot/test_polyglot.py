@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import agentgym as ag
-from agentgym.environments.task_boxes import open_boxes
+from agentgym.environments.task_sandboxes import open_sandboxes
 from agentgym.sandboxes.docker.client import connect
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.docker.images import build as image
 from agentgym.sandboxes.docker.images.folder import folder_digest
 from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL, default_image, find
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.polyglot.env import TEST, TRAIN, WANTED, Polyglot, PolyglotTask, make_task, oracle
 
@@ -70,8 +70,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Polygl
         yield made
 
 
-async def play(boxes: Boxes | None, task: PolyglotTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Polyglot, task, Scripted(script), boxes=boxes)
+async def play(sandboxes: SandboxPool | None, task: PolyglotTask, *script: Reply) -> ag.Rollout:
+    played = await ag.rollout(Polyglot, task, Scripted(script), sandboxes=sandboxes)
     assert played.error is None
     return played
 
@@ -82,10 +82,10 @@ async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_r
     tasks: dict[str, PolyglotTask],
 ) -> None:
     replies = {task.id: [LOOK, *oracle(task)] for task in tasks.values()}
-    async with open_boxes(Polyglot, 2) as boxes:
-        played = {name: await play(boxes, task, *replies[task.id]) for name, task in tasks.items()}
+    async with open_sandboxes(Polyglot, 2) as sandboxes:
+        played = {name: await play(sandboxes, task, *replies[task.id]) for name, task in tasks.items()}
     assert [rollout.reward for rollout in played.values()] == [1.0, 1.0, 1.0]
-    assert len({rollout.box for rollout in played.values()}) == 3
+    assert len({rollout.sandbox for rollout in played.values()}) == 3
     for language, first in (("python", "#!/usr/bin/env python3"), ("perl", "#!/usr/bin/perl"), ("shell", "#!/bin/sh")):
         said = str(played[language])
         assert first in said
@@ -94,7 +94,7 @@ async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_r
 
 @pytest.mark.docker
 @pytest.mark.slow
-async def test_a_batch_of_tasks_shares_two_boxes_among_three_images(tasks: dict[str, PolyglotTask]) -> None:
+async def test_a_batch_of_tasks_shares_two_sandboxes_among_three_images(tasks: dict[str, PolyglotTask]) -> None:
     groups = await ag.run_groups(Polyglot, list(tasks.values()), Scripted([SUBMIT]), n=1, concurrency=2)
     rewards = {rollout.group_id: rollout.reward for rollout in groups.rollouts}
     assert all(reward is not None and 0.0 < reward < 1.0 for reward in rewards.values()), rewards

@@ -1,7 +1,7 @@
 """Python math: a question with one exact answer, and a Python whose names persist from call to call.
 
 The questions come from a seeded generator. Their answers are worked out here, by formulas that a model's
-code would hardly use, and never enter the box; the model's text is compared with them and never run.
+code would hardly use, and never enter the sandbox; the model's text is compared with them and never run.
 """
 
 import random
@@ -178,7 +178,7 @@ def parse_answer(text: str) -> Fraction | None:
 class PythonMath(ag.ToolEnv[MathTask]):
     """Reward 1 for exactly the right number, less 0.1 for every malformed call."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=8, seconds=300)
 
     @classmethod
@@ -188,7 +188,7 @@ class PythonMath(ag.ToolEnv[MathTask]):
     @ag.tool(timeout_s=20)
     async def python(self, code: Annotated[str, Field(max_length=4000)]) -> str:
         """Run Python code; names persist from call to call, and the value of a last expression is shown."""
-        return (await self.box.python(code)).text(limit=2000)
+        return (await self.sandbox.python(code)).text(limit=2000)
 
     @ag.reward
     def correct(self) -> float:

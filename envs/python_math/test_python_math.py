@@ -10,12 +10,12 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, call, raw, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.testing import check_env
 from envs.python_math.env import FAMILIES, MathTask, PythonMath, is_held_out, make_task, parse_answer
 
 # ------------------------------------------------------------------- every family again, by brute force
-# Called on the numbers in the question, in their order; also sent into the box as source, imports and all.
+# Called on the numbers in the question, in their order; also sent into the sandbox as source, imports and all.
 
 
 def remainder(base: int, power: int, modulus: int) -> int:
@@ -96,39 +96,39 @@ TASK = MathTask(
 )
 
 
-async def play(boxes: FakeBoxes, *script: Reply) -> ag.Rollout:
-    return await ag.rollout(PythonMath, TASK, Scripted(script), boxes=boxes)
+async def play(sandboxes: FakeSandboxPool, *script: Reply) -> ag.Rollout:
+    return await ag.rollout(PythonMath, TASK, Scripted(script), sandboxes=sandboxes)
 
 
 # ------------------------------------------------------------------- the env
 
 
-async def test_python_math_keeps_the_contract_of_an_env(boxes: FakeBoxes, no_leaks: None) -> None:
+async def test_python_math_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool, no_leaks: None) -> None:
     task = task_of("dice")
-    await check_env(PythonMath, task, oracle=solver(task), boxes=boxes)
+    await check_env(PythonMath, task, oracle=solver(task), sandboxes=sandboxes)
 
 
 @pytest.mark.parametrize("family", sorted(BRUTE))
-async def test_a_program_in_the_box_solves_the_family(family: str, boxes: FakeBoxes) -> None:
+async def test_a_program_in_the_sandbox_solves_the_family(family: str, sandboxes: FakeSandboxPool) -> None:
     task = task_of(family)
-    played = await ag.rollout(PythonMath, task, Scripted(solver(task)), boxes=boxes)
+    played = await ag.rollout(PythonMath, task, Scripted(solver(task)), sandboxes=sandboxes)
     assert (played.reward, played.stop_reason, played.metrics["tool_calls"]) == (1.0, "answer", 1)
 
 
-async def test_a_wrong_answer_earns_nothing(boxes: FakeBoxes) -> None:
-    assert (await play(boxes, say("Answer: 1/3"))).reward == 0.0
+async def test_a_wrong_answer_earns_nothing(sandboxes: FakeSandboxPool) -> None:
+    assert (await play(sandboxes, say("Answer: 1/3"))).reward == 0.0
 
 
-async def test_the_answer_counts_only_on_the_last_line(boxes: FakeBoxes) -> None:
-    assert (await play(boxes, say("Answer: 1/4\nor perhaps not"))).reward == 0.0
+async def test_the_answer_counts_only_on_the_last_line(sandboxes: FakeSandboxPool) -> None:
+    assert (await play(sandboxes, say("Answer: 1/4\nor perhaps not"))).reward == 0.0
 
 
-async def test_a_malformed_call_costs_a_tenth(boxes: FakeBoxes) -> None:
-    played = await play(boxes, raw("<tool_call>\n1/4\n</tool_call>"), say("Answer: 1/4"))
+async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, raw("<tool_call>\n1/4\n</tool_call>"), say("Answer: 1/4"))
     assert played.rewards == {"correct": 1.0, "malformed": 1.0}
 
 
-async def test_names_persist_from_call_to_call(boxes: FakeBoxes) -> None:
+async def test_names_persist_from_call_to_call(sandboxes: FakeSandboxPool) -> None:
     said: list[str] = []
 
     def policy(text: str) -> Reply:
@@ -136,19 +136,19 @@ async def test_names_persist_from_call_to_call(boxes: FakeBoxes) -> None:
         script = [call("python", code="half = 0.5"), call("python", code="half * half"), say("Answer: 0.25")]
         return script[len(said) - 1]
 
-    played = await ag.rollout(PythonMath, TASK, Scripted(policy), boxes=boxes)
+    played = await ag.rollout(PythonMath, TASK, Scripted(policy), sandboxes=sandboxes)
     assert "<|im_start|>tool\n0.25<|im_end|>" in said[-1]
     assert played.reward == 1.0
 
 
-async def test_an_exception_in_the_code_is_an_answer_the_model_reads(boxes: FakeBoxes) -> None:
-    played = await play(boxes, call("python", code="1 / 0"), say("Answer: 1/4"))
+async def test_an_exception_in_the_code_is_an_answer_the_model_reads(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, call("python", code="1 / 0"), say("Answer: 1/4"))
     assert played.reward == 1.0
     assert played.metrics["tool_errors"] == 0
 
 
-async def test_no_answer_before_the_last_turn_earns_nothing(boxes: FakeBoxes) -> None:
-    played = await play(boxes, *[call("python", code="1")] * 8)
+async def test_no_answer_before_the_last_turn_earns_nothing(sandboxes: FakeSandboxPool) -> None:
+    played = await play(sandboxes, *[call("python", code="1")] * 8)
     assert (played.reward, played.stop_reason) == (0.0, "turns")
 
 

@@ -1,7 +1,7 @@
 """Repo: a bug in a Python repository of several modules, which an issue tells of and no test of the repository notices.
 
 What decides are hidden cases. They run in fresh processes over a copy of the repository, none of its tests or
-configuration plays a part, and their right values are compared outside of the box.
+configuration plays a part, and their right values are compared outside of the sandbox.
 """
 
 import random
@@ -74,7 +74,7 @@ def make_task(split: ag.Split, index: int) -> RepoTask:
 class Repo(ag.ToolEnv[RepoTask]):
     """Reward 1 where every hidden case of every module is right."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=20, seconds=300, context_tokens=16_384, turn_tokens=4096)
 
     @classmethod
@@ -82,13 +82,13 @@ class Repo(ag.ToolEnv[RepoTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def setup(self) -> None:
-        await self.box.write(self.task.files)
+        await self.sandbox.write(self.task.files)
 
     @ag.tool(name="list")
     async def list_files(self, folder: FilePath = ".") -> list[str]:
         """List a folder; the names of folders end in a slash."""
         try:
-            return await self.box.list(folder)
+            return await self.sandbox.list(folder)
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{folder}: {error}") from error
 
@@ -96,14 +96,14 @@ class Repo(ag.ToolEnv[RepoTask]):
     async def read(self, path: FilePath) -> str:
         """Show a file."""
         try:
-            return (await self.box.read(path, limit=1 << 16)).decode() or "[empty]"
+            return (await self.sandbox.read(path, limit=1 << 16)).decode() or "[empty]"
         except (OSError, ValueError) as error:
             raise ag.ToolError(f"{path}: {error}") from error
 
     @ag.tool
     async def search(self, text: Text) -> str:
         """Find a text in all files; each line is path:number:line."""
-        found = await self.box.exec(["grep", "-rnFI", "--exclude-dir=__pycache__", "-e", text, "."])
+        found = await self.sandbox.exec(["grep", "-rnFI", "--exclude-dir=__pycache__", "-e", text, "."])
         return found.text(limit=4000) if found.stdout else "[not found]"
 
     @ag.tool
@@ -112,18 +112,18 @@ class Repo(ag.ToolEnv[RepoTask]):
         content = await self.read(path)
         if content.count(old) != 1:
             raise ag.ToolError(f"`old` occurs {content.count(old)} times in {path}; it must occur exactly once")
-        await self.box.write({path: content.replace(old, new)})
+        await self.sandbox.write({path: content.replace(old, new)})
         return "replaced"
 
     @ag.tool(timeout_s=40)
     async def run(self, command: Annotated[str, Field(max_length=4000)]) -> str:
         """Run a shell command in the repository."""
-        return (await self.box.exec(command, timeout_s=30)).text(limit=4000) or "[no output]"
+        return (await self.sandbox.exec(command, timeout_s=30)).text(limit=4000) or "[no output]"
 
     @ag.reward
     async def mended(self) -> float:
         """Whether every hidden case of every module is right."""
-        return float((await self.box.verify(code=self.task.hidden, expect=self.task.expect, timeout_s=20)).ok)
+        return float((await self.sandbox.verify(code=self.task.hidden, expect=self.task.expect, timeout_s=20)).ok)
 
 
 def oracle(task: RepoTask) -> list[Reply]:

@@ -23,7 +23,7 @@ OUTCOMES = f"""{ERROR_OF}
 def outcomes(module, cases):
     return [eval(case, {{**vars(module), "error_of": error_of}}) for case in cases]
 """
-"""What the hidden tests are made of; it runs in the box over what was submitted, and here over the sound parts."""
+"""What the hidden tests are made of; it runs in the sandbox over what was submitted, and here over the sound parts."""
 
 
 @cache
@@ -49,7 +49,8 @@ def visible_tests(part: str, package: str) -> str:
 
 @cache
 def hidden_tests(part: str) -> tuple[str, list[Any]]:
-    """Return the expression that runs all cases of a part, and its right value as JSON has it: so boxes compare it."""
+    """Return the expression that runs all cases of a part, and its right value as JSON has it: so sandboxes compare
+    it."""
     cases = [*VISIBLE[part], *(case for bug in BUGS if bug.part == part for case in bug.hidden)]
     return f"outcomes({part}, {cases!r})", json.loads(json.dumps(_outcomes(part, cases)))
 

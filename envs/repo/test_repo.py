@@ -13,7 +13,7 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, calls, check_env, say
 from envs.repo.bugs import BUGS, NEEDS, VISIBLE, Bug
 from envs.repo.env import Repo, RepoTask, make_task, oracle
@@ -24,8 +24,8 @@ TASK = make_task("train", 0)
 
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
-    """A pool of one real box of each kind."""
+async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+    """A pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -33,8 +33,8 @@ async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
         yield pool
 
 
-async def play(boxes: Boxes, *script: Reply, task: RepoTask = TASK) -> ag.Rollout:
-    played = await ag.rollout(Repo, task, Scripted([*script, say("Done.")]), boxes=boxes)
+async def play(sandboxes: SandboxPool, *script: Reply, task: RepoTask = TASK) -> ag.Rollout:
+    played = await ag.rollout(Repo, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
     assert played.error is None, played
     return played
 
@@ -95,7 +95,7 @@ def test_a_task_is_the_same_each_time_and_has_what_its_modules_import(split: ag.
         assert len(there) == 5
 
 
-async def test_the_oracle_is_rewarded_and_reading_alone_is_not(real: Boxes) -> None:
+async def test_the_oracle_is_rewarded_and_reading_alone_is_not(real: SandboxPool) -> None:
     for split in SPLITS:
         task = make_task(split, 1)
         looks = calls(("list", {}), ("read", {"path": task.path}), ("search", {"text": "def "}))
@@ -106,11 +106,11 @@ async def test_the_oracle_is_rewarded_and_reading_alone_is_not(real: Boxes) -> N
         assert (await play(real, looks, task=task)).reward == 0.0
 
 
-async def test_repo_keeps_the_contract_of_an_env(real: Boxes) -> None:
-    await check_env(Repo, TASK, oracle=oracle(TASK), boxes=real)
+async def test_repo_keeps_the_contract_of_an_env(real: SandboxPool) -> None:
+    await check_env(Repo, TASK, oracle=oracle(TASK), sandboxes=real)
 
 
-async def test_mistakes_with_the_tools_are_answered(real: Boxes) -> None:
+async def test_mistakes_with_the_tools_are_answered(real: SandboxPool) -> None:
     wrong = calls(
         ("read", {"path": "nothing.py"}),
         ("list", {"folder": "../.."}),
@@ -145,10 +145,10 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("how", CHEATS)
-async def test_cheating_does_not_mend_it(real: Boxes, how: str) -> None:
+async def test_cheating_does_not_mend_it(real: SandboxPool, how: str) -> None:
     assert (await play(real, call("run", command=CHEATS[how]))).reward == 0.0
 
 
-async def test_whoever_mends_it_may_delete_the_tests(real: Boxes) -> None:
+async def test_whoever_mends_it_may_delete_the_tests(real: SandboxPool) -> None:
     played = await play(real, oracle(TASK)[0], call("run", command="rm -rf tests; echo 'raise SystemExit' > json.py"))
     assert played.reward == 1.0

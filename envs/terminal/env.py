@@ -1,7 +1,7 @@
 """Terminal: a small job for a shell, judged by hidden checks when the session has ended.
 
 What the model says counts for nothing. The checks look at a copy of the working folder, from processes that the session
-never touched, and their right values never enter the box.
+never touched, and their right values never enter the sandbox.
 """
 
 import random
@@ -64,7 +64,7 @@ def make_task(split: ag.Split, index: int) -> TerminalTask:
 class Terminal(ag.ToolEnv[TerminalTask]):
     """Reward 1 where the files are as the job wants them."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=10, seconds=180)
 
     @classmethod
@@ -72,21 +72,21 @@ class Terminal(ag.ToolEnv[TerminalTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def setup(self) -> None:
-        await self.box.write(self.task.files)
+        await self.sandbox.write(self.task.files)
         if self.task.prepare:
-            prepared = await self.box.exec(self.task.prepare)
+            prepared = await self.sandbox.exec(self.task.prepare)
             if not prepared.ok:
                 raise RuntimeError(f"the session could not be prepared: {prepared.text()}")
 
     @ag.tool(timeout_s=40)
     async def shell(self, command: Annotated[str, Field(max_length=4000)]) -> str:
         """Run a shell command. Files stay from call to call; variables and the current folder do not."""
-        return (await self.box.exec(command, timeout_s=30)).text(limit=4000) or "[no output]"
+        return (await self.sandbox.exec(command, timeout_s=30)).text(limit=4000) or "[no output]"
 
     @ag.reward
     async def done(self) -> float:
         """Whether every hidden check finds its right value; half a job is none."""
-        return float((await self.box.verify(code=CHECKS, expect=self.task.expect)).ok)
+        return float((await self.sandbox.verify(code=CHECKS, expect=self.task.expect)).ok)
 
 
 def oracle(task: TerminalTask) -> list[Reply]:

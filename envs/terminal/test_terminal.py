@@ -1,4 +1,4 @@
-"""Terminal, tested in real boxes: what earns the reward, and what only looks as if it should."""
+"""Terminal, tested in real sandboxes: what earns the reward, and what only looks as if it should."""
 
 from collections.abc import AsyncIterator
 
@@ -8,7 +8,7 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.terminal.env import Terminal, TerminalTask, make_task, oracle
 from envs.terminal.jobs import KINDS
@@ -18,8 +18,8 @@ SPLITS: tuple[ag.Split, ...] = ("train", "test")
 
 
 @pytest_asyncio.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def real(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
-    """A pool of one real box of each kind."""
+async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+    """A pool of one real sandbox of each kind."""
     docker = request.param == "docker"
     if (why_not := why_no_docker() if docker else why_no_bubblewrap()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
@@ -31,21 +31,21 @@ def task_of(kind: str, split: ag.Split = "train") -> TerminalTask:
     return make_task(split, NAMES.index(kind))
 
 
-async def play(boxes: Boxes, task: TerminalTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Terminal, task, Scripted([*script, say("Done.")]), boxes=boxes)
+async def play(sandboxes: SandboxPool, task: TerminalTask, *script: Reply) -> ag.Rollout:
+    played = await ag.rollout(Terminal, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
     assert played.error is None, played
     return played
 
 
-async def test_the_oracle_solves_every_kind_of_job(real: Boxes) -> None:
+async def test_the_oracle_solves_every_kind_of_job(real: SandboxPool) -> None:
     for kind in NAMES:
         task = task_of(kind, split="test")
         assert (await play(real, task, *oracle(task)[:1])).reward == 1.0, kind
 
 
-async def test_terminal_keeps_the_contract_of_an_env(real: Boxes) -> None:
+async def test_terminal_keeps_the_contract_of_an_env(real: SandboxPool) -> None:
     task = task_of("configure")
-    await check_env(Terminal, task, oracle=oracle(task), boxes=real)
+    await check_env(Terminal, task, oracle=oracle(task), sandboxes=real)
 
 
 NEARLY = {
@@ -60,7 +60,7 @@ NEARLY = {
 }
 
 
-async def test_work_that_is_nearly_right_is_not_rewarded(real: Boxes) -> None:
+async def test_work_that_is_nearly_right_is_not_rewarded(real: SandboxPool) -> None:
     for kind, command in NEARLY.items():
         assert (await play(real, task_of(kind), call("shell", command=command))).reward == 0.0, kind
 
@@ -77,11 +77,11 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("how", CHEATS)
-async def test_cheating_does_not_solve_it(real: Boxes, how: str) -> None:
+async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
     assert (await play(real, task_of("count"), call("shell", command=CHEATS[how]))).reward == 0.0
 
 
-async def test_what_is_left_behind_spoils_no_right_answer(real: Boxes) -> None:
+async def test_what_is_left_behind_spoils_no_right_answer(real: SandboxPool) -> None:
     task = task_of("count")
     daemon = "(while :; do echo 0 > answer.txt; done) >/dev/null 2>&1 & printf 'raise SystemExit' > os.py"
     played = await play(real, task, call("shell", command=daemon), call("shell", command=task.solution))

@@ -1,7 +1,7 @@
 """Web: a chore at a small site, with tools that open pages, follow links and send forms; the site's state is judged.
 
-The site is a program. It runs in the box, or in a container of its own beside it. The model runs no code: all that it
-can do is what a browser can.
+The site is a program. It runs in the sandbox, or in a container of its own beside it. The model runs no code: all that
+it can do is what a browser can.
 """
 
 import json
@@ -23,7 +23,7 @@ from envs.web.chores import KINDS, draw_content
 COUNT = 10_000
 """Tasks of each split."""
 SITE = (Path(__file__).parent / "site.py").read_text()
-IN_THE_BOX = f"{SITE}\nthreading.Thread(target=server.serve_forever, daemon=True).start()\n"
+IN_THE_SANDBOX = f"{SITE}\nthreading.Thread(target=server.serve_forever, daemon=True).start()\n"
 BROWSER = """
 import urllib.error, urllib.parse, urllib.request
 def ask(method, path, body=None):
@@ -70,9 +70,9 @@ class Web(ag.ToolEnv[WebTask]):
 
     limits = ag.Limits(turns=16, seconds=180)
     place = ag.Parameter(
-        "box",
-        Literal["box", "container"],
-        doc="where the site runs: in the box, or in a container beside it, which needs Docker",
+        "sandbox",
+        Literal["sandbox", "container"],
+        doc="where the site runs: in the sandbox, or in a container beside it, which needs Docker",
     )
 
     @classmethod
@@ -80,18 +80,18 @@ class Web(ag.ToolEnv[WebTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     @classmethod
-    def sandbox_for(cls, task: WebTask) -> ag.AnyBox | ag.Docker:
-        if cls.place == "box":
-            return ag.AnyBox(network="loopback")
+    def sandbox_for(cls, task: WebTask) -> ag.AnySandbox | ag.Docker:
+        if cls.place == "sandbox":
+            return ag.AnySandbox(network="loopback")
         serve = ["python3", "-c", f"{SITE}\nserver.serve_forever()"]
         site = ag.Service(image=default_image(), entrypoint=serve, ready=8000, memory_mb=128)
         return ag.Docker(network="loopback", services={"site": site})
 
     async def setup(self) -> None:
         self.page = ""
-        site = "127.0.0.1" if self.place == "box" else "site"
-        started = await self.box.python(
-            f"{IN_THE_BOX if self.place == 'box' else ''}\nSITE = 'http://{site}:8000'{BROWSER}"
+        site = "127.0.0.1" if self.place == "sandbox" else "site"
+        started = await self.sandbox.python(
+            f"{IN_THE_SANDBOX if self.place == 'sandbox' else ''}\nSITE = 'http://{site}:8000'{BROWSER}"
         )
         opened = await self._asked("PUT", "/", json.dumps(self.task.content).encode())
         if opened != "open":
@@ -121,7 +121,7 @@ class Web(ag.ToolEnv[WebTask]):
 
     async def _asked(self, method: str, path: str, body: bytes | None = None) -> str:
         """What the site answers."""
-        return (await self.box.python(f"ask({method!r}, {path!r}, {body!r})", timeout_s=20)).text(limit=SHOWN)
+        return (await self.sandbox.python(f"ask({method!r}, {path!r}, {body!r})", timeout_s=20)).text(limit=SHOWN)
 
     @ag.reward
     async def done(self) -> float:

@@ -1,4 +1,4 @@
-"""Web, tested with its site in a box of each kind and in a container of its own."""
+"""Web, tested with its site in a sandbox of each kind and in a container of its own."""
 
 import re
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest_asyncio
 import agentgym as ag
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.web.chores import KINDS, NAMES
 from envs.web.env import Web, WebTask, make_task, oracle
@@ -20,28 +20,28 @@ BUY, RETURN, RATE = (make_task("train", index) for index in range(3))
 
 
 class World(NamedTuple):
-    """The env with the site at one of its places, and an open pool of one box for it."""
+    """The env with the site at one of its places, and an open pool of one sandbox for it."""
 
     env: type[Web]
-    boxes: Boxes
+    sandboxes: SandboxPool
 
 
 @pytest_asyncio.fixture(
     params=["bubblewrap", *(pytest.param(world, marks=pytest.mark.docker) for world in ("docker", "container"))]
 )
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """The site in a bubblewrap box, in a Docker box, and in a container beside one."""
+    """The site in a bubblewrap sandbox, in a Docker sandbox, and in a container beside one."""
     bubblewrap = request.param == "bubblewrap"
     if (why_not := why_no_bubblewrap() if bubblewrap else why_no_docker()) is not None:
         pytest.skip(f"{request.param}: {why_not}")
-    env = Web.configured(place="container" if request.param == "container" else "box")
-    sandbox = ag.Bubblewrap(network="loopback") if bubblewrap else env.sandbox_for(BUY)
-    async with sandbox.open(1) as boxes:
-        yield World(env, boxes)
+    env = Web.configured(place="container" if request.param == "container" else "sandbox")
+    spec = ag.Bubblewrap(network="loopback") if bubblewrap else env.sandbox_for(BUY)
+    async with spec.open(1) as sandboxes:
+        yield World(env, sandboxes)
 
 
 async def play(world: World, task: WebTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(world.env, task, Scripted([*script, say("Done.")]), boxes=world.boxes)
+    played = await ag.rollout(world.env, task, Scripted([*script, say("Done.")]), sandboxes=world.sandboxes)
     assert played.error is None, played
     return played
 
@@ -54,7 +54,7 @@ async def test_the_oracle_does_every_kind_of_chore(world: World) -> None:
 
 
 async def test_web_keeps_the_contract_of_an_env(world: World) -> None:
-    await check_env(world.env, RETURN, oracle=oracle(RETURN), boxes=world.boxes)
+    await check_env(world.env, RETURN, oracle=oracle(RETURN), sandboxes=world.sandboxes)
 
 
 async def test_whoever_follows_links_from_the_first_page_gets_there(world: World) -> None:

@@ -1,8 +1,8 @@
-"""The inside of a box: a supervisor that holds the only wire to the host, and the workers it forks from itself.
+"""The inside of a sandbox: a supervisor that holds the only wire to the host, and the workers it forks from itself.
 
 ::
 
-    python3 -I -S -B server '{"connect": "/run/agentgym/box.sock", "work": "/tmp", "branches": "/branches",
+    python3 -I -S -B server '{"connect": "/run/agentgym/sandbox.sock", "work": "/tmp", "branches": "/branches",
                               "wipe": ["/tmp", "/branches"], "limits": {}, "nice": 19, "filter": {}, "arena": {}}'
 
     frame    4-byte big-endian length | JSON envelope | as many raw bytes as the envelope's "body" says
@@ -23,8 +23,8 @@ it saw.
 
 Each episode has a supervisor of its own, in a place of its own (`arena`), where the kernel lets the keeper make one;
 the code runs in a namespace of processes (`space`) from which neither can be seen. Elsewhere one supervisor resets
-the box in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its memory.
-Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
+the sandbox in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its
+memory. Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
 the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
 
     limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree, program
@@ -32,7 +32,7 @@ the supervisor is also the zygote, and a worker forked later must find nothing o
     process_tree < stillness;  call, counters, files, stillness < sessions < snapshots, arena < fresh
     < supervisor, keeper < start
 
-Where a box is given `bytecode` instead of the sources, `__main__` imports the modules from that one file.
+Where a sandbox is given `bytecode` instead of the sources, `__main__` imports the modules from that one file.
 Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
 Python 3.9 or newer; nothing here is imported by the host.
 """

@@ -6,14 +6,14 @@ import os
 import sys
 from _frozen_importlib import ModuleSpec  # importlib itself takes longer to import.
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     import types
 
 gc.disable()  # What is imported stays; `start` looks through it once.
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 BYTECODE = FOLDER + "/bytecode"
-"""All modules of the package in one file, where the box was given that instead of their sources."""
+"""All modules of the package in one file, where the sandbox was given that instead of their sources."""
 
 
 class Bytecode:

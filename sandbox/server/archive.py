@@ -9,7 +9,7 @@ from .files import open_below, open_file, parts_of
 from .limits import Refused, WrongArgument
 from .packing import pack, unpack
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import NoReturn
 

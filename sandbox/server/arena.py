@@ -28,14 +28,14 @@ from .kernel import (
 )
 from .limits import HIGHEST_FD, PROC, SYS_CLOSE_RANGE, libc
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 
 MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "scsi", "sched_debug", "timer_list", "timer_stats")
-"""What is below /proc and is the machine's, not the box's."""
+"""What is below /proc and is the machine's, not the sandbox's."""
 USER_LIMITS = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_user_namespaces": 0}
-"""Of all processes of a box together; without a limit of its own, one box takes what another needs."""
+"""Of all processes of a sandbox together; without a limit of its own, one sandbox takes what another needs."""
 LOOPBACK = {"tcp_max_tw_buckets": 0, "tcp_abort_on_overflow": 1, "tcp_no_metrics_save": 1, "tcp_fastopen": 0}
 """No closed connection keeps its port, for on a loopback no packet of one can come late; and none whose client has
 ended waits for room, to be let in later. What TCP measured of an address is not kept for the next connection: the
@@ -60,7 +60,7 @@ class Arena:
         self.networked: bool = asked["networked"]
         self.leads_out: bool = asked["leads_out"]
         self.not_private: list[str] = []
-        """Folders of the host whose inodes this box shares with others, because the kernel could not cover them."""
+        """Folders of the host whose inodes this sandbox shares with others, because the kernel could not cover them."""
         self.groups = os.path.isdir("/sys/fs/cgroup")
         if asked["users"]:
             self.try_out()
@@ -90,7 +90,7 @@ class Arena:
             raise OSError(0, "no place of its own for each episode", why.decode())
 
     def begin(self) -> None:
-        """What all episodes of the box have in common."""
+        """What all episodes of the sandbox have in common."""
         for name in DEVICES:
             path = f"/dev/{name}"
             if os.path.exists(path) and os.stat(path).st_dev != os.stat("/dev").st_dev:
@@ -121,7 +121,7 @@ class Arena:
         self.furnish()
 
     def enter_sealed(self) -> None:
-        """Go into a new place whose network is its own, too, unless the box's leads to more than the box."""
+        """Go into a new place whose network is its own, too, unless the sandbox's leads to more than the sandbox."""
         self.enter()
         if self.leads_out:
             return

@@ -11,7 +11,7 @@ from .frames import Wire, zero
 from .limits import SCRATCH, WINDOW, ZEROS
 from .process_tree import kill_family
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -229,7 +229,7 @@ class Background:
         del self.processes[process.number]
 
     def forget(self) -> None:
-        """Hear no more of any: all processes of the box are gone."""
+        """Hear no more of any: all processes of the sandbox are gone."""
         for process in [*self.processes.values()]:
             self.remove(process)
         self.leaders.clear()

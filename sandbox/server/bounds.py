@@ -1,4 +1,4 @@
-"""What bounds the code in a box and not the server: capabilities, system calls, processor time and memory."""
+"""What bounds the code in a sandbox and not the server: capabilities, system calls, processor time and memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import LIMITS, PR_SET_DUMPABLE, PROC, SYS_MQ_OPEN, libc
 
 ROOT = os.geteuid() == 0
-"""Only in an unsafe box: it isolates nothing."""
+"""Only in an unsafe sandbox: it isolates nothing."""
 
 
 class Bounds:
-    """The bounds of this box, as the host set them."""
+    """The bounds of this sandbox, as the host set them."""
 
     filter = b""
     """The system calls that it may make, as a BPF program; empty where the engine filters them."""
@@ -24,7 +24,7 @@ class Bounds:
 
 
 def give_up_power() -> None:
-    """From here on this process can do nothing that code in the box may not do."""
+    """From here on this process can do nothing that code in the sandbox may not do."""
     give_up_capabilities()
     os.nice(Bounds.nice)
     if Bounds.filter:
@@ -63,7 +63,7 @@ class OwnLimits:
 
 
 class FirstToDie:
-    """Whom the kernel kills first where memory is short: the code in the box, and not the server."""
+    """Whom the kernel kills first where memory is short: the code in the sandbox, and not the server."""
 
     fd = -1
 

@@ -25,7 +25,7 @@ from .limits import (
     Broken,
 )
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 

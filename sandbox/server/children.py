@@ -24,7 +24,7 @@ from .limits import (
 )
 from .space import Space, fork
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn

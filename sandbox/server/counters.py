@@ -1,4 +1,4 @@
-"""What the control group of the box counts, read by files that are opened before the code begins."""
+"""What the control group of the sandbox counts, read by files that are opened before the code begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class OomCounter:
-    """How many processes of this box the kernel has killed for want of memory; always 0 without a cgroup."""
+    """How many processes of this sandbox the kernel has killed for want of memory; always 0 without a cgroup."""
 
     FILES = (("/sys/fs/cgroup/memory.events", b"oom_kill "), ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "))
 
@@ -29,7 +29,7 @@ class OomCounter:
 
 
 class Places:
-    """How many processes the box has room for; a bubblewrap box, which has no control group, keeps no count."""
+    """How many processes the sandbox has room for; a bubblewrap sandbox, which has no control group, keeps no count."""
 
     FOLDERS = ("/sys/fs/cgroup", "/sys/fs/cgroup/pids")
 

@@ -9,7 +9,7 @@ import stat
 from .frames import check_time
 from .limits import IPC_RMID, MAX_IPC, MAX_PATH, PROC, NotAFile, Refused, libc
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -180,7 +180,7 @@ def empty_folder(path: str, deadline: float) -> None:
     """Remove everything below `path`: any depth, any mode, no link followed. TimeoutError at the deadline.
 
     Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long. Their names
-    there begin with random digits: code in the box cannot have put something in their way.
+    there begin with random digits: code in the sandbox cannot have put something in their way.
     """
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     unique, lifted = os.urandom(16).hex(), 0

@@ -26,7 +26,7 @@ from .limits import (
     encode,
 )
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any

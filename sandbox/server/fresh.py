@@ -14,26 +14,27 @@ from .counters import Places
 from .files import remove_folder, stand, words_of_error
 from .folder_copy import copy_folder, open_whatever_its_mode
 from .frames import wait, zero
-from .limits import BOX_KILLED, KILL_S, PATIENCE_S, REMOVE_S, Refused
+from .limits import KILL_S, PATIENCE_S, REMOVE_S, SANDBOX_KILLED, Refused
 from .process_tree import go_on, kill_all_but, stop_all
 from .sessions import Session
 from .snapshots import Snapshots
 from .space import raised
 from .stillness import Stillness
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 
 
 class Fresh(Snapshots):
-    """While such a cell runs, everything else in the box is stopped."""
+    """While such a cell runs, everything else in the sandbox is stopped."""
 
     arena: Arena | None
     places: Places
 
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Everything else in the box goes on afterwards; where it left no room for processes, it is killed before."""
+        """Everything else in the sandbox goes on afterwards; where it left no room for processes, it is killed
+        before."""
         if self.places.are_few():
             self.restart_all()
         bystanders = stop_all()
@@ -133,7 +134,9 @@ class Fresh(Snapshots):
         try:
             remove_folder(private, time.monotonic() + REMOVE_S)
         except TimeoutError as error:
-            raise SystemExit(BOX_KILLED) from error  # What is hidden may lie in it, where the session could read it.
+            raise SystemExit(
+                SANDBOX_KILLED
+            ) from error  # What is hidden may lie in it, where the session could read it.
         return call
 
     def cell(

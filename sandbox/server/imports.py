@@ -6,7 +6,7 @@ import os
 import sys
 from _frozen_importlib_external import PathFinder  # As importlib.machinery has it.
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any

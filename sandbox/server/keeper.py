@@ -1,4 +1,5 @@
-"""The keeper of a box: its first process, which holds the wire, never reads it, and has a supervisor for each episode.
+"""The keeper of a sandbox: its first process, which holds the wire, never reads it, and has a supervisor for each
+episode.
 
 Nothing of any episode passes through it, so that what it forks finds nothing of an earlier one.
 """
@@ -11,10 +12,10 @@ import struct
 import sys
 from contextlib import suppress
 
-from .limits import BOX_KILLED, PROC, RESET
+from .limits import PROC, RESET, SANDBOX_KILLED
 from .process_tree import kill_all_but
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
@@ -66,7 +67,7 @@ class Episode:
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
-                os._exit(BOX_KILLED)
+                os._exit(SANDBOX_KILLED)
         os.close(self.start.out)
         os.close(self.placed.into)
 
@@ -117,10 +118,10 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
         if code != RESET:
             if arena is None:
                 kill_all_but(set())
-            os._exit(code if code == 0 else BOX_KILLED)
+            os._exit(code if code == 0 else SANDBOX_KILLED)
         if spare is None or spare.has_ended():
             if not ended.says_something():
-                os._exit(BOX_KILLED)
+                os._exit(SANDBOX_KILLED)
             spare = Episode(supervise, ended, left)
             spare.is_next()
         episode = spare

@@ -9,7 +9,7 @@ import struct
 
 from .limits import PR_GET_TID_ADDRESS, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SYS_CLONE, libc
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 

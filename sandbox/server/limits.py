@@ -8,13 +8,13 @@ import os
 import socket
 import struct
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
-"""Where the server's own files are: frames of theirs are not shown to the code in the box."""
+"""Where the server's own files are: frames of theirs are not shown to the code in the sandbox."""
 PACKAGE = __name__.partition(".")[0]
 PROTOCOL = 2
 MAX_ENVELOPE = 1 << 20
@@ -31,11 +31,11 @@ KEEP = 32 << 10
 WINDOW = 256 << 10
 """Bytes of a background program's stream that may be on their way to the host, or to the program."""
 MAX_BACKGROUND = 64
-"""Background programs and shells of one box at once."""
+"""Background programs and shells of one sandbox at once."""
 CHUNK = 4 << 20
 """Bytes of a large file in one frame."""
 MAX_TRANSFERS = 64
-"""Large files of one box that are on their way at once."""
+"""Large files of one sandbox that are on their way at once."""
 HARD_OUTPUT = 16 << 20
 MAX_PATH = 4096
 """Bytes of the longest path that a file call takes."""
@@ -74,8 +74,8 @@ CHANNEL_LOST = 70
 """The exit code of a worker that cannot answer any more."""
 RESET = 75
 """The exit code of a supervisor whose episode has ended: another one answers the host's reset."""
-BOX_KILLED = 86
-"""The exit code of a server that died of what the code in its box did; the host knows it too."""
+SANDBOX_KILLED = 86
+"""The exit code of a server that died of what the code in its sandbox did; the host knows it too."""
 PROC = 5
 """Where the supervisor holds the kernel's view of its own process namespace; `/proc` itself may show the code's."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
@@ -114,11 +114,11 @@ class Broken(Exception):
 
 
 class Refused(Exception):
-    """What is in the box, or a path in it, is not what a call can take; the text goes to the host."""
+    """What is in the sandbox, or a path in it, is not what a call can take; the text goes to the host."""
 
 
 class WrongArgument(Refused):
-    """What no box would do, whatever code has left in it: it is the caller's mistake."""
+    """What no sandbox would do, whatever code has left in it: it is the caller's mistake."""
 
 
 class NotAFile(Refused):

@@ -1,10 +1,10 @@
-"""Internet sockets of the box's own network, which the server makes at its start and hands to the host."""
+"""Internet sockets of the sandbox's own network, which the server makes at its start and hands to the host."""
 
 from __future__ import annotations
 
 import socket
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 
@@ -14,7 +14,8 @@ BACKLOG = 64
 def hand_over(wire: int, config: dict[str, Any]) -> None:
     """Make a listener where one is asked for, and unconnected sockets; send all of them over the wire, and keep none.
 
-    A socket belongs for ever to the network that it was made in. So the host accepts and connects in this box's network
+    A socket belongs for ever to the network that it was made in. So the host accepts and connects in this sandbox's
+    network
     with them, and no process in here stands between: there is none that code could stop, and none that a reset ends.
     """
     made = []

@@ -8,7 +8,7 @@ import stat
 from .files import open_below
 from .limits import MAX_DEPTH, Refused, WrongArgument
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     import tarfile
     from typing import IO

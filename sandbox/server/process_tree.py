@@ -10,7 +10,7 @@ from .children import ENDED, Exits
 from .limits import ALONE, KILL_S, LISTS_CHILDREN, PROC
 from .space import Space
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

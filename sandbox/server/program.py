@@ -7,7 +7,7 @@ import os
 from .frames import write_fully
 from .worker import own_folder
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn

@@ -1,4 +1,4 @@
-"""Sessions of a box, from their begin to their end: begun, forked, lost, begun anew and reset."""
+"""Sessions of a sandbox, from their begin to their end: begun, forked, lost, begun anew and reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .space import Space
 from .stillness import WOKEN, Stillness
 from .worker import run_cells
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, NoReturn, TypeVar
@@ -106,7 +106,7 @@ class Sessions:
         return {**self.limits, **more}
 
     def make_room(self, start: Callable[[float], T]) -> T:
-        """Fork; where the box is full of processes they are killed first, and every session is lost."""
+        """Fork; where the sandbox is full of processes they are killed first, and every session is lost."""
         try:
             return start(0.0)
         except BlockingIOError:
@@ -141,7 +141,7 @@ class Sessions:
             try:
                 self.renew(session)
             except OSError as error:
-                raise SystemExit(1) from error  # Without a session there is no box: the host starts another.
+                raise SystemExit(1) from error  # Without a session there is no sandbox: the host starts another.
 
     def kill(self, session: Session, *, all_but: Iterable[int] = (), alone: bool = False) -> bool:
         """Kill what belongs to one session, and nothing else; whether nothing of it is left.

@@ -14,7 +14,7 @@ from .limits import GRACE_S, Refused
 from .process_tree import kill_family
 from .program import SHELL, Program, become
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 

@@ -19,7 +19,7 @@ from .process_tree import go_on, kill_all_but, stop_all
 from .sessions import Session, Sessions
 from .stillness import WOKEN, Stillness
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -32,7 +32,7 @@ class Cancelled(Exception):
 
 
 class Snapshots(Sessions):
-    """A process under the box's limits packs or unpacks, while everything else in the box is stopped."""
+    """A process under the sandbox's limits packs or unpacks, while everything else in the sandbox is stopped."""
 
     def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """Send the folder as a tar file in parts; the host acknowledges each."""
@@ -181,5 +181,5 @@ def words_of(child: Child, deadline: float) -> str:
         pass
     words = b"".join(map(bytes, said.parts())).decode("utf-8", "replace")
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}, from inside the box or for want of memory"
+        return f"its process was ended by {signal.Signals(-code).name}, from inside the sandbox or for want of memory"
     return "" if code == 0 else words or f"its process ended with {code}"

@@ -1,4 +1,4 @@
-"""A namespace of processes for the code of a box, and its first process, which keeps order there for us."""
+"""A namespace of processes for the code of a sandbox, and its first process, which keeps order there for us."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .limits import (
     libc,
 )
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ClassVar, NoReturn
@@ -48,7 +48,7 @@ class Space:
     """
 
     current: Space | None = None
-    """Where the code of this box is; None where it is in our own namespace."""
+    """Where the code of this sandbox is; None where it is in our own namespace."""
     first_processes: ClassVar[set[int]] = set()
     """Of all spaces of this server: they are spared when what runs in a space is killed."""
     ours = -1
@@ -58,7 +58,7 @@ class Space:
         """Begin one, whose first process will `furnish` it and start a process that does `first`.
 
         By the first process and not by us, so that nobody stands between them for a moment. BlockingIOError where the
-        box is full of processes for longer than `patience_s`.
+        sandbox is full of processes for longer than `patience_s`.
         """
         self.numbers: dict[int, int] = {}
         """Of the processes that were adopted, by our own number: the one that each has here."""
@@ -91,7 +91,7 @@ class Space:
         if said[:1] != READY:
             self.close()
             if said:
-                raise BlockingIOError(errno.EAGAIN, "the box is full of processes")
+                raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")
             raise OSError("the first process of a namespace could not begin")
         pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
         self.numbers[pid] = answer_of(said)
@@ -105,7 +105,7 @@ class Space:
     def fork(self) -> int:
         """os.fork of a process in this space, by way of another one.
 
-        BlockingIOError where the box is full, or the code in it holds the new one up: it sees it, and can stop it.
+        BlockingIOError where the sandbox is full, or the code in it holds the new one up: it sees it, and can stop it.
         """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -130,7 +130,7 @@ class Space:
         try:
             self.numbers[pid] = self.number(pid)
         except (FileNotFoundError, ProcessLookupError):
-            raise BlockingIOError(errno.EAGAIN, "a process of the box ended as soon as it began") from None
+            raise BlockingIOError(errno.EAGAIN, "a process of the sandbox ended as soon as it began") from None
         self.order(ADOPT, self.numbers[pid])
 
     def status(self, pid: int) -> int:
@@ -211,10 +211,10 @@ def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
     try:
         wait(end.fileno(), select.POLLIN, deadline)
     except TimeoutError:
-        raise BlockingIOError(errno.EAGAIN, "the code in the box stops what begins there") from None
+        raise BlockingIOError(errno.EAGAIN, "the code in the sandbox stops what begins there") from None
     said, credentials, _, _ = end.recvmsg(1, CREDENTIALS)
     if not said:
-        raise BlockingIOError(errno.EAGAIN, "the box is full of processes")
+        raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")
     pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
     return pid
 
@@ -266,7 +266,7 @@ def start_first(end: socket.socket, first: Callable[[], NoReturn], patience_s: f
 
 
 def fork(patience_s: float, fork_once: Callable[[], int] = os.fork) -> int:
-    """os.fork, tried again while the box is full of processes: a control group counts the dead a little longer."""
+    """os.fork, tried again while the sandbox is full of processes: a control group counts the dead a little longer."""
     end = time.monotonic() + patience_s
     while True:
         try:

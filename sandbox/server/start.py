@@ -22,7 +22,6 @@ from .keeper import FIRST, IN_A_PLACE, NOT_PLACED, Pipe, keep
 from .kernel import drop_bounding
 from .limits import (
     ALONE,
-    BOX_KILLED,
     FOLDER,
     PACKAGE,
     PR_SET_CHILD_SUBREAPER,
@@ -31,6 +30,7 @@ from .limits import (
     PROC,
     PROTOCOL,
     RESET,
+    SANDBOX_KILLED,
     WIRE_IN,
     WIRE_OUT,
     libc,
@@ -39,7 +39,7 @@ from .network import hand_over
 from .space import Space
 from .supervisor import Supervisor
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -92,7 +92,7 @@ def prepare(config: dict[str, Any]) -> None:
 
 
 def forget_package() -> None:
-    """Take the server's modules out of `import`'s sight: code in the box has a `files` or a `server` of its own."""
+    """Take the server's modules out of `import`'s sight: code in the sandbox has a `files` or a `server` of its own."""
     above = os.path.dirname(FOLDER.rstrip("/"))
     sys.path[:] = [path for path in sys.path if path and path != above]
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "__main__"]
@@ -213,7 +213,7 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: 
 
 def serve(supervisor: Supervisor) -> NoReturn:
     """Serve until the host closes the wire; any other end says that it came from inside."""
-    code = BOX_KILLED
+    code = SANDBOX_KILLED
     try:
         supervisor.serve()
     except (EOFError, BrokenPipeError):

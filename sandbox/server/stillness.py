@@ -10,19 +10,19 @@ from .limits import FORK_S
 from .process_tree import content, descendants, names, send_signal
 from .space import Space
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     Traces: TypeAlias = dict[str, tuple[bytes, bytes]]
 
-WOKEN = "a process of the box was woken meanwhile, by a timer for instance; it was killed"
+WOKEN = "a process of the sandbox was woken meanwhile, by a timer for instance; it was killed"
 RUNS = (b"R", b"S")
 """States of a thread that has not stopped yet; one that waits within the kernel, or has ended, runs no code."""
 
 
 class Stillness:
-    """What every process of the box was like when it had stopped.
+    """What every process of the sandbox was like when it had stopped.
 
     Each time a thread runs, the kernel counts that it gave up the processor afterwards. Where the kernel has no
     namespace for the code, nothing is looked at: gVisor's counts nothing of the kind.

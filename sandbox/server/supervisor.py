@@ -16,12 +16,12 @@ from .files import list_folder, stand
 from .frames import Wire, check_time, wait, zero
 from .fresh import Fresh
 from .limits import (
-    BOX_KILLED,
     FORK_S,
     KILL_S,
     MAX_BACKGROUND,
     MAX_BODY,
     REMOVE_S,
+    SANDBOX_KILLED,
     SHELL_BEGINS_S,
     TRUNK,
     NotAFile,
@@ -34,7 +34,7 @@ from .sessions import Session
 from .shell import Shell, ShellRun
 from .transfer import Transfers, write_file
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
@@ -118,13 +118,13 @@ class Supervisor(Fresh):
             return {"error": str(error)}, []
 
     def hold_limits(self) -> None:
-        """Go on with the limits that we began with; where code has taken them from us, the box ends of its code."""
+        """Go on with the limits that we began with; where code has taken them from us, the sandbox ends of its code."""
         if self.arena is not None:
             return  # No code sees us.
         try:
             self.own_limits.restore()
         except OSError as error:
-            raise SystemExit(BOX_KILLED) from error
+            raise SystemExit(SANDBOX_KILLED) from error
 
     def python(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Run a cell in the session, or in a worker that earlier code never touched."""

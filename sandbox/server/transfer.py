@@ -9,7 +9,7 @@ from .files import check_file, forget_compiled, open_below, open_file, parts_of,
 from .frames import write_fully
 from .limits import CHUNK, MAX_TRANSFERS, Refused, WrongArgument
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""The process that runs Python cells: what the code in a box shares its memory with."""
+"""The process that runs Python cells: what the code in a sandbox shares its memory with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .imports import OwnImports
 from .limits import CHANNEL, CHANNEL_LOST, FOLDER, LENGTH, MAX_ASK
 from .session_fork import is_parent_of_a_fork
 
-TYPE_CHECKING = False  # Importing typing would cost each new box some milliseconds.
+TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milliseconds.
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn

@@ -1,4 +1,4 @@
-"""Envs whose agent is a program: it is started in a box, held to the limits, scored, and ended."""
+"""Envs whose agent is a program: it is started in a sandbox, held to the limits, scored, and ended."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ def command(code: str) -> list[str]:
 class Here(ag.AgentEnv[ag.Task]):
     """An agent as a plain process."""
 
-    sandbox = ag.Process(unsafe=True)
+    sandbox_spec = ag.Process(unsafe=True)
     command = command(COUNT)
 
     @ag.reward
@@ -69,14 +69,14 @@ async def test_an_agent_is_given_the_prompt_and_scored_by_what_it_leaves() -> No
 
 
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason=f"no bubblewrap: {why_no_bubblewrap()}")
-async def test_an_agent_in_a_box_without_a_way_out_reaches_its_policy_alone() -> None:
+async def test_an_agent_in_a_sandbox_without_a_way_out_reaches_its_policy_alone() -> None:
     class Boxed(Here):
-        sandbox: ClassVar[Any] = ag.Bubblewrap(network="loopback")
+        sandbox_spec: ClassVar[Any] = ag.Bubblewrap(network="loopback")
         command = ["python3", "-c", ASK + COUNT]  # noqa: RUF012
 
         @ag.reward
         async def alone(self) -> float:
-            return float((await self.box.exec("ls /tmp")).stdout == "")
+            return float((await self.sandbox.exec("ls /tmp")).stdout == "")
 
     played = await ag.rollout(Boxed, TASK, Scripted([say("one"), say("two"), say("three")]))
     assert (played.error, played.reward) == (None, 2.0)
@@ -89,7 +89,7 @@ async def test_an_agent_in_a_container_without_a_way_out_reaches_its_policy() ->
         pytest.skip(why_not)
 
     class Contained(Here):
-        sandbox: ClassVar[Any] = ag.Docker(network="loopback")
+        sandbox_spec: ClassVar[Any] = ag.Docker(network="loopback")
         command = ["python3", "-c", ASK + COUNT]  # noqa: RUF012
 
     played = await ag.rollout(Contained, TASK, Scripted([say("one"), say("two"), say("three")]))
@@ -249,12 +249,12 @@ def is_running(pid: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
-async def test_at_a_time_limit_the_agent_is_ended_and_the_box_is_there_for_the_rewards() -> None:
+async def test_at_a_time_limit_the_agent_is_ended_and_the_sandbox_is_there_for_the_rewards() -> None:
     engine = Drawing()
     engine.gate.clear()
-    async with Here.sandbox.open(1) as pool, pool.lease() as box:
+    async with Here.sandbox_spec.open(1) as pool, pool.lease() as sandbox:
         env = Here(TASK)
-        env.box = box
+        env.sandbox = sandbox
         playing = asyncio.create_task(env.play(Played(engine).policy, TASK.prompt))
         await engine.asked.wait()
         playing.cancel()
@@ -262,7 +262,7 @@ async def test_at_a_time_limit_the_agent_is_ended_and_the_box_is_there_for_the_r
             await playing
         assert env.result is not None
         assert (env.result.status, engine.left.is_set()) == ("timeout", True)
-        assert (await box.exec("echo $((1 + 1)); ps -ef | grep -c '[u]rlopen'")).stdout == "2\n0\n"
+        assert (await sandbox.exec("echo $((1 + 1)); ps -ef | grep -c '[u]rlopen'")).stdout == "2\n0\n"
 
 
 class Short(Here):
@@ -308,7 +308,7 @@ async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
         ({"command": 3}, "Wrong.command: must be"),
         ({"command": "x", "grace_s": "soon"}, "Wrong.grace_s: must be"),
         ({"command": "x", "context": ag.Window()}, "Wrong.context: the agent keeps its own context"),
-        ({"command": "x", "sandbox": ag.Bubblewrap()}, 'Wrong.sandbox: .* give the sandbox network="loopback"'),
+        ({"command": "x", "sandbox_spec": ag.Bubblewrap()}, 'Wrong.sandbox_spec: .* give the sandbox network="loopback"'),
     ],
 )
 def test_a_class_that_cannot_work_is_refused_when_it_is_made(declared: dict[str, Any], why: str) -> None:
@@ -334,9 +334,9 @@ def test_tools_and_rewards_with_taken_names_are_refused() -> None:
 
 
 @pytest.mark.skipif(why_no_bubblewrap() is not None, reason=f"no bubblewrap: {why_no_bubblewrap()}")
-async def test_a_box_without_a_loopback_is_a_failure_that_says_what_to_set() -> None:
+async def test_a_sandbox_without_a_loopback_is_a_failure_that_says_what_to_set() -> None:
     class Chosen(Here):
-        sandbox: ClassVar[Any] = None
+        sandbox_spec: ClassVar[Any] = None
 
         @classmethod
         def sandbox_for(cls, task: ag.Task) -> Any:

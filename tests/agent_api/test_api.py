@@ -107,7 +107,7 @@ ODD: list[Any] = [None, True, 0, -1, 1.5, "", "x", "\ud800", [], {}, ["a"], {"a"
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, f"{MESSAGES}/count_tokens"])
-async def test_whatever_the_code_in_the_box_asks_the_rollout_does_not_fail(path: str) -> None:
+async def test_whatever_the_code_in_the_sandbox_asks_the_rollout_does_not_fail(path: str) -> None:
     draw = random.Random(0).choice
     api = api_of(*[say("one")] * 500, turns=500)
     for _ in range(500):
@@ -141,7 +141,7 @@ async def test_settings_that_the_code_makes_up_do_not_fill_the_log(caplog: pytes
     assert len(caplog.records) == MAX_WARNED
 
 
-async def test_connections_of_a_box_and_what_they_hold_are_bounded(
+async def test_connections_of_a_sandbox_and_what_they_hold_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def never(_: HttpRequest) -> HttpAnswer:

@@ -1,4 +1,5 @@
-"""What the code in a box may send to its agent's API: nothing makes the rollout fail, or holds up the event loop."""
+"""What the code in a sandbox may send to its agent's API: nothing makes the rollout fail, or holds up the event
+loop."""
 
 import asyncio
 import json
@@ -391,7 +392,7 @@ async def test_a_body_in_chunks_takes_time_in_proportion_to_its_length() -> None
 
 async def test_frames_of_one_byte_let_the_event_loop_turn() -> None:
     class Frames:
-        """The output of a relay that the code in the box has replaced."""
+        """The output of a relay that the code in the sandbox has replaced."""
 
         pieces = [(HEAD.pack(1, 1) + b"x") * 7000, b""]  # noqa: RUF012
 

@@ -83,7 +83,7 @@ async def test_50_trajectories_of_mini_swe_agent_are_trained_once_with_the_ids_t
 class Mini(ag.AgentEnv[ag.Task]):
     """The command of mini-swe-agent, as a user starts it."""
 
-    sandbox = ag.Process(unsafe=True, memory_mb=4096)
+    sandbox_spec = ag.Process(unsafe=True, memory_mb=4096)
     limits = ag.Limits(turns=5, context_tokens=1 << 16)
 
     def agent_command(self) -> list[str]:
@@ -96,11 +96,11 @@ class Mini(ag.AgentEnv[ag.Task]):
 
     @ag.reward
     async def wrote(self) -> float:
-        return float(await self.box.read("out.txt") == b"hello\n")
+        return float(await self.sandbox.read("out.txt") == b"hello\n")
 
 
 @pytest.mark.slow
-async def test_the_command_of_mini_swe_agent_plays_in_a_box() -> None:
+async def test_the_command_of_mini_swe_agent_plays_in_a_sandbox() -> None:
     if shutil.which("mini", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("mini-swe-agent is not installed")
     script = [call("bash", command="echo hello > out.txt"), call("bash", command=DONE)]

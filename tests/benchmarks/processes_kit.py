@@ -1,4 +1,4 @@
-"""A kit whose boxes are processes of this machine, run as another kit's program is."""
+"""A kit whose sandboxes are processes of this machine, run as another kit's program is."""
 
 import asyncio
 import os
@@ -39,20 +39,20 @@ class Processes:
         self.running.append(made)
         return made
 
-    async def call(self, box: Process, way: str) -> None:
+    async def call(self, sandbox: Process, way: str) -> None:
         assert way == "pipe"
-        assert box.stdin
-        assert box.stdout
-        print("1", file=box.stdin, flush=True)
-        assert await asyncio.to_thread(box.stdout.readline) == "1\n"
+        assert sandbox.stdin
+        assert sandbox.stdout
+        print("1", file=sandbox.stdin, flush=True)
+        assert await asyncio.to_thread(sandbox.stdout.readline) == "1\n"
 
-    async def pid(self, box: Process) -> int:
-        return box.pid
+    async def pid(self, sandbox: Process) -> int:
+        return sandbox.pid
 
-    async def end(self, box: Process) -> None:
-        self.running.remove(box)
-        box.kill()
-        box.communicate()
+    async def end(self, sandbox: Process) -> None:
+        self.running.remove(sandbox)
+        sandbox.kill()
+        sandbox.communicate()
 
     async def close(self) -> None:
         assert not self.running
@@ -63,7 +63,7 @@ def started() -> Process:
 
 
 async def pids(self: Answering[Process]) -> list[int]:
-    return [box.pid for box in self.warm]
+    return [sandbox.pid for sandbox in self.warm]
 
 
 Answering.pids = pids  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from recipes import bisect_turns
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:unsafe boxes")
+@pytest.mark.filterwarnings("ignore:unsafe sandboxes")
 async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_path: Path) -> None:
     async def first_step(advantage_level: AdvantageLevel) -> dict[str, Any]:
         small = replace(
@@ -22,7 +22,7 @@ async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_p
             prompts=4,
             group_size=4,
             eval_tasks=0,
-            box="unsafe",
+            sandbox="unsafe",
             out=tmp_path / advantage_level,
         )
         await ag.train_policy(replace(small, advantage_level=advantage_level))

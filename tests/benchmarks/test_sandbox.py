@@ -78,9 +78,11 @@ def test_every_goal_is_reported_and_one_that_was_not_measured_is_not_met() -> No
 @pytest.mark.parametrize(
     ("opened", "failures", "met"), [(500, 0, True), (16, 0, None), (499, 1, False), (15, 1, False)]
 )
-def test_a_run_with_fewer_boxes_than_the_goal_has_not_measured_it(opened: int, failures: int, met: bool | None) -> None:
-    figures = {"docker_boxes_at_once": float(opened), "docker_boxes_at_once_failures": float(failures)}
-    assert goals(figures)["docker_boxes_at_once"] == {"value": opened, "goal": 500, "met": met}
+def test_a_run_with_fewer_sandboxes_than_the_goal_has_not_measured_it(
+    opened: int, failures: int, met: bool | None
+) -> None:
+    figures = {"docker_sandboxes_at_once": float(opened), "docker_sandboxes_at_once_failures": float(failures)}
+    assert goals(figures)["docker_sandboxes_at_once"] == {"value": opened, "goal": 500, "met": met}
 
 
 def test_the_table_says_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +135,7 @@ def is_there(pid: int) -> bool:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    """A kit whose boxes are processes of this machine."""
+    """A kit whose sandboxes are processes of this machine."""
     made = Peer("processes", sys.executable, PROGRAM, "-")
     yield made
     made.close()
@@ -143,24 +145,24 @@ async def test_another_kits_program_does_what_it_is_asked_and_says_what_it_took(
     assert peer.hello == {"version": "1", "ways": ["pipe"], "note": "a note", "why_not": None}
     found = await peer.ask("latency", way="pipe", times=20)
     assert 0 < found["p50_ms"] <= found["p99_ms"]
-    assert found["cpu_ms_per_call_1"] > 1  # each call keeps its box busy for some 2 ms
+    assert found["cpu_ms_per_call_1"] > 1  # each call keeps its sandbox busy for some 2 ms
     calls, episodes = await peer.side("calls", "pipe", 2)(0.1), await peer.side("episodes", "pipe", 2)(0.1)
     assert calls.times >= 2
     assert episodes.times >= 2
-    assert calls.a_second > episodes.a_second * 2  # an episode is CALLS_PER_EPISODE calls and a new box
+    assert calls.a_second > episodes.a_second * 2  # an episode is CALLS_PER_EPISODE calls and a new sandbox
     assert CALLS_PER_EPISODE == 8
-    started = await peer.ask("new_boxes", times=3)
+    started = await peer.ask("new_sandboxes", times=3)
     assert started == sorted(started)
     assert len(started) == 3
 
 
-async def test_no_box_of_another_kit_is_left_when_its_program_is_closed(peer: Peer) -> None:
+async def test_no_sandbox_of_another_kit_is_left_when_its_program_is_closed(peer: Peer) -> None:
     await peer.ask("calls", way="pipe", count=3, seconds=0.0)
-    boxes = await peer.ask("pids")
-    assert len(boxes) == 3
-    assert all(map(is_there, boxes))
+    sandboxes = await peer.ask("pids")
+    assert len(sandboxes) == 3
+    assert all(map(is_there, sandboxes))
     peer.close()
-    assert not any(map(is_there, boxes))
+    assert not any(map(is_there, sandboxes))
 
 
 async def test_a_program_that_ends_raises_and_is_not_counted(peer: Peer) -> None:
@@ -196,7 +198,17 @@ def test_a_quick_run_reports_every_figure_that_has_a_goal() -> None:
     if why_not is not None:
         pytest.skip(why_not)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.sandbox", "--quick", "--json", "--kinds", "bubblewrap", "--boxes", "10"],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.sandbox_spec",
+            "--quick",
+            "--json",
+            "--kinds",
+            "bubblewrap",
+            "--sandboxes",
+            "10",
+        ],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -210,5 +222,5 @@ def test_a_quick_run_reports_every_figure_that_has_a_goal() -> None:
         assert said["goals"][f"bubblewrap_{name}"]["goal"] == limit
         assert said["goals"][f"bubblewrap_{name}"]["value"] == said["figures"][f"bubblewrap_{name}"]
     assert said["figures"]["bubblewrap_fork_0mb_p50_ms"] > 0
-    assert said["goals"]["bubblewrap_boxes_at_once"] == {"value": 10, "goal": 500, "met": None}
+    assert said["goals"]["bubblewrap_sandboxes_at_once"] == {"value": 10, "goal": 500, "met": None}
     assert said["goals"]["docker_call_p50_ms"]["met"] is None

@@ -1,4 +1,4 @@
-"""The Gymnasium bridge, both ways, with FakeBoxes and Gymnasium's own checker."""
+"""The Gymnasium bridge, both ways, with FakeSandboxPool and Gymnasium's own checker."""
 
 import asyncio
 import importlib.util
@@ -23,8 +23,8 @@ from agentgym.bridges.gymnasium import CHARSET, ExportedEnv, GymnasiumTask, Gymn
 from agentgym.engines.scripted import Reply, Scripted, call, say
 from agentgym.errors import EnvError
 from agentgym.errors.extras import install_line
-from agentgym.sandboxes.fake.box import FakeBoxes
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import check_env
 from agentgym.tools import tool_threads as threads
 from envs.chase.env import Chase, ChaseTask
@@ -44,22 +44,22 @@ def calling(code: str) -> str:
 
 
 class Sandboxed:
-    """A sandbox over FakeBoxes that counts its open pools.
+    """A sandbox over FakeSandboxPool that counts its open pools.
 
     No async generator: asyncio would close one that was left open when its loop ends.
     """
 
     def __init__(self) -> None:
         self.open_pools = 0
-        self.boxes = FakeBoxes()
+        self.sandboxes = FakeSandboxPool()
 
     def open(self, size: int) -> "Sandboxed":
         assert size == 1
         return self
 
-    async def __aenter__(self) -> Boxes:
+    async def __aenter__(self) -> SandboxPool:
         self.open_pools += 1
-        return self.boxes
+        return self.sandboxes
 
     async def __aexit__(self, *failure: object) -> None:
         self.open_pools -= 1
@@ -78,15 +78,15 @@ def unregistered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_leaks", "unregistered")
-def test_gymnasiums_checker_passes(boxes: FakeBoxes) -> None:
-    env = gymnasium.make(register_gymnasium(Chase), boxes=boxes).unwrapped
+def test_gymnasiums_checker_passes(sandboxes: FakeSandboxPool) -> None:
+    env = gymnasium.make(register_gymnasium(Chase), sandboxes=sandboxes).unwrapped
     with closing(env):
         check_gymnasium_env(env)
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_an_oracle_solves_chase_through_the_export(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_an_oracle_solves_chase_through_the_export(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         observation, info = env.reset(seed=0)
         assert observation == "user: Start at key 31. What is the value?"
         assert info["task"] == "t"
@@ -101,10 +101,10 @@ def test_an_oracle_solves_chase_through_the_export(boxes: FakeBoxes) -> None:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_each_episode_of_a_mixture_is_of_the_member_that_its_task_is_of(boxes: FakeBoxes) -> None:
+def test_each_episode_of_a_mixture_is_of_the_member_that_its_task_is_of(sandboxes: FakeSandboxPool) -> None:
     mixed = ag.mix({"chase": ag.Member(Chase, 1), "plain": ag.Member(Plain, 1)})
     tasks = [TASK.model_copy(update={"id": "chase/t"}), ag.Task(id="plain/p", prompt="Go.")]
-    with closing(ExportedEnv(mixed, tasks=tasks, boxes=boxes)) as env:
+    with closing(ExportedEnv(mixed, tasks=tasks, sandboxes=sandboxes)) as env:
         _, info = env.reset(options={"task": 0})
         assert (info["task"], [tool["function"]["name"] for tool in info["tools"]]) == ("chase/t", ["python"])
         assert env.step("Answer: 17")[1:4] == (1.0, True, False)
@@ -122,8 +122,8 @@ def test_a_mixtures_own_tasks_are_played_through_gymnasium() -> None:
     assert seen == {"lake/0", "lake/1", "sea/0", "sea/1"}
 
 
-def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         steps = [env.step(action) for action in [MALFORMED, *[calling("1")] * 5]]
     assert [(earned, terminated, truncated) for _, earned, terminated, truncated, _ in steps[:-1]] == [(0, 0, 0)] * 5
@@ -132,8 +132,8 @@ def test_the_limit_on_turns_truncates_and_the_score_is_in_the_last_reward(boxes:
     assert steps[-1][4]["stop_reason"] == "turns"
 
 
-def test_ending_on_the_last_turn_is_no_truncation(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_ending_on_the_last_turn_is_no_truncation(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         steps = [env.step(action) for action in [*[calling("1")] * 5, "Answer: 17"]]
     assert steps[-1][1:4] == (1.0, True, False)
@@ -250,21 +250,21 @@ def test_an_error_of_the_env_reaches_the_caller() -> None:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_each_episode_has_a_box_of_its_own_and_close_gives_everything_back() -> None:
-    sandbox = Sandboxed()
-    env = ExportedEnv(Chase, tasks=[TASK], sandbox=sandbox)
-    assert sandbox.open_pools == 0
+def test_each_episode_has_a_sandbox_of_its_own_and_close_gives_everything_back() -> None:
+    spec = Sandboxed()
+    env = ExportedEnv(Chase, tasks=[TASK], spec=spec)
+    assert spec.open_pools == 0
     env.reset()
     env.step(calling("x = 1"))
     env.reset()
     assert env.step(calling("x"))[0].endswith("NameError: name 'x' is not defined")
-    assert (sandbox.open_pools, len(sandbox.boxes.leased), len(sandbox.boxes.made)) == (1, 1, 2)
+    assert (spec.open_pools, len(spec.sandboxes.leased), len(spec.sandboxes.made)) == (1, 1, 2)
     env.step("I give up")
-    assert (sandbox.open_pools, len(sandbox.boxes.leased)) == (1, 0)
+    assert (spec.open_pools, len(spec.sandboxes.leased)) == (1, 0)
     env.reset()
     env.close()
     env.close()
-    assert (sandbox.open_pools, len(sandbox.boxes.leased)) == (0, 0)
+    assert (spec.open_pools, len(spec.sandboxes.leased)) == (0, 0)
 
 
 class NoStart(Chase):
@@ -273,15 +273,15 @@ class NoStart(Chase):
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_a_failed_reset_gives_its_box_back(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(NoStart, tasks=[TASK], boxes=boxes)) as env:
+def test_a_failed_reset_gives_its_sandbox_back(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(NoStart, tasks=[TASK], sandboxes=sandboxes)) as env:
         with pytest.raises(EnvError, match=r"setup: OSError: .*no disk"):
             env.reset()
-        assert (len(boxes.made), len(boxes.leased)) == (1, 0)
+        assert (len(sandboxes.made), len(sandboxes.leased)) == (1, 0)
 
 
-def test_a_step_outside_an_episode_is_refused(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_a_step_outside_an_episode_is_refused(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         with pytest.raises(gymnasium.error.ResetNeeded):
             env.step("before the first reset")
         env.reset()
@@ -290,17 +290,17 @@ def test_a_step_outside_an_episode_is_refused(boxes: FakeBoxes) -> None:
             env.step("after the end")
 
 
-def test_the_seed_picks_the_task_and_options_can_name_it(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, boxes=boxes)) as env:
+def test_the_seed_picks_the_task_and_options_can_name_it(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, sandboxes=sandboxes)) as env:
         seeded = [env.reset(seed=seed)[1]["task"] for seed in (1, 2, 1)]
         assert seeded[0] == seeded[2] != seeded[1]
         assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("train")[7].id
-    with closing(ExportedEnv(Chase, split="test", boxes=boxes)) as env:
+    with closing(ExportedEnv(Chase, split="test", sandboxes=sandboxes)) as env:
         assert env.reset(options={"task": 7})[1]["task"] == Chase.tasks("test")[7].id
 
 
-def test_what_a_caller_writes_into_info_stays_out_of_the_env(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_what_a_caller_writes_into_info_stays_out_of_the_env(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         first = env.reset()[1]
         first["tools"][0]["function"]["name"] = "mine"
         assert env.reset()[1]["tools"][0]["function"]["name"] == "python"
@@ -328,8 +328,8 @@ def test_an_observation_stays_in_its_space() -> None:
         assert all(text in env.observation_space for text in (strange, long, CHARSET[:60]))
 
 
-def test_several_calls_and_a_broken_one_are_answered_in_one_turn(boxes: FakeBoxes) -> None:
-    with closing(ExportedEnv(Chase, tasks=[TASK], boxes=boxes)) as env:
+def test_several_calls_and_a_broken_one_are_answered_in_one_turn(sandboxes: FakeSandboxPool) -> None:
+    with closing(ExportedEnv(Chase, tasks=[TASK], sandboxes=sandboxes)) as env:
         env.reset()
         observation = env.step(f"Let me see. {calling('get(31)')}\n{MALFORMED}\n{calling('get(52)')}")[0]
     first, second, third = observation.split("\n")
@@ -340,7 +340,7 @@ def test_several_calls_and_a_broken_one_are_answered_in_one_turn(boxes: FakeBoxe
 @pytest.mark.usefixtures("no_leaks", "unregistered")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_make_vec_steps_two_at_once(mode: str) -> None:
-    id = register_gymnasium("chase", boxes=FakeBoxes(), tasks=[TASK])
+    id = register_gymnasium("chase", sandboxes=FakeSandboxPool(), tasks=[TASK])
     options = {"shared_memory": False} if mode == "async" else {}
     with closing(gymnasium.make_vec(id, num_envs=2, vectorization_mode=mode, vector_kwargs=options)) as vector:
         observations, _ = vector.reset(seed=0)

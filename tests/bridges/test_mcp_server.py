@@ -17,7 +17,7 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from envs.chase.env import Chase, ChaseTask
 from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
@@ -142,8 +142,8 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def lose(self) -> str:
-        """Lose the box."""
-        raise ag.SandboxError("the box is gone")
+        """Lose the sandbox."""
+        raise ag.SandboxError("the sandbox is gone")
 
     @ag.reward
     def right(self) -> float:
@@ -223,16 +223,16 @@ async def test_a_tool_that_stops_and_a_limit_end_the_episode() -> None:
 async def test_an_episode_that_fails_has_no_reward() -> None:
     async with open_episode(Desk, TASK_OF_DESK) as made, Client(made.server) as client:
         failed = await client.call_tool("lose", {})
-        assert (failed.is_error, text(failed)) == (True, "the episode has failed: SandboxError: the box is gone")
-        assert await read(client) == {"reward": None, "error": "SandboxError: the box is gone"}
+        assert (failed.is_error, text(failed)) == (True, "the episode has failed: SandboxError: the sandbox is gone")
+        assert await read(client) == {"reward": None, "error": "SandboxError: the sandbox is gone"}
 
 
-async def test_an_env_with_a_box_gives_it_back(no_leaks: None) -> None:
-    boxes = FakeBoxes()
-    async with open_episode(Chase, STARS, boxes=boxes) as made, Client(made.server) as client:
+async def test_an_env_with_a_sandbox_gives_it_back(no_leaks: None) -> None:
+    sandboxes = FakeSandboxPool()
+    async with open_episode(Chase, STARS, sandboxes=sandboxes) as made, Client(made.server) as client:
         assert text(await client.call_tool("python", {"code": "get(31)"})) == "'see 52'"
-        assert len(boxes.leased) == 1
-    assert (len(boxes.made), len(boxes.leased)) == (1, 0)
+        assert len(sandboxes.leased) == 1
+    assert (len(sandboxes.made), len(sandboxes.leased)) == (1, 0)
 
 
 async def test_an_env_that_cannot_be_served_is_refused() -> None:

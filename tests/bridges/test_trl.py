@@ -8,7 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.bridges import trl as bridge
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from envs.chase.env import Chase, ChaseTask
 from envs.nim.env import Nim
 
@@ -53,7 +53,7 @@ class Odd(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     def lose(self) -> str:
-        """Lose the box."""
+        """Lose the sandbox."""
         raise ag.SandboxError("gone")
 
     @ag.reward
@@ -72,19 +72,19 @@ def row(number: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_an_oracle_earns_its_reward_and_each_episode_has_a_box_of_its_own() -> None:
-    boxes = FakeBoxes()
-    with bridge.environment_factory(Chase, boxes=boxes) as make:
+def test_an_oracle_earns_its_reward_and_each_episode_has_a_sandbox_of_its_own() -> None:
+    sandboxes = FakeSandboxPool()
+    with bridge.environment_factory(Chase, sandboxes=sandboxes) as make:
         places: list[Any] = [make(), make()]
         assert [place.reset(**ROW) for place in places] == [None, None]
         assert places[0].python(code="get(31)") == "'see 52'"
-        assert len(boxes.leased) == 2
+        assert len(sandboxes.leased) == 2
         completions = [[said("Answer: 17")], [said("Answer: 16")]]
         assert bridge.reward(completions=completions, environments=places, prompts=[]) == [1.0, 0.0]
         places[0].reset(**ROW)
         assert bridge.reward([[said("Answer: 17")]], places[:1]) == [1.0]
         places[1].reset(**ROW)
-    assert (len(boxes.made), len(boxes.leased)) == (4, 0)
+    assert (len(sandboxes.made), len(sandboxes.leased)) == (4, 0)
 
 
 def test_trl_reads_the_tools_from_signatures_and_docstrings() -> None:
@@ -228,8 +228,8 @@ def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) 
         logging_steps=1,
         seed=1,
     )
-    boxes = FakeBoxes()
-    with bridge.environment_factory(Chase, boxes=boxes) as make:
+    sandboxes = FakeSandboxPool()
+    with bridge.environment_factory(Chase, sandboxes=sandboxes) as make:
         trainer = trl.GRPOTrainer(
             model=model,
             reward_funcs=bridge.reward,
@@ -245,4 +245,4 @@ def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) 
     assert 0 < logged["reward"] < 1, "rewards that differ: else the step trains nothing"
     changed = [bool((old != new).any()) for old, new in zip(before, model.parameters(), strict=True)]
     assert all(changed)
-    assert (len(boxes.made), len(boxes.leased)) == (8, 0)
+    assert (len(sandboxes.made), len(sandboxes.leased)) == (8, 0)

@@ -211,10 +211,10 @@ def test_gc_removes_the_folders_of_dead_owners_only(
     ours = owners.new_folder("run").name
     with monkeypatch.context() as dead:
         dead.setattr(owners, "owner", dead_owner)
-        names = [owners.new_folder(kind).name for kind in ("run", "box")] + [ours]
+        names = [owners.new_folder(kind).name for kind in ("run", "sandbox")] + [ours]
     for name in [*names, "agentgym-run-odd", "somebody-else"]:
         (scratch / name / "0").mkdir(parents=True)
-        (scratch / name / "0" / "box.sock").touch()
+        (scratch / name / "0" / "sandbox.sock").touch()
     code, said = say(capsys, "gc", "--dry-run")
     assert code == 0
     assert all(f"would remove folder {scratch / name}" in said for name in names[:2])

@@ -61,13 +61,13 @@ def test_the_doctor_says_how_to_get_what_is_missing(
     assert said.rstrip().endswith("-> either Docker with its image, or bubblewrap")
 
 
-def test_the_doctor_is_content_where_a_box_can_be_had(
+def test_the_doctor_is_content_where_a_sandbox_can_be_had(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, no_engine: None
 ) -> None:
     monkeypatch.setattr(choose, "why_no_bubblewrap", lambda: None)
     code, said = say(capsys, "doctor")
     assert code == 0
-    assert said.splitlines()[-1].split() == ["ok", "a", "box", "Bubblewrap"]
+    assert said.splitlines()[-1].split() == ["ok", "a", "sandbox", "Bubblewrap"]
 
 
 @pytest.mark.docker

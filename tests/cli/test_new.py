@@ -13,7 +13,7 @@ from agentgym.cli.envs.new import class_name, renamed, templates
 from tests.conftest import Installed
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("box", "chat", "game", "tool")
+KINDS = ("chat", "game", "sandbox", "tool")
 
 
 def test_every_kind_has_a_template() -> None:
@@ -86,8 +86,8 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 def test_names_become_those_of_the_new_environment() -> None:
     assert class_name("my_2nd_shop") == "My2ndShop"
     assert (
-        renamed("box_template BoxTemplate BoxTask AnyBox self.box", "box", "mend")
-        == "mend Mend MendTask AnyBox self.box"
+        renamed("sandbox_template SandboxTemplate SandboxTask AnySandbox self.sandbox", "sandbox", "mend")
+        == "mend Mend MendTask AnySandbox self.sandbox"
     )
 
 
@@ -109,8 +109,8 @@ def test_the_tests_of_a_new_environment_pass_in_its_folder_with_the_wheel_alone(
     done = installed.run(*pytest_, cwd=made / f"my_{kind}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     if "skipped" in done.stdout:
-        assert kind == "box"
-        assert "no box runs on this machine: " in done.stdout
+        assert kind == "sandbox"
+        assert "no sandbox runs on this machine: " in done.stdout
 
 
 def test_all_of_them_are_tested_together_and_listed_from_the_folder_above(made: Path, installed: Installed) -> None:

@@ -54,7 +54,7 @@ def test_an_env_inside_of_a_function_is_refused_with_what_to_do() -> None:
         portable_env(Here)
 
 
-async def test_an_open_engine_and_open_boxes_are_refused_before_anything_starts() -> None:
+async def test_an_open_engine_and_open_sandboxes_are_refused_before_anything_starts() -> None:
     async with ag.LocalEngine("tiny") as engine:
         with pytest.raises(ValueError, match=r"^model: on Ray each worker .* and this LocalEngine"):
             await ag.evaluate(Slow, engine, n=1, ray="auto")

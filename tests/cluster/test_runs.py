@@ -16,7 +16,7 @@ SHORT = ("--steps", "3", "--eval-tasks", "8", "--save-every", "1")
 
 
 def without_ray(out: Path, *words: str) -> Path:
-    command = [sys.executable, "-m", "recipes.chase_grpo", "--box", "unsafe", "--out", str(out), *words]
+    command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", "unsafe", "--out", str(out), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=ENDS_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return out

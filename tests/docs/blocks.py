@@ -62,7 +62,7 @@ def write_readme_files(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def no_box() -> bool:
+def no_sandbox() -> bool:
     """Whether this machine has neither Docker nor bubblewrap."""
     try:
         auto()
@@ -71,12 +71,12 @@ def no_box() -> bool:
     return False
 
 
-def lacks_a_box() -> bool:
-    """Whether this machine lacks Docker or bubblewrap, so that a guide's block may find no box."""
+def lacks_a_sandbox() -> bool:
+    """Whether this machine lacks Docker or bubblewrap, so that a guide's block may find no sandbox."""
     return why_no_docker() is not None or why_no_bubblewrap() is not None
 
 
-needs_box = pytest.mark.skipif(no_box(), reason="no Docker and no bubblewrap on this machine")
+needs_sandbox = pytest.mark.skipif(no_sandbox(), reason="no Docker and no bubblewrap on this machine")
 
 
 @dataclass(frozen=True)

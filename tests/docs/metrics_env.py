@@ -1,4 +1,4 @@
-"""Two small envs without a box: one whose tool fails for odd keys, and one whose rollouts fail at times."""
+"""Two small envs without a sandbox: one whose tool fails for odd keys, and one whose rollouts fail at times."""
 
 import agentgym as ag
 from agentgym.data.endless import Procedural

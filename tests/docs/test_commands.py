@@ -19,12 +19,12 @@ from agentgym.cli import main as cli
 from agentgym.cli.envs.train import recipe_of
 from agentgym.cli.recipe import settings
 from agentgym.sandboxes.docker.docker import why_no_docker
-from tests.docs.blocks import ROOT, needs_box, no_box, write_readme_files
+from tests.docs.blocks import ROOT, needs_sandbox, no_sandbox, write_readme_files
 from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, commands, fences, rule_of
 
 ALL = commands()
 DOCKER = "check market"
-"""A command that holds it needs Docker: a service beside a box is a container."""
+"""A command that holds it needs Docker: a service beside a sandbox is a container."""
 HEAVY = "--n 64"
 """A command that holds it takes longer, and is run by the slow tests."""
 
@@ -51,7 +51,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def kept(reader: Path) -> Path:
     """The same folder, after a short run and a small evaluation."""
-    small = ["--steps", "1", "--prompts", "2", "--eval-tasks", "2", *(["--box", "unsafe"] if no_box() else [])]
+    small = ["--steps", "1", "--prompts", "2", "--eval-tasks", "2", *(["--sandbox", "unsafe"] if no_sandbox() else [])]
     assert cli.main(["train", "my_env:Pointers", "--recipe", "pointers", *small, "--out", "runs/pointers/TIME"]) == 0
     words = "eval my_env:Pointers --model tiny --n 4 --max-tokens 40 --out runs/eval-pointers/first"
     assert cli.main(words.split()) == 0
@@ -73,7 +73,7 @@ def test_each_rule_has_a_command(rule: str) -> None:
     assert any(re.match(rule, command.text) for command in ALL)
 
 
-@needs_box
+@needs_sandbox
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY not in one.text], ids=str)
 def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_a_command_does_what_it_says(command: Command, kept: Path, capsys: pytes
 
 
 @pytest.mark.slow
-@needs_box
+@needs_sandbox
 @pytest.mark.parametrize("command", [one for one in under(RUN) if HEAVY in one.text], ids=str)
 def test_a_longer_command_does_what_it_says(command: Command, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(shlex.split(command.text)[1:]) == 0, capsys.readouterr().err

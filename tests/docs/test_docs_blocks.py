@@ -23,7 +23,7 @@ from tests.docs.blocks import (
     RUN,
     Block,
     blocks_of,
-    lacks_a_box,
+    lacks_a_sandbox,
     names_of,
     write_readme_files,
 )
@@ -82,18 +82,18 @@ def test_the_blocks_of_a_guide_run_in_their_order(
     for path in ADAPTER.findall((DOCS / guide).read_text()):
         shutil.copytree(adapter, tmp_path / path, dirs_exist_ok=True)
     failed: list[str] = []
-    no_box: list[str] = []
+    no_sandbox: list[str] = []
     for block in blocks_of(DOCS / guide):
         if block.why_not_run is None:
             try:
                 asyncio.run(run_block(block, vars(module)))
             except ag.SandboxError as error:
-                (no_box if lacks_a_box() else failed).append(f"{named(block)}: {error}")
+                (no_sandbox if lacks_a_sandbox() else failed).append(f"{named(block)}: {error}")
             except Exception as error:
                 failed.append(f"{named(block)}: {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
-    if no_box:
-        pytest.skip("\n".join(no_box))
+    if no_sandbox:
+        pytest.skip("\n".join(no_sandbox))
 
 
 @pytest.mark.parametrize("block", ALL, ids=named)

@@ -18,13 +18,13 @@ WITHOUT_A_PROMISE = {
     "test_engine.py": "engines that are down",
     "test_fork.py": "branches, which are apart against accidents only",
     "test_machine.py": "limits of this machine",
-    "test_many.py": "many boxes at once",
+    "test_many.py": "many sandboxes at once",
     "test_payloads.py": "the battery's own form",
     "test_providers.py": "the contract for other providers",
     "test_tls.py": "engines over TLS",
     "test_wire.py": "frames",
 }
-"""Files of tests that hold what the code of a box cannot break by intent, with what they are about."""
+"""Files of tests that hold what the code of a sandbox cannot break by intent, with what they are about."""
 
 
 def functions(path: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from tests.docs.blocks import needs_box, write_readme_files
+from tests.docs.blocks import needs_sandbox, write_readme_files
 
 ROOT = Path(__file__).parents[2]
 OWN = ("my_env", "train_pointers", "train_longer")
@@ -42,8 +42,8 @@ engine = Scripted(lambda *_: say("yes"))
     "value_samples(groups": "",
     "ag.demonstrations(": """
 from agentgym.engines.scripted import Scripted, say
-from agentgym.testing import FakeBoxes
-played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), boxes=FakeBoxes())]
+from agentgym.testing import FakeSandboxPool
+played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), sandboxes=FakeSandboxPool())]
 """,
 }
 """What stands before a block of the page, found by a part of it: names that the page leaves to the reader."""
@@ -84,7 +84,7 @@ def test_every_block_has_its_context_and_every_context_its_block() -> None:
 
 
 @pytest.mark.slow
-@needs_box
+@needs_sandbox
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
 async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -11,7 +11,7 @@ from agentgym.environments import registry
 from agentgym.environments.registry import find_env, registered
 from agentgym.environments.rewards import rewards_of, total
 from agentgym.errors import EnvError
-from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Go."),))
 
@@ -160,12 +160,12 @@ async def test_the_lower_floor_has_no_tools_no_score_and_asks_for_a_step() -> No
         ag.Env.tasks("train")
 
 
-def test_an_env_without_a_sandbox_has_no_box_and_says_how_to_get_one() -> None:
-    with pytest.raises(EnvError, match="Quiz has no box: declare `sandbox"):
-        Quiz(TASK).box.digest  # noqa: B018
+def test_an_env_without_a_sandbox_has_no_sandbox_and_says_how_to_get_one() -> None:
+    with pytest.raises(EnvError, match="Quiz has no sandbox: declare `sandbox"):
+        Quiz(TASK).sandbox.digest  # noqa: B018
     env = Quiz(TASK)
-    env.box = FakeBox()
-    assert env.box.digest == "fake"
+    env.sandbox = FakeSandbox()
+    assert env.sandbox.digest == "fake"
 
 
 def test_a_registered_env_is_found_by_name() -> None:

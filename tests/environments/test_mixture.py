@@ -20,7 +20,7 @@ from agentgym.cli.recipe import settings as read_settings
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, Mixture, mix
 from agentgym.run.tasks.envs import env_figures, open_envs
-from agentgym.sandboxes.choose import AnyBox
+from agentgym.sandboxes.choose import AnySandbox
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.testing import check_env
 from envs.chase.env import Chase
@@ -168,15 +168,15 @@ def test_a_resumed_sampler_of_several_envs_goes_on_with_the_same_tasks() -> None
     assert draw(second, 21) == order[9:]
 
 
-def test_each_member_has_its_own_arguments_and_the_box_that_was_asked_for() -> None:
+def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() -> None:
     env = open_envs({"ones": 2, "chase": 1}, {"ones.worth": 3.0}, "unsafe")
     assert issubclass(env, Mixture)
     ones, chase = env.members["ones"].env, env.members["chase"].env
     assert issubclass(ones, Ones)
     assert issubclass(chase, Chase)
-    assert (ones.worth, ones.sandbox, Ones.worth) == (3.0, None, 1.0)
+    assert (ones.worth, ones.sandbox_spec, Ones.worth) == (3.0, None, 1.0)
     task = env.tasks_of("chase", "test")[0]
-    assert env.sandbox_for(task) == chase.sandbox == AnyBox(kind="unsafe")
+    assert env.sandbox_for(task) == chase.sandbox_spec == AnySandbox(kind="unsafe")
     assert env.sandbox_for(env.tasks_of("ones", "test")[0]) is None
 
 

@@ -107,7 +107,7 @@ def test_a_flag_that_the_env_refuses_is_one_line_with_its_name(flags: list[str],
 
 
 def helped(recipe: ag.RunConfig, flags: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What `--help` prints, without the lines of its boxes and without line ends, and what it says on stderr."""
+    """What `--help` prints, without the lines of its sandboxes and without line ends, and what it says on stderr."""
     with pytest.raises(SystemExit, match="0"):
         settings(recipe, [*flags, "--help"])
     said = capsys.readouterr()

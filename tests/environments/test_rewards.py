@@ -97,9 +97,9 @@ async def test_a_reward_that_raises_is_named_with_its_line_and_logged_once(
     assert caplog.records[0].exc_info
 
 
-async def test_a_dead_box_in_a_reward_stays_a_dead_box() -> None:
+async def test_a_dead_sandbox_in_a_reward_stays_a_dead_sandbox() -> None:
     async def fail(self: object) -> float:
-        raise SandboxError("the box died")
+        raise SandboxError("the sandbox died")
 
-    with pytest.raises(SandboxError, match="the box died"):
+    with pytest.raises(SandboxError, match="the sandbox died"):
         await env(fail)(TASK).score()

@@ -15,8 +15,8 @@ from agentgym.errors.tracebacks import place_of
 def test_every_error_of_ours_has_one_base() -> None:
     raised = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     ours = {
-        "BoxContentError",
-        "BoxKilledError",
+        "SandboxContentError",
+        "SandboxKilledError",
         "ClosedError",
         "ContextOverflow",
         "EngineError",
@@ -67,7 +67,7 @@ def test_a_foreign_exception_is_named_once_with_where_and_cause() -> None:
 
 
 def test_our_own_errors_cross_a_boundary_unchanged() -> None:
-    dead = SandboxError("the box died")
+    dead = SandboxError("the sandbox died")
     with pytest.raises(SandboxError) as raised, boundary(EnvError, "outer"), boundary(ToolError, "inner"):
         raise dead
     assert raised.value is dead
@@ -118,21 +118,21 @@ def test_a_group_of_errors_is_an_error_where_none_of_them_ends_the_program(raise
 
 
 async def test_an_error_of_ours_in_a_group_of_tasks_passes_as_itself_with_its_cause() -> None:
-    async def broken_box() -> None:
+    async def broken_sandbox() -> None:
         raise broken from cause
 
     async def step() -> None:
         with boundary(EnvError, "step"):
             async with asyncio.TaskGroup() as tasks, asyncio.TaskGroup() as inner:
-                inner.create_task(broken_box())
+                inner.create_task(broken_sandbox())
                 await tasks.create_task(asyncio.sleep(0))
 
-    broken, cause = SandboxError("the box died"), OSError("gone")
+    broken, cause = SandboxError("the sandbox died"), OSError("gone")
     with pytest.raises(SandboxError) as met:
         await asyncio.create_task(step())
     assert met.value is broken
     assert (broken.where, broken.__cause__) == ("step", cause)
-    assert "the box died" in Failure.of(broken).message
+    assert "the sandbox died" in Failure.of(broken).message
 
 
 @pytest.mark.parametrize("error", [ValueError("v"), ToolError("v")])
@@ -174,7 +174,7 @@ def test_an_error_remembers_the_first_boundary_that_it_crossed() -> None:
 
 
 def test_an_error_of_ours_remembers_it_too_and_one_that_crossed_nothing_names_nothing() -> None:
-    dead = SandboxError("the box died")
+    dead = SandboxError("the sandbox died")
     assert dead.where == ""
     with pytest.raises(SandboxError), boundary(EnvError, "Bugfix.step"):
         raise dead

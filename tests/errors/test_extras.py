@@ -56,7 +56,7 @@ def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> N
     assert line == f"agentgym.errors.extras.MissingPackage: {package} is not installed: {TRAIN}"
 
 
-def test_a_docker_box_without_its_package_says_so_in_a_line() -> None:
+def test_a_docker_sandbox_without_its_package_says_so_in_a_line() -> None:
     code = "async def main():\n    async with ag.Docker().open(1): pass\nasyncio.run(main())"
     assert last_line(code, *HEAVY).endswith(f"the docker package is missing: {install_line('docker')}")
 

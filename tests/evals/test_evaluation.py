@@ -109,8 +109,8 @@ async def test_what_cannot_be_played_is_refused() -> None:
         ({"n": 2.0}, ValueError, r"^n: must be a whole number, got 2\.0"),
         ({"tasks": "train"}, TypeError, r"^tasks: must be a sequence of tasks, .*got 'train'"),
         ({"sampling": {"temperature": 1}}, TypeError, r"^sampling: must be an ag\.Sampling, .*got \{"),
-        ({"boxes": ag.AnyBox()}, TypeError, r"^boxes: .*AnyBox\(.*open it: `async with BOX\.open"),
-        ({"boxes": 3}, TypeError, r"^boxes: must be an open pool of boxes, got 3"),
+        ({"sandboxes": ag.AnySandbox()}, TypeError, r"^sandboxes: .*AnySandbox\(.*open it: `async with SANDBOX\.open"),
+        ({"sandboxes": 3}, TypeError, r"^sandboxes: must be an open pool of sandboxes, got 3"),
     ],
 )
 async def test_an_argument_of_another_type_is_named(arguments: Any, error: type[Exception], said: str) -> None:
@@ -118,9 +118,9 @@ async def test_an_argument_of_another_type_is_named(arguments: Any, error: type[
         await ag.evaluate(Guess, Scripted([say("101")]), **arguments)
 
 
-async def test_boxes_that_are_not_open_are_refused_in_a_single_rollout() -> None:
-    with pytest.raises(TypeError, match=r"^boxes: must be an open pool of boxes, .*open it"):
-        await ag.rollout(Guess, Guess.tasks("test")[0], Scripted([say("1")]), boxes=ag.AnyBox())  # type: ignore[arg-type]
+async def test_sandboxes_that_are_not_open_are_refused_in_a_single_rollout() -> None:
+    with pytest.raises(TypeError, match=r"^sandboxes: must be an open pool of sandboxes, .*open it"):
+        await ag.rollout(Guess, Guess.tasks("test")[0], Scripted([say("1")]), sandboxes=ag.AnySandbox())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("n", "warned"), [(400, True), (5, False), (None, False)])

@@ -196,11 +196,11 @@ class InInit(Words):
 
 
 class InBox(Words):
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     @ag.reward
     async def few(self) -> float:
-        return float(len((await self.box.python("1")).text()))
+        return float(len((await self.sandbox.python("1")).text()))
 
 
 class Answers(Words):
@@ -215,7 +215,7 @@ class Answers(Words):
         (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env is played; write `def"),
         (InSetup, r"^InSetup: reward 'few' reads self\.letters, "),
         (InInit, r"^InInit: reward 'few' reads self\.seen, "),
-        (InBox, r"^InBox: reward 'few' reads self\.box, and a rollout's box is gone"),
+        (InBox, r"^InBox: reward 'few' reads self\.sandbox, and a rollout's sandbox is gone"),
         (Answers, r"^Answers: reward 'right' reads self\.answer, "),
     ],
 )

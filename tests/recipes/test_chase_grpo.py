@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--box", "unsafe", "--engine.slots", "16", "--eval-tasks", "8"]
+SMALL = ["--sandbox", "unsafe", "--engine.slots", "16", "--eval-tasks", "8"]
 
 
 def command(*arguments: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
 
 
 def processes(mark: str) -> list[str]:
-    """Command lines of the processes that name this folder: the recipe's own and those of its boxes."""
+    """Command lines of the processes that name this folder: the recipe's own and those of its sandboxes."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

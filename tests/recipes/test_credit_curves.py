@@ -24,7 +24,7 @@ from recipes.credit_curves import (
     with_error,
 )
 
-SMALL = Credit(folder=Path(), seeds=1, tokens=3000, stride=1, box="unsafe", envs=("bisect_long",))
+SMALL = Credit(folder=Path(), seeds=1, tokens=3000, stride=1, sandbox="unsafe", envs=("bisect_long",))
 
 
 def test_rewards_are_compared_by_tokens_whatever_a_step_samples() -> None:

@@ -33,7 +33,7 @@ STEPS = 2 * STOPS
 """A stop comes in the first or the second step of its process, so that all of a chain have room."""
 # One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
 FLAGS = [
-    *("--box", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "3", "--eval-tasks", "2"),
+    *("--sandbox", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "3", "--eval-tasks", "2"),
     *("--eval-every", "1", "--steps", str(STEPS)),
 ]
 FEW = [*FLAGS, "--steps", "4"]

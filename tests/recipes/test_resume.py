@@ -17,7 +17,7 @@ from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
 # One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
-SMALL = ["--box", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "4", "--eval-tasks", "0"]
+SMALL = ["--sandbox", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "4", "--eval-tasks", "0"]
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/")
 """How the names begin of what a log holds of wall time."""
 PROOF = ("sync/arrived", "sync/unproven")

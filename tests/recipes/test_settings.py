@@ -120,7 +120,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--setps", "3"], "there is no option --setps; did you mean --steps?"),
         (["--train.lrr", "1"], "there is no option --train.lrr; did you mean --train.lr?"),
         (["--steps", "x"], "--steps: must be a valid integer, unable to parse string as an integer, got 'x'"),
-        (["--box", "shoe"], "--box: must be 'auto', 'docker', 'bubblewrap' or 'unsafe', got 'shoe'"),
+        (["--sandbox", "shoe"], "--sandbox: must be 'auto', 'docker', 'bubblewrap' or 'unsafe', got 'shoe'"),
         (["--steps"], "--steps: needs a value after it"),
         (["--steps", "3", "4"], "--steps: '4' is one word too many"),
         (["--train.dora", "0"], "'0' is one word too many"),
@@ -212,14 +212,14 @@ def test_a_wrong_setting_ends_the_process_with_its_line_alone(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_boxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
+def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
-    done = recipe("--box", "docker", "--out", str(tmp_path / "run"))
+    done = recipe("--sandbox", "docker", "--out", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.startswith("chase_grpo: box: docker does not run here: ")
-    assert done.stderr.endswith("`--box auto` takes the best one\n")
+    assert done.stderr.startswith("chase_grpo: sandbox: docker does not run here: ")
+    assert done.stderr.endswith("`--sandbox auto` takes the best one\n")
     assert done.stderr.count("none.sock") == 1
     assert not (tmp_path / "run").exists()
 

@@ -20,7 +20,7 @@ from agentgym.store.reader import RolloutStore
 from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--box", "unsafe", "--engine.slots", "8", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2"]
+SMALL = ["--sandbox", "unsafe", "--engine.slots", "8", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2"]
 FLAGS = [*SMALL, "--steps", "3", "--save-every", "1"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 CODES = {"SIGINT": 130, "SIGTERM": 143}

@@ -17,7 +17,7 @@ from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError
 from agentgym.run.metrics.batch import batch_figures
 from agentgym.samples import build_samples
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
@@ -257,53 +257,53 @@ async def test_a_cancelled_rollout_closes_its_branches() -> None:
 
 
 class Counting(ag.ToolEnv[ag.Task]):
-    """Counts in the box, on this side, and by a helper that holds the box."""
+    """Counts in the sandbox, on this side, and by a helper that holds the sandbox."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     ends: ClassVar[list[tuple[int, int, int]]] = []
 
     async def setup(self) -> None:
         self.count = [0]
-        self.helper: dict[str, Any] = {"box": self.box, "of": self.count}
-        await self.box.python("n = 0")
+        self.helper: dict[str, Any] = {"sandbox": self.sandbox, "of": self.count}
+        await self.sandbox.python("n = 0")
 
     @ag.tool
     async def add(self) -> str:
         """Add one everywhere."""
         self.count[0] += 1
-        await self.helper["box"].python("n += 1")
+        await self.helper["sandbox"].python("n += 1")
         if self.count[0] == 2:
             raise RuntimeError("a tool error")
         return "added"
 
     @ag.reward
     async def total(self) -> float:
-        in_box = int((await self.box.python("print(n)")).text(limit=20))
+        in_sandbox = int((await self.sandbox.python("print(n)")).text(limit=20))
         assert self.helper["of"] is self.count
-        self.ends.append((in_box, self.count[0], len(self.answer or "")))
-        return float(in_box)
+        self.ends.append((in_sandbox, self.count[0], len(self.answer or "")))
+        return float(in_sandbox)
 
 
-async def test_each_branch_has_a_branch_of_the_box_and_gives_it_back() -> None:
-    forked: list[FakeBox] = []
-    fork, close = FakeBox.fork, FakeBox.close
-    closed: list[FakeBox] = []
+async def test_each_branch_has_a_branch_of_the_sandbox_and_gives_it_back() -> None:
+    forked: list[FakeSandbox] = []
+    fork, close = FakeSandbox.fork, FakeSandbox.close
+    closed: list[FakeSandbox] = []
 
-    async def counted(self: FakeBox, **given: Any) -> FakeBox:
+    async def counted(self: FakeSandbox, **given: Any) -> FakeSandbox:
         forked.append(await fork(self, **given))
         assert len(forked) - len(closed) <= 2
         return forked[-1]
 
-    async def ended(self: FakeBox) -> None:
+    async def ended(self: FakeSandbox) -> None:
         closed.append(self)
         await close(self)
 
     Counting.ends = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeBox, "fork", counted)
-        patch.setattr(FakeBox, "close", ended)
+        patch.setattr(FakeSandbox, "fork", counted)
+        patch.setattr(FakeSandbox, "close", ended)
         engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
-        played = await ag.rollout(Counting, TASK, engine, boxes=FakeBoxes(), branching=Branching(per_state=2))
+        played = await ag.rollout(Counting, TASK, engine, sandboxes=FakeSandboxPool(), branching=Branching(per_state=2))
     assert played.reward == 3.0, played
     assert [branch.reward for branch in played.branches] == [3.0] * 6
     assert Counting.ends == [(3, 3, 3)] * 7
@@ -323,7 +323,7 @@ async def test_states_are_chosen_by_what_came_before_them() -> None:
     # Four tokens are spent at least behind the first state: its two branches have six turns each.
     assert await turns(Branching(tokens=1)) == [1]
     engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
-    assert await turns(Branching(after="tool_error"), Counting, engine=engine, boxes=FakeBoxes()) == [2]
+    assert await turns(Branching(after="tool_error"), Counting, engine=engine, sandboxes=FakeSandboxPool()) == [2]
     for seed in range(4):
         plain = await play(letters(length=7), engine=Dice(likely=0.8), seed=seed)
         means = [float(turn.logprobs.mean()) for turn in _logprobs(plain)]

@@ -9,34 +9,34 @@ from agentgym.files.foreign.content import Unpacker
 from agentgym.rollouts import rollout_warnings
 from agentgym.sandboxes.protocol.verdicts import KEPT_CASES, KEPT_NAME, kept_cases
 from agentgym.store.rows import rollout_of, rollout_row
-from agentgym.testing import FakeBoxes, Scripted, check_env, say
+from agentgym.testing import FakeSandboxPool, Scripted, check_env, say
 
 TASK = ag.Task(id="one", prompt="Write add.")
 
 
 class Misspelt(ag.ToolEnv[ag.Task]):
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     async def setup(self) -> None:
-        await self.box.write({"solution.py": "def add(a, b):\n    return a + b\n"})
+        await self.sandbox.write({"solution.py": "def add(a, b):\n    return a + b\n"})
 
     @ag.reward
     async def right(self) -> float:
         code = "def test_add():\n    from solutoin import add\n    assert add(2, 3) == 5\n"
-        return (await self.box.verify(code=code, timeout_s=60)).fraction
+        return (await self.sandbox.verify(code=code, timeout_s=60)).fraction
 
 
 class Wrong(Misspelt):
     @ag.reward
     async def right(self) -> float:
-        return (await self.box.verify(code="def test_one():\n    assert 1 == 2\n", timeout_s=60)).fraction
+        return (await self.sandbox.verify(code="def test_one():\n    assert 1 == 2\n", timeout_s=60)).fraction
 
 
 class Mended(Misspelt):
     @ag.reward
     async def right(self) -> float:
-        await self.box.verify(code="def test_one():\n    assert 1 == 2\n", timeout_s=60)
-        return (await self.box.verify(code="def test_one():\n    assert 1 == 1\n", timeout_s=60)).fraction
+        await self.sandbox.verify(code="def test_one():\n    assert 1 == 2\n", timeout_s=60)
+        return (await self.sandbox.verify(code="def test_one():\n    assert 1 == 1\n", timeout_s=60)).fraction
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def nothing_was_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def play(env: type[Misspelt]) -> ag.Rollout:
-    return await ag.rollout(env, TASK, Scripted([say("done")]), boxes=FakeBoxes())
+    return await ag.rollout(env, TASK, Scripted([say("done")]), sandboxes=FakeSandboxPool())
 
 
 async def test_the_reason_of_a_case_is_in_the_rollout_and_in_what_shows_it() -> None:
@@ -89,4 +89,4 @@ async def test_a_case_that_was_not_found_wrong_is_logged_once_for_each_env_and_k
 
 async def test_check_env_says_why_a_hidden_case_of_the_oracle_failed() -> None:
     with pytest.raises(AssertionError, match=r"1 of its hidden cases failed, such as 'test_add': ModuleNotFoundError"):
-        await check_env(Misspelt, TASK, oracle=[say("done")], boxes=FakeBoxes())
+        await check_env(Misspelt, TASK, oracle=[say("done")], sandboxes=FakeSandboxPool())

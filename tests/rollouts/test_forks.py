@@ -9,7 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EnvError
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout, Segment
@@ -215,20 +215,20 @@ async def test_the_context_of_a_sub_agent_is_limited_like_its_parents() -> None:
     assert played.stop_reason == "answer"
 
 
-async def test_a_fork_may_have_a_branch_of_the_box(boxes: FakeBoxes) -> None:
+async def test_a_fork_may_have_a_branch_of_the_sandbox(sandboxes: FakeSandboxPool) -> None:
     class Boxed(Desk):
-        sandbox: ClassVar[Any] = ag.AnyBox()
+        sandbox_spec: ClassVar[Any] = ag.AnySandbox()
 
         @ag.tool
         async def split(self) -> str:
-            """Change a branch of the box."""
-            await self.box.write({"here": "before"})
-            async with self.fork("fork", [Message(role="tool", content="go on", name="split")], box=True) as agent:
-                await agent.env.box.write({"here": "changed"})
+            """Change a branch of the sandbox."""
+            await self.sandbox.write({"here": "before"})
+            async with self.fork("fork", [Message(role="tool", content="go on", name="split")], sandbox=True) as agent:
+                await agent.env.sandbox.write({"here": "changed"})
                 await agent.run()
-            return (await self.box.read("here")).decode()
+            return (await self.sandbox.read("here")).decode()
 
-    played = await play([call("split"), say("sub"), say("done")], Boxed, boxes=boxes)
+    played = await play([call("split"), say("sub"), say("done")], Boxed, sandboxes=sandboxes)
     assert played.error is None
     assert "before" in DECODE(played.segments[0].token_ids.tolist())
 

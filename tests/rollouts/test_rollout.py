@@ -12,7 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Reply, Scripted, raw, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, Segment
@@ -307,27 +307,29 @@ async def test_without_a_seed_the_seed_is_zero_and_the_engine_is_asked_with_seed
     assert all(0 <= request["seed"] < 2**63 for request in zero.asked)
 
 
-async def test_an_env_with_a_sandbox_gets_a_box_and_the_rollout_notes_its_digest(boxes: FakeBoxes) -> None:
+async def test_an_env_with_a_sandbox_gets_a_sandbox_and_the_rollout_notes_its_digest(
+    sandboxes: FakeSandboxPool,
+) -> None:
     class Boxed(Desk):
-        sandbox: ClassVar[Any] = ag.AnyBox()
+        sandbox_spec: ClassVar[Any] = ag.AnySandbox()
 
-    assert (await play(Boxed, [say("bye")], boxes=boxes)).box == "fake"
-    assert (boxes.leased, len(boxes.made)) == ([], 1)
-    assert (await play(Desk, [say("bye")], boxes=boxes)).box is None
-    assert len(boxes.made) == 1
+    assert (await play(Boxed, [say("bye")], sandboxes=sandboxes)).sandbox == "fake"
+    assert (sandboxes.leased, len(sandboxes.made)) == ([], 1)
+    assert (await play(Desk, [say("bye")], sandboxes=sandboxes)).sandbox is None
+    assert len(sandboxes.made) == 1
 
 
-async def test_an_env_is_closed_once_and_before_its_box_goes_back(boxes: FakeBoxes) -> None:
+async def test_an_env_is_closed_once_and_before_its_sandbox_goes_back(sandboxes: FakeSandboxPool) -> None:
     leased: list[int] = []
 
     class Boxed(Desk):
-        sandbox: ClassVar[Any] = ag.AnyBox()
+        sandbox_spec: ClassVar[Any] = ag.AnySandbox()
 
         async def close(self) -> None:
-            leased.append(len(boxes.leased))
+            leased.append(len(sandboxes.leased))
 
-    await play(Boxed, [say("bye")], boxes=boxes)
-    assert (leased, boxes.leased) == ([1], [])
+    await play(Boxed, [say("bye")], sandboxes=sandboxes)
+    assert (leased, sandboxes.leased) == ([1], [])
 
 
 async def test_without_a_pool_a_rollout_opens_one_for_itself_and_closes_it() -> None:
@@ -335,10 +337,10 @@ async def test_without_a_pool_a_rollout_opens_one_for_itself_and_closes_it() -> 
 
     class Own:
         @asynccontextmanager
-        async def open(self, size: int) -> AsyncIterator[FakeBoxes]:
+        async def open(self, size: int) -> AsyncIterator[FakeSandboxPool]:
             seen.append(f"open {size}")
-            yield FakeBoxes()
+            yield FakeSandboxPool()
             seen.append("close")
 
-    await play(type("Boxed", (Desk,), {"sandbox": Own()}), [say("bye")])
+    await play(type("Boxed", (Desk,), {"sandbox_spec": Own()}), [say("bye")])
     assert seen == ["open 1", "close"]

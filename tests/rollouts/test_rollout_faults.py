@@ -1,4 +1,4 @@
-"""What goes wrong in env, tool, box or engine: no score, never a 0, nothing left open."""
+"""What goes wrong in env, tool, sandbox or engine: no score, never a 0, nothing left open."""
 
 import asyncio
 import re
@@ -13,8 +13,8 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.types.completion import Completion
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -25,7 +25,7 @@ SCRIPT = [call("look"), say("done")]
 class Desk(ag.ToolEnv[ag.Task]):
     """Knows how often it was closed."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     closed: list[ag.Task]
 
     def __init_subclass__(cls) -> None:
@@ -79,7 +79,7 @@ class Undocumented(Desk):
 
 
 OOPS = raising(RuntimeError, "oops")
-DEAD = raising(SandboxError, "the box died")
+DEAD = raising(SandboxError, "the sandbox died")
 NONSENSE = ag.StepResult([{"role": "tool"}], 0.0, False, False, {})  # type: ignore[typeddict-item]
 NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
 
@@ -91,7 +91,7 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
         pytest.param(desk(setup=OOPS), "EnvError: Broken.setup: RuntimeError: oops", 0, id="setup"),
         pytest.param(desk(step=OOPS), "EnvError: Broken.step: RuntimeError: oops", 1, id="step"),
         pytest.param(desk(step=raising(TimeoutError, "x")), "EnvError: Broken.step: TimeoutError: x", 1, id="timeout"),
-        pytest.param(desk(see=DEAD), "SandboxError: the box died", 1, id="box"),
+        pytest.param(desk(see=DEAD), "SandboxError: the sandbox died", 1, id="sandbox"),
         pytest.param(desk(score=OOPS), "EnvError: Broken.score: RuntimeError: oops", 2, id="reward"),
         pytest.param(desk(close=OOPS), "EnvError: Broken.close: RuntimeError: oops", 2, id="close"),
         pytest.param(
@@ -116,25 +116,27 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
     ],
 )
 async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segments(
-    env: type[Desk], error: str, written: int, boxes: FakeBoxes
+    env: type[Desk], error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
-    played = await ag.rollout(env, TASK, Scripted(SCRIPT), boxes=boxes)
+    played = await ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes)
     assert (played.reward, played.stop_reason) == (None, "error")
     assert re.match(error, played.error or "")
     assert len(played.messages) == written
-    assert boxes.leased == []
+    assert sandboxes.leased == []
 
 
-def test_a_score_that_never_comes_is_a_rollout_without_a_reward_that_keeps_its_segments(boxes: FakeBoxes) -> None:
+def test_a_score_that_never_comes_is_a_rollout_without_a_reward_that_keeps_its_segments(
+    sandboxes: FakeSandboxPool,
+) -> None:
     env = desk(limits=ag.Limits(turns=1, seconds=10), score=forever)
-    played = run_in_virtual_time(ag.rollout(env, TASK, Scripted(SCRIPT), boxes=boxes))
+    played = run_in_virtual_time(ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes))
     assert (played.reward, played.stop_reason, len(played.messages)) == (None, "error", 1)
     assert (played.error or "").startswith("EnvError: Broken.score: TimeoutError")
-    assert boxes.leased == []
+    assert sandboxes.leased == []
 
 
-async def test_a_failing_tool_is_an_answer_and_the_rollout_is_scored(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(desk(see=OOPS), TASK, Scripted(SCRIPT), boxes=boxes)
+async def test_a_failing_tool_is_an_answer_and_the_rollout_is_scored(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(desk(see=OOPS), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
     assert (played.reward, played.stop_reason, played.metrics["tool_errors"]) == (1.0, "answer", 1)
 
 
@@ -183,46 +185,46 @@ class Aborting(Scripted):
     ],
 )
 async def test_a_failing_engine_is_a_rollout_without_a_reward_that_keeps_its_finished_turns(
-    engine: Scripted, error: str, written: int, boxes: FakeBoxes
+    engine: Scripted, error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
     env = desk()
-    played = await ag.rollout(env, TASK, engine, boxes=boxes)
+    played = await ag.rollout(env, TASK, engine, sandboxes=sandboxes)
     assert (played.reward, len(played.messages)) == (None, written)
     assert re.match(error, played.error or "")
-    assert (len(env.closed), boxes.leased) == (1, [])
+    assert (len(env.closed), sandboxes.leased) == (1, [])
 
 
 @pytest.mark.parametrize(("kind", "named"), [(SandboxError, "SandboxError: none"), (OSError, "SandboxError: .*none")])
-async def test_a_box_that_cannot_be_had_is_a_rollout_without_a_reward(kind: type[Exception], named: str) -> None:
-    def refuse() -> Box:
+async def test_a_sandbox_that_cannot_be_had_is_a_rollout_without_a_reward(kind: type[Exception], named: str) -> None:
+    def refuse() -> Sandbox:
         raise kind("none")
 
-    played = await ag.rollout(desk(), TASK, Scripted(SCRIPT), boxes=FakeBoxes(refuse))
+    played = await ag.rollout(desk(), TASK, Scripted(SCRIPT), sandboxes=FakeSandboxPool(refuse))
     assert (played.reward, played.segments) == (None, ())
     assert re.match(named, played.error or "")
 
 
-async def test_what_a_tool_echoes_need_not_be_whole_characters(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), boxes=boxes)
+async def test_what_a_tool_echoes_need_not_be_whole_characters(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
     assert played.reward == 1.0
 
 
-class Watched(FakeBoxes):
-    """Says when a rollout waits for a box that never comes free."""
+class Watched(FakeSandboxPool):
+    """Says when a rollout waits for a sandbox that never comes free."""
 
     def __init__(self, reached: asyncio.Event) -> None:
         super().__init__()
         self.reached = reached
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Box]:
+    async def lease(self) -> AsyncIterator[Sandbox]:
         self.reached.set()
         await asyncio.Event().wait()
-        yield FakeBox()
+        yield FakeSandbox()
 
 
 @pytest.mark.parametrize("where", ["lease", "setup", "generate", "see", "score", "close"])
-async def test_a_cancelled_rollout_closes_its_env_gives_its_box_back_and_stays_cancelled(where: str) -> None:
+async def test_a_cancelled_rollout_closes_its_env_gives_its_sandbox_back_and_stays_cancelled(where: str) -> None:
     reached = asyncio.Event()
 
     async def wait(*args: Any, **kwargs: Any) -> Any:
@@ -230,31 +232,31 @@ async def test_a_cancelled_rollout_closes_its_env_gives_its_box_back_and_stays_c
         await asyncio.Event().wait()
 
     env = desk(**({where: wait} if where not in ("lease", "generate") else {}))
-    boxes = Watched(reached) if where == "lease" else FakeBoxes()
+    sandboxes = Watched(reached) if where == "lease" else FakeSandboxPool()
     engine = Faulty(wait) if where == "generate" else Scripted(SCRIPT)
-    playing = asyncio.create_task(ag.rollout(env, TASK, engine, boxes=boxes))
+    playing = asyncio.create_task(ag.rollout(env, TASK, engine, sandboxes=sandboxes))
     await reached.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert len(env.closed) == (0 if where == "close" else 1)
-    assert boxes.leased == []
+    assert sandboxes.leased == []
     assert engine._played == {}
 
 
-async def test_a_close_that_fails_does_not_swallow_a_cancellation(boxes: FakeBoxes) -> None:
+async def test_a_close_that_fails_does_not_swallow_a_cancellation(sandboxes: FakeSandboxPool) -> None:
     reached = asyncio.Event()
 
     async def wait() -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    playing = asyncio.create_task(ag.rollout(desk(close=OOPS), TASK, Faulty(wait), boxes=boxes))
+    playing = asyncio.create_task(ag.rollout(desk(close=OOPS), TASK, Faulty(wait), sandboxes=sandboxes))
     await reached.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
-    assert boxes.leased == []
+    assert sandboxes.leased == []
 
 
 @pytest.mark.parametrize("kind", [GeneratorExit, SystemExit, type("Odd", (BaseException,), {})])
@@ -268,7 +270,7 @@ async def test_an_error_that_is_no_exception_fails_its_rollout_alone(kind: type[
         return await sound(self, *args, **given)
 
     tasks = [TASK.model_copy(update={"id": name}) for name in ("bad", "good")]
-    groups = await ag.run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, boxes=FakeBoxes())
+    groups = await ag.run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, sandboxes=FakeSandboxPool())
     bad, good = groups.rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
     assert (bad.error or "").startswith(f"EnvError: Broken.{where}: {kind.__name__}: odd, at test_rollout_faults.py:")

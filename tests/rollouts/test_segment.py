@@ -14,8 +14,8 @@ from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.environments.limits import KeepLast, KeepPrompt, Limits, Window, last_turns
 from agentgym.errors import EngineError, SandboxError
 from agentgym.rollouts.segment import OpenSegment, is_due
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.types.completion import Completion, Version
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, Segment
@@ -248,16 +248,16 @@ async def test_a_failing_env_is_not_tried_again() -> None:
     assert (len(made), played.reward) == (1, None)
 
 
-async def test_each_attempt_has_a_box_of_its_own() -> None:
-    def box() -> Box:
+async def test_each_attempt_has_a_sandbox_of_its_own() -> None:
+    def sandbox() -> Sandbox:
         if len(pool.made) < 1:
-            pool.made.append(FakeBox())
+            pool.made.append(FakeSandbox())
             raise SandboxError("none")
-        return FakeBox()
+        return FakeSandbox()
 
-    pool = FakeBoxes(box)
-    env = type("Boxed", (Desk,), {"sandbox": ag.AnyBox(), "limits": Limits(retries=1)})
-    played = await ag.rollout(env, TASK, Scripted([say("bye")]), boxes=pool)
+    pool = FakeSandboxPool(sandbox)
+    env = type("Boxed", (Desk,), {"sandbox_spec": ag.AnySandbox(), "limits": Limits(retries=1)})
+    played = await ag.rollout(env, TASK, Scripted([say("bye")]), sandboxes=pool)
     assert (played.error, len(pool.made), pool.leased) == (None, 2, [])
 
 

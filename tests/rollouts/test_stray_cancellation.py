@@ -8,7 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
@@ -79,11 +79,11 @@ async def test_a_stray_cancelled_error_of_the_engine_is_an_engine_error() -> Non
     assert (bad.error or "").startswith("EngineError: generate: CancelledError")
 
 
-async def test_a_stray_cancelled_error_in_the_lease_of_a_box_is_a_sandbox_error() -> None:
+async def test_a_stray_cancelled_error_in_the_lease_of_a_sandbox_is_a_sandbox_error() -> None:
     class Boxed(Desk):
-        sandbox = ag.AnyBox()
+        sandbox_spec = ag.AnySandbox()
 
-    class Busy(FakeBoxes):
+    class Busy(FakeSandboxPool):
         def lease(self) -> Any:
             return Never()
 
@@ -94,27 +94,27 @@ async def test_a_stray_cancelled_error_in_the_lease_of_a_box_is_a_sandbox_error(
         async def __aexit__(self, *error: object) -> None:
             raise AssertionError
 
-    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), boxes=Busy())
+    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Busy())
     assert (played.error or "").startswith("SandboxError: lease: CancelledError")
 
 
-async def test_a_box_that_cannot_be_given_back_fails_its_rollout_only() -> None:
+async def test_a_sandbox_that_cannot_be_given_back_fails_its_rollout_only() -> None:
     class Boxed(Desk):
-        sandbox = ag.AnyBox()
+        sandbox_spec = ag.AnySandbox()
 
     class Stuck:
         async def __aenter__(self) -> Any:
-            return FakeBoxes().make()
+            return FakeSandboxPool().make()
 
         async def __aexit__(self, *error: object) -> None:
             raise OSError("the wire broke")
 
-    class Pool(FakeBoxes):
+    class Pool(FakeSandboxPool):
         def lease(self) -> Any:
             return Stuck()
 
-    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), boxes=Pool())
-    assert played.error == "SandboxError: the return of the box: OSError: the wire broke"
+    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Pool())
+    assert played.error == "SandboxError: the return of the sandbox: OSError: the wire broke"
 
 
 async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_and_the_batch_ends() -> None:

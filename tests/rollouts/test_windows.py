@@ -235,7 +235,7 @@ async def test_a_failure_names_what_was_crossed_and_has_the_traceback_of_the_use
 
 
 def dead(self: Desk) -> None:
-    raise SandboxError("the box died")
+    raise SandboxError("the sandbox died")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ async def test_every_crossing_is_named(parts: dict[str, Any], where: str, line: 
     assert "/agentgym/" not in failure.traceback
 
 
-async def test_a_box_that_dies_in_a_tool_names_the_tool_and_the_line_that_called_it() -> None:
+async def test_a_sandbox_that_dies_in_a_tool_names_the_tool_and_the_line_that_called_it() -> None:
     async def look(self: Desk) -> str:
         """Look."""
         dead(self)

@@ -81,7 +81,7 @@ async def test_an_env_that_cannot_branch_is_refused_before_the_model_is_loaded(t
 
 async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch(tmp_path: Path) -> None:
     run = replace(
-        bisect_branches.RECIPE, steps=1, prompts=2, group_size=2, eval_tasks=0, box="unsafe", out=tmp_path / "run"
+        bisect_branches.RECIPE, steps=1, prompts=2, group_size=2, eval_tasks=0, sandbox="unsafe", out=tmp_path / "run"
     )
     summary = await ag.train_policy(run)
     assert (summary["rollouts"], summary["failed"]) == (4, 0)

@@ -22,7 +22,7 @@ from tests.engines.sglang.peer import Peer, giving, sglang
 SMALL = replace(
     chase_distill.RECIPE,
     model="tiny",
-    box="unsafe",
+    sandbox="unsafe",
     steps=6,
     eval_tasks=0,
     train=replace(TRAIN, device="cpu"),

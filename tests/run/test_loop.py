@@ -19,7 +19,7 @@ from agentgym.errors import AgentGymError, EngineError
 from agentgym.run import peers
 from agentgym.run.collector import Collector, DistributedScheduler
 from agentgym.run.metrics_logger import MetricsLogger
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.schedule import Schedule
@@ -41,7 +41,7 @@ async def play() -> AsyncIterator[Collector]:
     """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
     async with Trainer(MODEL, config) as trainer, LocalEngine(MODEL, LocalConfig(slots=16)) as engine:
-        yield Collector(ChaseCompaction, engine, trainer, FakeBoxes(), SAMPLING)
+        yield Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), SAMPLING)
 
 
 def trainer_of(play: Collector) -> Trainer:

@@ -410,7 +410,9 @@ async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_agai
     assert figures(folder(run)) == figures(whole[0])
 
 
-@pytest.mark.parametrize("changes", [{"save_every": 1}, {"train": replace(SETTINGS.train, lr=1e-4)}, {"box": "unsafe"}])
+@pytest.mark.parametrize(
+    "changes", [{"save_every": 1}, {"train": replace(SETTINGS.train, lr=1e-4)}, {"sandbox": "unsafe"}]
+)
 def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
     refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, steps=9, **changes))
@@ -501,7 +503,7 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("steps", {"steps": -1}),
         ("max_tokens", {"max_tokens": 0}),
         ("probe_tolerance", {"probe_tolerance": float("nan")}),
-        ("box", {"box": "vm"}),
+        ("sandbox", {"sandbox": "vm"}),
         ("engine", {"engine": 3}),
     ],
 )

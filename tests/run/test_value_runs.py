@@ -59,7 +59,7 @@ async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
         prompts=2,
         group_size=2,
         eval_tasks=0,
-        box="unsafe",
+        sandbox="unsafe",
         engine=ag.LocalConfig(slots=1),  # one rollout at a time: float noise is the same too
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -1,4 +1,4 @@
-"""The same tests over every kind of box that runs here; the others are skipped aloud."""
+"""The same tests over every kind of sandbox that runs here; the others are skipped aloud."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ import pytest_asyncio
 from agentgym.sandboxes.docker.client import EngineDown, connect
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
-from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
 
 KINDS = ["unsafe", "bubblewrap", "docker", "runsc"]
 ROOT = Path(__file__).parents[2]
@@ -30,11 +30,11 @@ ISOLATED = ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
 
 FAST_ON_ALL = {"test_contract.py", "test_pool.py", "test_descriptors.py"}
-"""Files whose claims the fast tests show on each kind of box; those of the others they show on one."""
+"""Files whose claims the fast tests show on each kind of sandbox; those of the others they show on one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the slow tests what other kinds of boxes repeat of bubblewrap's, or of unsafe ones without it."""
+    """Leave to the slow tests what other kinds of sandboxes repeat of bubblewrap's, or of unsafe ones without it."""
     repeating = {"docker", "unsafe"} if why_no_bubblewrap() is None else {"docker"}
     for item in items:
         if not item.path.is_relative_to(Path(__file__).parent) or item.path.name in FAST_ON_ALL:
@@ -49,7 +49,7 @@ def others_slow(names: Iterable[str], *fast: str) -> list[Any]:
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-def make(kind: str, **settings: Any) -> Sandbox:
+def make(kind: str, **settings: Any) -> SandboxSpec:
     """A sandbox of that kind with these settings; the test is skipped aloud where it does not run here."""
     if kind == "unsafe":
         return Process(unsafe=True, **settings)
@@ -74,55 +74,55 @@ def why_no_gvisor() -> str | None:
 
 
 @pytest.fixture(scope="module", params=["unsafe", *ISOLATED])
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    """Each kind of box."""
+def spec(request: pytest.FixtureRequest) -> SandboxSpec:
+    """Each kind of sandbox."""
     return make(request.param)
 
 
 @pytest.fixture(scope="module", params=ISOLATED)
-def isolated(request: pytest.FixtureRequest) -> Sandbox:
-    """Each kind of box that holds against intent."""
+def isolated(request: pytest.FixtureRequest) -> SandboxSpec:
+    """Each kind of sandbox that holds against intent."""
     return make(request.param)
 
 
 @pytest.fixture(params=["unsafe", *ISOLATED])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of each kind of box that runs here."""
+    """The name of each kind of sandbox that runs here."""
     make(request.param)
     return str(request.param)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def boxes(sandbox: Sandbox) -> AsyncIterator[Boxes]:
-    """A pool of one box of each kind, shared by a module's tests: each starts from what the last one left."""
-    async with sandbox.open(1) as pool:
+async def sandboxes(spec: SandboxSpec) -> AsyncIterator[SandboxPool]:
+    """A pool of one sandbox of each kind, shared by a module's tests: each starts from what the last one left."""
+    async with spec.open(1) as pool:
         yield pool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def isolated_boxes(isolated: Sandbox) -> AsyncIterator[Boxes]:
+async def isolated_sandboxes(isolated: SandboxSpec) -> AsyncIterator[SandboxPool]:
     """The same, of each kind that holds against intent."""
     async with isolated.open(1) as pool:
         yield pool
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def box(boxes: Boxes) -> AsyncIterator[Box]:
-    """A clean box of each kind."""
-    async with boxes.lease() as leased:
+async def sandbox(sandboxes: SandboxPool) -> AsyncIterator[Sandbox]:
+    """A clean sandbox of each kind."""
+    async with sandboxes.lease() as leased:
         yield leased
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def isolated_box(isolated_boxes: Boxes) -> AsyncIterator[Box]:
-    """A clean box of each kind that holds against intent."""
-    async with isolated_boxes.lease() as leased:
+async def isolated_sandbox(isolated_sandboxes: SandboxPool) -> AsyncIterator[Sandbox]:
+    """A clean sandbox of each kind that holds against intent."""
+    async with isolated_sandboxes.lease() as leased:
         yield leased
 
 
 @contextmanager
 def with_many_files_open() -> Iterator[None]:
-    """As many open files as a client has that holds data, HTTP connections and other boxes."""
+    """As many open files as a client has that holds data, HTTP connections and other sandboxes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, MANY_FILES + 400), hard))
     held = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY_FILES)]
@@ -196,7 +196,7 @@ def as_user_without_rights(folder: Path, *python: str) -> "subprocess.CompletedP
 
 
 def one_more_minute() -> str:
-    """Seconds that no other test, and no other run of this one, sleeps: an unsafe box sees every process here."""
+    """Seconds that no other test, and no other run of this one, sleeps: an unsafe sandbox sees every process here."""
     return f"60.{secrets.randbelow(10**9):09d}"
 
 
@@ -217,7 +217,7 @@ def wait_for_end(pids: list[int], seconds: float = 20.0) -> list[int]:
 
 
 SECRET = "http://someone:hush@proxy.invalid:3128"
-"""A proxy with a password that no box may see."""
+"""A proxy with a password that no sandbox may see."""
 
 
 @pytest.fixture

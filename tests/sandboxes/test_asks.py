@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.remote.link import MAX_OPEN_ASKS, Link
 from agentgym.sandboxes.remote.wire import Wire, encode
 
@@ -23,9 +23,9 @@ def ask(number, size=0, call=None):
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much_it_asks(box: Box) -> None:
+async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much_it_asks(sandbox: Sandbox) -> None:
     heard: list[int] = []
-    link = box.link  # type: ignore[attr-defined]
+    link = sandbox.link  # type: ignore[attr-defined]
     received = link._wire.data_received
 
     def data_received(data: bytes) -> None:
@@ -34,37 +34,37 @@ async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much
 
     link._wire.data_received = data_received
     try:
-        await box.python("import gc, sys")
+        await sandbox.python("import gc, sys")
         code = RAW + "import sys\nhere = next(f for f in gc.get_objects() if type(f).__name__ == 'Worker').call\n"
-        result = await box.python(f"{code}for i in range(1, 1001): ask(i, 1 << 20, here)", timeout_s=30)
+        result = await sandbox.python(f"{code}for i in range(1, 1001): ask(i, 1 << 20, here)", timeout_s=30)
     finally:
         del link._wire.data_received
     assert result.status in ("ok", "protocol")
     assert sum(heard) < 4000
-    assert (await box.python("1 + 1")).stdout == "2\n"
+    assert (await sandbox.python("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_function_that_was_offered_to_an_earlier_cell_is_a_runtime_error(box: Box) -> None:
-    await box.python("kept = f", functions={"f": lambda: 1})
-    result = await box.python("try: kept()\nexcept RuntimeError as e: print(e)")
+async def test_a_function_that_was_offered_to_an_earlier_cell_is_a_runtime_error(sandbox: Sandbox) -> None:
+    await sandbox.python("kept = f", functions={"f": lambda: 1})
+    result = await sandbox.python("try: kept()\nexcept RuntimeError as e: print(e)")
     assert result.stdout == "there is no host function in this call\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_more_questions_at_once_than_can_wait_end_the_cell(box: Box) -> None:
+async def test_more_questions_at_once_than_can_wait_end_the_cell(sandbox: Sandbox) -> None:
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    await box.python("import gc")
+    await sandbox.python("import gc")
     code = RAW + "here = next(f for f in gc.get_objects() if type(f).__name__ == 'Worker').call\n"
-    result = await box.python(f"{code}for i in range(1, 100): ask(i, 0, here)", functions={"f": slow}, timeout_s=30)
+    result = await sandbox.python(f"{code}for i in range(1, 100): ask(i, 0, here)", functions={"f": slow}, timeout_s=30)
     assert result.status == "protocol"
-    assert (await box.python("1 + 1")).stdout == "2\n"
+    assert (await sandbox.python("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_that_overtakes_another_does_not_end_it_half_way(box: Box) -> None:
+async def test_a_question_that_overtakes_another_does_not_end_it_half_way(sandbox: Sandbox) -> None:
     ended: list[int] = []
 
     async def slow(number: int) -> int:
@@ -87,21 +87,21 @@ try: slow(1)
 except Bell: pass
 slow(2)
 """
-    result = await box.python(code, functions={"slow": slow}, timeout_s=30)
+    result = await sandbox.python(code, functions={"slow": slow}, timeout_s=30)
     assert result.stdout == "2\n"
     assert ended == [1, 2]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_after_the_time_limit_is_refused_and_the_state_is_kept(box: Box) -> None:
+async def test_a_question_after_the_time_limit_is_refused_and_the_state_is_kept(sandbox: Sandbox) -> None:
     async def slow() -> None:
         await asyncio.Event().wait()
 
     code = "x = 1\ntry: slow()\nexcept KeyboardInterrupt:\n    try: slow()\n    except RuntimeError as e: print(e)"
-    result = await box.python(code, functions={"slow": slow}, timeout_s=0.3)
+    result = await sandbox.python(code, functions={"slow": slow}, timeout_s=0.3)
     assert (result.status, result.stdout) == ("timeout", "the time limit of this call has passed\n")
     assert not result.state_lost
-    assert (await box.python("x")).stdout == "1\n"
+    assert (await sandbox.python("x")).stdout == "1\n"
 
 
 async def linked(*frames: bytes) -> tuple[Link, socket.socket]:

@@ -23,7 +23,7 @@ import pytest
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker.client import connect
 from agentgym.sandboxes.docker.docker import Docker
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.sandboxes.remote.refusals import SANDBOX_LOST
 from tests.sandboxes.conftest import wait_for_end
 from tests.sandboxes.engines import Engine, started
@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.docker,
 ]
 
-BOXES, AT_ONCE = 6, 8
+SANDBOXES, AT_ONCE = 6, 8
 SEED = int(os.environ.get("AGENTGYM_CHAOS_SEED", "0"))
 CLIENT_EPISODES = 10
 
@@ -60,11 +60,11 @@ from agentgym.sandboxes.docker.docker import Docker
 from tests.sandboxes.conftest import with_many_files_open
 from tests.sandboxes.test_chaos import end_of, episode
 
-async def work(boxes, name):
+async def work(sandboxes, name):
     for number in range({CLIENT_EPISODES} // 2):
         print("started", flush=True)
         try:
-            await episode(boxes, name + str(number))
+            await episode(sandboxes, name + str(number))
         except Exception as error:
             how, what = end_of(error)
             print(how, *([what] if what else []), flush=True)
@@ -72,9 +72,9 @@ async def work(boxes, name):
             print("finished", flush=True)
 
 async def main():
-    async with Docker().open(2) as boxes, asyncio.TaskGroup() as tasks:
+    async with Docker().open(2) as sandboxes, asyncio.TaskGroup() as tasks:
         for name in "ab":
-            tasks.create_task(work(boxes, name))
+            tasks.create_task(work(sandboxes, name))
 
 with with_many_files_open():
     asyncio.run(main())
@@ -103,24 +103,24 @@ class _client:
 # ---------------------------------------------------------------------------------------------- episodes
 
 
-async def episode(boxes: Boxes, name: str) -> None:
+async def episode(sandboxes: SandboxPool, name: str) -> None:
     """Some calls of every sort, whose answers are right or do not come."""
-    async with boxes.lease() as box:
+    async with sandboxes.lease() as sandbox:
 
         async def check(call: str, answer: Awaitable[Any], right: str) -> None:
-            """The error says which call of which box it was, and what it answered."""
+            """The error says which call of which sandbox it was, and what it answered."""
             said = await answer
             if said != right and getattr(said, "stdout", None) != right:
                 raise AssertionError(
-                    f"{name}: {call} of the Docker box {box.digest} answered {said!r} instead of {right!r}"
+                    f"{name}: {call} of the Docker sandbox {sandbox.digest} answered {said!r} instead of {right!r}"
                 )
 
-        await check("python of a new name", box.python("'x' in globals()"), "False\n")
-        await box.write({"f": name})
-        await check("python of a file", box.python(f"x = {name!r}\nopen('f').read() == x"), "True\n")
-        await check("exec", box.exec("cat f"), name)
-        await check("a host function", box.python("get()", functions={"get": lambda: name}), f"{name!r}\n")
-        await check("read", _text(box.read("f")), name)
+        await check("python of a new name", sandbox.python("'x' in globals()"), "False\n")
+        await sandbox.write({"f": name})
+        await check("python of a file", sandbox.python(f"x = {name!r}\nopen('f').read() == x"), "True\n")
+        await check("exec", sandbox.exec("cat f"), name)
+        await check("a host function", sandbox.python("get()", functions={"get": lambda: name}), f"{name!r}\n")
+        await check("read", _text(sandbox.read("f")), name)
 
 
 async def _text(content: Awaitable[bytes]) -> str:
@@ -183,28 +183,28 @@ class Chaos:
 
     async def run(self) -> None:
         self.up.set()
-        async with Docker().open(BOXES) as boxes, asyncio.TaskGroup() as tasks:
+        async with Docker().open(SANDBOXES) as sandboxes, asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
-                tasks.create_task(self.work(boxes))
+                tasks.create_task(self.work(sandboxes))
             for _ in range(2):
                 tasks.create_task(self.clients())
 
-    async def work(self, boxes: Boxes) -> None:
+    async def work(self, sandboxes: SandboxPool) -> None:
         """One episode after the other, until enough has happened."""
         size, killed = self.size, self.killed
         while not self.enough() and self.done["started"] < 3 * size.episodes:
             await self.up.wait()
             self.done["started"] += 1
             number = self.done["started"]
-            await self.attempt(boxes, number)
+            await self.attempt(sandboxes, number)
             # By how many are due: what the clients start is counted too, so not every number comes by here.
             if killed["engine"] < min(size.engines, number * (size.engines + 1) // size.episodes):
                 await self.kill_engine()
             elif number % (size.episodes // size.containers) < 2 and killed["container"] < size.containers:
                 await asyncio.to_thread(self.kill_container)
 
-    async def attempt(self, boxes: Boxes, number: int) -> None:
-        running = episode(boxes, f"episode {number}")
+    async def attempt(self, sandboxes: SandboxPool, number: int) -> None:
+        running = episode(sandboxes, f"episode {number}")
         if number % (self.size.episodes // self.size.cancels) < 2 and self.done["cancelled"] < self.size.cancels:
             running = _as_coroutine(cancelled_at(running, self.random.randrange(1, 7)))
         task = asyncio.create_task(running)

@@ -1,4 +1,5 @@
-"""Calls that meet spoiled content: each raises BoxContentError, at once, whatever code in the box has left there."""
+"""Calls that meet spoiled content: each raises SandboxContentError, at once, whatever code in the sandbox has left
+there."""
 
 import tarfile
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.remote import files
 from agentgym.sandboxes.remote.refusals import MACHINE, raise_refusal
 
@@ -27,13 +28,13 @@ NO_PATHS = ["../x", "/etc/passwd", "n" * 300, "d/" * 3000, "a\0b", "\ud800", "\x
 CAN_BE_WRITTEN = ["none", "none/x", "folder/x", "sparse"]
 
 
-def content_of(path: str, box: Box, here: Path) -> dict[str, Any]:
-    """The calls that take a file out of the box."""
+def content_of(path: str, sandbox: Sandbox, here: Path) -> dict[str, Any]:
+    """The calls that take a file out of the sandbox."""
     return {
-        "read": lambda: box.read(path),
-        "read_text": lambda: box.read_text(path),
-        "get": lambda: box.get(path, here / "got", limit=1 << 20),
-        "archive": lambda: box.archive(path, limit=1 << 20),
+        "read": lambda: sandbox.read(path),
+        "read_text": lambda: sandbox.read_text(path),
+        "get": lambda: sandbox.get(path, here / "got", limit=1 << 20),
+        "archive": lambda: sandbox.archive(path, limit=1 << 20),
     }
 
 
@@ -42,99 +43,99 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def is_refused(call: Any) -> bool:
-    """Whether a call raises BoxContentError."""
+    """Whether a call raises SandboxContentError."""
     try:
         await call
-    except ag.BoxContentError:
+    except ag.SandboxContentError:
         return True
     return False
 
 
-async def test_whatever_code_leaves_in_a_box_is_one_error(box: Box, tmp_path: Path) -> None:
-    await box.exec(SPOIL)
+async def test_whatever_code_leaves_in_a_sandbox_is_one_error(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec(SPOIL)
     taken = []
     for path in [*NO_FILES, *NO_PATHS, "sparse"]:
         is_folder = path in ("folder", ".")
-        calls = content_of(path, box, tmp_path)
+        calls = content_of(path, sandbox, tmp_path)
         if not is_folder:
-            calls["list"] = lambda path=path: box.list(path)
+            calls["list"] = lambda path=path: sandbox.list(path)
         if path not in CAN_BE_WRITTEN:
-            calls["write"] = lambda path=path: box.write({path: "x"})
+            calls["write"] = lambda path=path: sandbox.write({path: "x"})
         for name, call in calls.items():
             if not (is_folder and name in ("get", "archive")) and not await is_refused(call()):
                 taken.append((name, path[:20]))
     assert taken == []
-    with pytest.raises(ag.BoxContentError, match="not UTF-8"):
-        await box.read_text("latin")
-    assert await box.read("latin") == b"\xff"
-    if (await box.exec("cat closed")).exit_code:  # Root may read it.
-        assert all([await is_refused(call()) for call in content_of("closed", box, tmp_path).values()])
-    assert (await box.exec("echo goes on")).stdout == "goes on\n"
+    with pytest.raises(ag.SandboxContentError, match="not UTF-8"):
+        await sandbox.read_text("latin")
+    assert await sandbox.read("latin") == b"\xff"
+    if (await sandbox.exec("cat closed")).exit_code:  # Root may read it.
+        assert all([await is_refused(call()) for call in content_of("closed", sandbox, tmp_path).values()])
+    assert (await sandbox.exec("echo goes on")).stdout == "goes on\n"
 
 
-async def test_the_text_of_a_model_that_no_program_can_be_given_is_one_error(box: Box) -> None:
+async def test_the_text_of_a_model_that_no_program_can_be_given_is_one_error(sandbox: Sandbox) -> None:
     taken = []
     for number, work in enumerate(
         [
-            box.exec(["echo", "x" * (2 << 20)]),
-            box.exec("x" * (2 << 20)),
-            box.python("x" * (2 << 20)),
-            box.exec("true", env={"ANSWER": "a\0b"}),
-            box.verify(command="./solve 'unclosed"),
-            box.verify(command="./solve a\0b"),
-            box.verify(code="def test_(): \ud800"),
-            box.verify(code="this is no Python"),
-            box.verify(code="pass", expect={"f" * (2 << 20): 1}),
+            sandbox.exec(["echo", "x" * (2 << 20)]),
+            sandbox.exec("x" * (2 << 20)),
+            sandbox.python("x" * (2 << 20)),
+            sandbox.exec("true", env={"ANSWER": "a\0b"}),
+            sandbox.verify(command="./solve 'unclosed"),
+            sandbox.verify(command="./solve a\0b"),
+            sandbox.verify(code="def test_(): \ud800"),
+            sandbox.verify(code="this is no Python"),
+            sandbox.verify(code="pass", expect={"f" * (2 << 20): 1}),
         ]
     ):
         if not await is_refused(work):
             taken.append(number)
     assert taken == []
-    assert not (await box.exec(["echo", "a\0b"])).ok
+    assert not (await sandbox.exec(["echo", "a\0b"])).ok
 
 
-async def test_an_empty_folder_comes_out_as_one(box: Box, tmp_path: Path) -> None:
-    await box.exec("mkdir -p empty links/inner tree/none; ln -s /etc/passwd links/out; echo x > tree/f")
-    assert await box.get("empty", tmp_path / "empty") == []
+async def test_an_empty_folder_comes_out_as_one(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("mkdir -p empty links/inner tree/none; ln -s /etc/passwd links/out; echo x > tree/f")
+    assert await sandbox.get("empty", tmp_path / "empty") == []
     assert names_in(tmp_path / "empty") == []
-    assert await box.get("links", tmp_path / "links") == ["out"]
+    assert await sandbox.get("links", tmp_path / "links") == ["out"]
     assert names_in(tmp_path / "links") == ["inner"]
-    await box.get("tree", tmp_path / "tree")
+    await sandbox.get("tree", tmp_path / "tree")
     assert names_in(tmp_path / "tree") == ["f", "none"]
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="in the way"):
-        await box.get("empty", tmp_path / "file")
+        await sandbox.get("empty", tmp_path / "file")
 
 
-async def test_a_tree_that_no_host_could_remove_stays_in_the_box(
-    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_tree_that_no_host_could_remove_stays_in_the_sandbox(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`shutil.rmtree` calls itself for each folder below a folder."""
-    await box.exec("mkdir -p " + "d/" * 400)
-    with pytest.raises(ag.BoxContentError, match="folders deep"):
-        await box.get(".", tmp_path / "deep")
-    await box.exec("rm -r d; mkdir many; cd many; seq 101 | xargs mkdir")
+    await sandbox.exec("mkdir -p " + "d/" * 400)
+    with pytest.raises(ag.SandboxContentError, match="folders deep"):
+        await sandbox.get(".", tmp_path / "deep")
+    await sandbox.exec("rm -r d; mkdir many; cd many; seq 101 | xargs mkdir")
     monkeypatch.setattr(files, "MAX_FILES", 100)
-    with pytest.raises(ag.BoxContentError, match="over 100 files and folders"):
-        await box.get("many", tmp_path / "many")
+    with pytest.raises(ag.SandboxContentError, match="over 100 files and folders"):
+        await sandbox.get("many", tmp_path / "many")
     assert names_in(tmp_path) == []
 
 
-async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(box: Box, tmp_path: Path) -> None:
-    await box.exec(
+async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec(
         "printf one > \"$(printf 'a\\377b')\"; printf two > \"$(printf 'a\\nb')\"; mkdir \"$(printf 'd\\200')\""
     )
-    names = await box.list()
+    names = await sandbox.list()
     assert names == ["a\nb", "a\udcffb", "d\udc80/"]
-    assert [await box.read(name) for name in names[:2]] == [b"two", b"one"]
-    assert await box.list(names[2]) == []
-    await box.write({f"{names[2]}f": "in it", names[1]: "again"})
-    assert (await box.exec(["cat", names[1], f"{names[2]}f"])).stdout == "againin it"
-    await box.get(names[1], tmp_path / "got")
+    assert [await sandbox.read(name) for name in names[:2]] == [b"two", b"one"]
+    assert await sandbox.list(names[2]) == []
+    await sandbox.write({f"{names[2]}f": "in it", names[1]: "again"})
+    assert (await sandbox.exec(["cat", names[1], f"{names[2]}f"])).stdout == "againin it"
+    await sandbox.get(names[1], tmp_path / "got")
     assert (tmp_path / "got").read_text() == "again"
-    await box.get(".", tmp_path / "all")
+    await sandbox.get(".", tmp_path / "all")
     assert names_in(tmp_path / "all") == ["a\nb", "a\udcffb", "d\udc80"]
-    (tmp_path / "t.tar").write_bytes(await box.archive(names[1]))
+    (tmp_path / "t.tar").write_bytes(await sandbox.archive(names[1]))
     with tarfile.open(tmp_path / "t.tar") as packed:
         assert packed.getnames() == [names[1]]
 
@@ -150,7 +151,7 @@ async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(box: Bo
         {"error": None, "errno": True},
     ],
 )
-async def test_an_answer_of_wrong_types_is_the_fault_of_the_box_and_of_no_argument(answer: dict[str, Any]) -> None:
+async def test_an_answer_of_wrong_types_is_the_fault_of_the_sandbox_and_of_no_argument(answer: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="makes no sense"):
         raise_refusal(answer, {})
 
@@ -161,9 +162,9 @@ async def test_what_only_the_machine_can_lack_is_no_content(number: int) -> None
         raise_refusal({"error": "x", "errno": number}, {})
 
 
-async def test_a_box_that_answers_in_wrong_types_is_cut(box: Box) -> None:
-    link = getattr(box, "link")  # noqa: B009  # Of this kind of box alone.
+async def test_a_sandbox_that_answers_in_wrong_types_is_cut(sandbox: Sandbox) -> None:
+    link = getattr(sandbox, "link")  # noqa: B009  # Of this kind of sandbox alone.
     frame = SimpleNamespace(envelope={"id": 1, "error": ""}, body=b"")
-    with pytest.raises(SandboxError, match="sandbox_lost: the box gave an answer that makes no sense"):
+    with pytest.raises(SandboxError, match="sandbox_lost: the sandbox gave an answer that makes no sense"):
         link._check_refusal(frame, {})
     assert link.broken

@@ -1,4 +1,4 @@
-"""What `types.Box` promises, held by every kind of box."""
+"""What `types.Sandbox` promises, held by every kind of sandbox."""
 
 import asyncio
 import errno
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.errors import EngineError, SandboxError, ToolError
-from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
 from agentgym.sandboxes.protocol.content import UnusablePath
 from tests.sandboxes.conftest import one_more_minute
 
@@ -27,74 +27,74 @@ def command(pid):
 """
 
 
-async def test_names_persist_and_the_last_expression_is_printed_by_repr(box: Box) -> None:
-    assert (await box.python("x = 'a'\nprint(x)")).stdout == "a\n"
-    result = await box.python("x * 2")
+async def test_names_persist_and_the_last_expression_is_printed_by_repr(sandbox: Sandbox) -> None:
+    assert (await sandbox.python("x = 'a'\nprint(x)")).stdout == "a\n"
+    result = await sandbox.python("x * 2")
     assert result.stdout == "'aa'\n"
     assert result.ok
     assert not result.state_lost
 
 
-async def test_an_exception_is_a_result_whose_traceback_shows_only_the_cell(box: Box) -> None:
-    result = await box.python("x = 5\n1 / 0")
-    assert (await box.python("x")).stdout == "5\n"
+async def test_an_exception_is_a_result_whose_traceback_shows_only_the_cell(sandbox: Sandbox) -> None:
+    result = await sandbox.python("x = 5\n1 / 0")
+    assert (await sandbox.python("x")).stdout == "5\n"
     assert (result.status, result.exit_code) == ("error", 1)
     assert "ZeroDivisionError" in result.stderr
     assert "server" not in result.stderr
 
 
-async def test_syntax_errors_and_exits_are_results(box: Box) -> None:
-    assert "SyntaxError" in (await box.python("def")).stderr
-    assert (await box.python("raise SystemExit(3)")).exit_code == 3
-    assert (await box.python("import sys; sys.exit()")).ok
-    assert (await box.python("")).ok
+async def test_syntax_errors_and_exits_are_results(sandbox: Sandbox) -> None:
+    assert "SyntaxError" in (await sandbox.python("def")).stderr
+    assert (await sandbox.python("raise SystemExit(3)")).exit_code == 3
+    assert (await sandbox.python("import sys; sys.exit()")).ok
+    assert (await sandbox.python("")).ok
 
 
-async def test_a_shell_command_has_its_exit_code_and_both_streams(box: Box) -> None:
-    result = await box.exec("echo out; echo err >&2; exit 7")
-    assert (await box.exec("true")).ok
-    assert (await box.exec("kill -9 $$")).status == "killed"
+async def test_a_shell_command_has_its_exit_code_and_both_streams(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo out; echo err >&2; exit 7")
+    assert (await sandbox.exec("true")).ok
+    assert (await sandbox.exec("kill -9 $$")).status == "killed"
     assert (result.status, result.exit_code, result.stdout, result.stderr) == ("error", 7, "out\n", "err\n")
 
 
-async def test_a_command_that_cannot_start_is_a_result(box: Box) -> None:
-    assert (await box.exec("a\0b")).exit_code == 126
-    assert (await box.exec("#" * 200_000)).exit_code == 126
+async def test_a_command_that_cannot_start_is_a_result(sandbox: Sandbox) -> None:
+    assert (await sandbox.exec("a\0b")).exit_code == 126
+    assert (await sandbox.exec("#" * 200_000)).exit_code == 126
     with pytest.raises(ValueError, match="command"):
-        await box.exec("#" * 2_000_000)
+        await sandbox.exec("#" * 2_000_000)
 
 
-async def test_a_cell_at_its_limit_is_interrupted_and_keeps_its_state(box: Box) -> None:
-    result = await box.python("import time\nx = 1\nprint('partial')\ntime.sleep(60)", timeout_s=1.0)
-    assert (await box.python("x")).stdout == "1\n"
+async def test_a_cell_at_its_limit_is_interrupted_and_keeps_its_state(sandbox: Sandbox) -> None:
+    result = await sandbox.python("import time\nx = 1\nprint('partial')\ntime.sleep(60)", timeout_s=1.0)
+    assert (await sandbox.python("x")).stdout == "1\n"
     assert result.status == "timeout"
     assert not result.state_lost
     assert result.stdout == "partial\n"
 
 
-async def test_a_command_at_its_limit_is_killed_with_all_it_started(box: Box) -> None:
-    await box.python("x = 1")
+async def test_a_command_at_its_limit_is_killed_with_all_it_started(sandbox: Sandbox) -> None:
+    await sandbox.python("x = 1")
     mark = one_more_minute()
-    result = await box.exec(f"echo partial; (setsid sleep {mark} &); sleep {mark}", timeout_s=1.0)
-    left = await box.python(still_running(mark))
-    assert (await box.python("x")).stdout == "1\n"
+    result = await sandbox.exec(f"echo partial; (setsid sleep {mark} &); sleep {mark}", timeout_s=1.0)
+    left = await sandbox.python(still_running(mark))
+    assert (await sandbox.python("x")).stdout == "1\n"
     assert result.status == "timeout"
     assert result.stdout == "partial\n"
     assert left.stdout == "[]\n"
 
 
-async def test_what_a_command_leaves_running_ends_with_it_and_the_session_goes_on(box: Box) -> None:
-    await box.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
+async def test_what_a_command_leaves_running_ends_with_it_and_the_session_goes_on(sandbox: Sandbox) -> None:
+    await sandbox.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
     mark = one_more_minute()
-    assert (await box.exec(f"setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} & echo started")).ok
-    left = await box.python(still_running(mark))
+    assert (await sandbox.exec(f"setsid sleep {mark} >/dev/null 2>&1 & sleep {mark} & echo started")).ok
+    left = await sandbox.python(still_running(mark))
     assert left.stdout == "[]\n"
-    assert (await box.python("p.poll()")).stdout == ""
+    assert (await sandbox.python("p.poll()")).stdout == ""
 
 
-async def test_long_output_keeps_head_and_tail_and_says_what_was_cut(box: Box) -> None:
-    result = await box.exec("echo first; head -c 1000000 /dev/zero | tr '\\0' x; echo; echo last")
-    python = await box.python("print('first', 'y' * 300000, 'last')")
+async def test_long_output_keeps_head_and_tail_and_says_what_was_cut(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo first; head -c 1000000 /dev/zero | tr '\\0' x; echo; echo last")
+    python = await sandbox.python("print('first', 'y' * 300000, 'last')")
     for got in (result, python):
         assert got.ok
         assert got.truncated
@@ -104,83 +104,83 @@ async def test_long_output_keeps_head_and_tail_and_says_what_was_cut(box: Box) -
         assert len(got.stdout) < 70_000
 
 
-async def test_output_that_just_fits_is_whole(box: Box) -> None:
+async def test_output_that_just_fits_is_whole(sandbox: Sandbox) -> None:
     text = "".join(chr(97 + i % 26) for i in range(65_536))
     for size in (32_767, 32_768, 32_769, 65_536):
-        await box.write({"text": text[:size]})
-        result = await box.exec("cat text")
+        await sandbox.write({"text": text[:size]})
+        result = await sandbox.exec("cat text")
         assert result.stdout == text[:size]
         assert not result.truncated
 
 
-async def test_output_between_two_calls_belongs_to_neither(box: Box) -> None:
+async def test_output_between_two_calls_belongs_to_neither(sandbox: Sandbox) -> None:
     code = "import threading\ngo = threading.Event()\n"
     code += "t = threading.Thread(target=lambda: (go.wait(), print('late', flush=True)))\nt.start()"
-    assert (await box.python(code)).ok
-    assert (await box.python("go.set(); t.join()")).stdout == "late\n"
-    assert (await box.python("1")).stdout == "1\n"
+    assert (await sandbox.python(code)).ok
+    assert (await sandbox.python("go.set(); t.join()")).stdout == "late\n"
+    assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_files_go_in_and_out_whole(box: Box) -> None:
+async def test_files_go_in_and_out_whole(sandbox: Sandbox) -> None:
     big = bytes(range(256)) * 8192
-    await box.write({"a/b/c.txt": "héllo", "big": big, "empty": ""})
-    assert await box.read("a/b/c.txt") == "héllo".encode()
-    assert await box.read("./big", limit=len(big)) == big
-    assert await box.read("empty") == b""
-    assert await box.list() == ["a/", "big", "empty"]
-    assert await box.list("a") == ["b/"]
-    assert (await box.python("open('a/b/c.txt').read()")).stdout == "'héllo'\n"
-    assert (await box.exec("pwd; cat a/b/c.txt")).stdout.endswith("héllo")
-    await box.write({f"many/{i}": str(i) for i in range(450)})
-    assert len(await box.list("many")) == 450
+    await sandbox.write({"a/b/c.txt": "héllo", "big": big, "empty": ""})
+    assert await sandbox.read("a/b/c.txt") == "héllo".encode()
+    assert await sandbox.read("./big", limit=len(big)) == big
+    assert await sandbox.read("empty") == b""
+    assert await sandbox.list() == ["a/", "big", "empty"]
+    assert await sandbox.list("a") == ["b/"]
+    assert (await sandbox.python("open('a/b/c.txt').read()")).stdout == "'héllo'\n"
+    assert (await sandbox.exec("pwd; cat a/b/c.txt")).stdout.endswith("héllo")
+    await sandbox.write({f"many/{i}": str(i) for i in range(450)})
+    assert len(await sandbox.list("many")) == 450
 
 
-async def test_file_errors_are_pythons_own(box: Box) -> None:
-    await box.write({"f": "12345"})
+async def test_file_errors_are_pythons_own(sandbox: Sandbox) -> None:
+    await sandbox.write({"f": "12345"})
     with pytest.raises(FileNotFoundError):
-        await box.read("none")
+        await sandbox.read("none")
     with pytest.raises(FileNotFoundError):
-        await box.list("none")
+        await sandbox.list("none")
     with pytest.raises(ValueError, match="5 bytes, the limit is 4"):
-        await box.read("f", limit=4)
+        await sandbox.read("f", limit=4)
     with pytest.raises(NotADirectoryError):
-        await box.write({"f/g": ""})
+        await sandbox.write({"f/g": ""})
     with pytest.raises(UnusablePath, match="too long") as caught:
-        await box.write({"n" * 300: ""})
+        await sandbox.write({"n" * 300: ""})
     assert caught.value.errno == errno.ENAMETOOLONG
-    assert await box.read("f") == b"12345"
+    assert await sandbox.read("f") == b"12345"
 
 
-async def test_modules_in_the_working_folder_can_be_imported(box: Box) -> None:
-    await box.write({"solution.py": "answer = 42"})
-    assert (await box.python("import solution; solution.answer")).stdout == "42\n"
-    assert (await box.python("import solution; solution.answer", fresh=True)).stdout == "42\n"
+async def test_modules_in_the_working_folder_can_be_imported(sandbox: Sandbox) -> None:
+    await sandbox.write({"solution.py": "answer = 42"})
+    assert (await sandbox.python("import solution; solution.answer")).stdout == "42\n"
+    assert (await sandbox.python("import solution; solution.answer", fresh=True)).stdout == "42\n"
 
 
-async def test_fresh_code_meets_nothing_of_the_session_which_goes_on(box: Box) -> None:
-    await box.write({"json.py": "raise SystemExit('shadowed')"})
-    await box.python("import builtins\nx = 1\nbuiltins.sum = None\nimport threading, time")
-    assert "NameError" in (await box.python("x", fresh=True)).stderr
-    result = await box.python("import json\nsum([1, 2])", fresh=True)
+async def test_fresh_code_meets_nothing_of_the_session_which_goes_on(sandbox: Sandbox) -> None:
+    await sandbox.write({"json.py": "raise SystemExit('shadowed')"})
+    await sandbox.python("import builtins\nx = 1\nbuiltins.sum = None\nimport threading, time")
+    assert "NameError" in (await sandbox.python("x", fresh=True)).stderr
+    result = await sandbox.python("import json\nsum([1, 2])", fresh=True)
     assert result.ok
     assert result.stdout == "3\n"
     assert not result.state_lost
-    assert (await box.python("x, sum")).stdout == "(1, None)\n"
+    assert (await sandbox.python("x, sum")).stdout == "(1, None)\n"
 
 
-async def test_fresh_code_that_never_ends_leaves_the_session_alone(box: Box) -> None:
-    await box.python("x = 1")
-    result = await box.python(
+async def test_fresh_code_that_never_ends_leaves_the_session_alone(sandbox: Sandbox) -> None:
+    await sandbox.python("x = 1")
+    result = await sandbox.python(
         "import os, signal\nsignal.signal(2, signal.SIG_IGN)\nos.fork()\nwhile True: pass",
         fresh=True,
         timeout_s=1.0,
     )
     assert result.status == "timeout"
     assert not result.state_lost
-    assert (await box.python("x")).stdout == "1\n"
+    assert (await sandbox.python("x")).stdout == "1\n"
 
 
-async def test_code_can_call_functions_of_the_host(box: Box) -> None:
+async def test_code_can_call_functions_of_the_host(sandbox: Sandbox) -> None:
     seen = []
 
     async def get(key: int, *, plus: int = 0) -> dict[str, int]:
@@ -191,16 +191,16 @@ async def test_code_can_call_functions_of_the_host(box: Box) -> None:
     def add(*numbers: int) -> int:
         return sum(numbers)
 
-    result = await box.python("print(get(31, plus=1)['value'])\nadd(1, 2, 3)", functions={"get": get, "add": add})
+    result = await sandbox.python("print(get(31, plus=1)['value'])\nadd(1, 2, 3)", functions={"get": get, "add": add})
     assert result.stdout == "32\n6\n"
-    again = await box.python("get", functions={})
-    fresh = await box.python("add(2, 2)", functions={"add": add}, fresh=True)
+    again = await sandbox.python("get", functions={})
+    fresh = await sandbox.python("add(2, 2)", functions={"add": add}, fresh=True)
     assert "NameError" in again.stderr
     assert fresh.stdout == "4\n"
     assert seen == [31]
 
 
-async def test_a_host_function_that_fails_is_a_runtime_error_in_the_code(box: Box) -> None:
+async def test_a_host_function_that_fails_is_a_runtime_error_in_the_code(sandbox: Sandbox) -> None:
     def bad() -> None:
         raise KeyError("secret/path.py")
 
@@ -208,22 +208,22 @@ async def test_a_host_function_that_fails_is_a_runtime_error_in_the_code(box: Bo
         raise ToolError("not today")
 
     code = "for f in (bad, rude, odd):\n    try: f()\n    except RuntimeError as e: print(e)"
-    result = await box.python(code, functions={"bad": bad, "rude": rude, "odd": lambda: object()})
-    assert (await box.python("1")).ok
+    result = await sandbox.python(code, functions={"bad": bad, "rude": rude, "odd": lambda: object()})
+    assert (await sandbox.python("1")).ok
     assert result.stdout.splitlines()[:2] == ["KeyError in the host function 'bad'", "not today"]
     assert "JSON" in result.stdout
 
 
-async def test_an_infrastructure_error_of_a_host_function_ends_the_call(box: Box) -> None:
+async def test_an_infrastructure_error_of_a_host_function_ends_the_call(sandbox: Sandbox) -> None:
     async def ask() -> str:
         raise EngineError("gone")
 
     with pytest.raises(EngineError, match="gone"):
-        await box.python("try: ask()\nexcept BaseException: pass\nwhile True: pass", functions={"ask": ask})
-    assert (await box.python("1 + 1")).stdout == "2\n"
+        await sandbox.python("try: ask()\nexcept BaseException: pass\nwhile True: pass", functions={"ask": ask})
+    assert (await sandbox.python("1 + 1")).stdout == "2\n"
 
 
-async def test_waiting_for_a_host_function_counts_toward_the_limit(box: Box) -> None:
+async def test_waiting_for_a_host_function_counts_toward_the_limit(sandbox: Sandbox) -> None:
     ended = asyncio.Event()
 
     async def slow() -> None:
@@ -232,82 +232,82 @@ async def test_waiting_for_a_host_function_counts_toward_the_limit(box: Box) -> 
         finally:
             ended.set()
 
-    await box.python("x = 1")
-    result = await box.python("slow()", timeout_s=1.0, functions={"slow": slow})
+    await sandbox.python("x = 1")
+    result = await sandbox.python("slow()", timeout_s=1.0, functions={"slow": slow})
     assert ended.is_set()
     assert result.status == "timeout"
     assert not result.state_lost
-    assert (await box.python("get()", functions={"get": lambda: 5})).stdout == "5\n"
-    assert (await box.python("x")).stdout == "1\n"
+    assert (await sandbox.python("get()", functions={"get": lambda: 5})).stdout == "5\n"
+    assert (await sandbox.python("x")).stdout == "1\n"
 
 
-async def test_too_many_questions_are_refused(box: Box) -> None:
-    polite = await box.python("for i in range(1001): f()", functions={"f": lambda: 0}, timeout_s=30)
+async def test_too_many_questions_are_refused(sandbox: Sandbox) -> None:
+    polite = await sandbox.python("for i in range(1001): f()", functions={"f": lambda: 0}, timeout_s=30)
     assert "RuntimeError: over 1000 calls" in polite.stderr
     stubborn = "while True:\n    try: f()\n    except RuntimeError: pass"
-    assert (await box.python(stubborn, functions={"f": lambda: 0}, timeout_s=30)).status == "protocol"
-    assert "ValueError" in (await box.python("f('x' * 2_000_000)", functions={"f": lambda x: 0})).stderr
-    assert (await box.python("1")).ok
+    assert (await sandbox.python(stubborn, functions={"f": lambda: 0}, timeout_s=30)).status == "protocol"
+    assert "ValueError" in (await sandbox.python("f('x' * 2_000_000)", functions={"f": lambda x: 0})).stderr
+    assert (await sandbox.python("1")).ok
 
 
-async def test_a_host_function_cannot_call_the_box_that_waits_for_it(box: Box) -> None:
+async def test_a_host_function_cannot_call_the_sandbox_that_waits_for_it(sandbox: Sandbox) -> None:
 
     async def loop() -> str:
-        return (await box.exec("echo hi")).stdout
+        return (await sandbox.exec("echo hi")).stdout
 
-    result = await box.python("loop()", functions={"loop": loop})
+    result = await sandbox.python("loop()", functions={"loop": loop})
     assert "RuntimeError in the host function 'loop'" in result.stderr
 
 
-async def test_bad_arguments_are_value_errors(box: Box) -> None:
+async def test_bad_arguments_are_value_errors(sandbox: Sandbox) -> None:
     for timeout_s in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="timeout_s"):
-            await box.exec("true", timeout_s=timeout_s)
+            await sandbox.exec("true", timeout_s=timeout_s)
     with pytest.raises(ValueError, match="functions"):
-        await box.python("1", functions={"not a name": lambda: 0})
+        await sandbox.python("1", functions={"not a name": lambda: 0})
     with pytest.raises(ValueError, match="limit"):
-        await box.read("x", limit=-1)
+        await sandbox.read("x", limit=-1)
     for limit in (1, (16 << 20) + 1):
         with pytest.raises(ValueError, match="output_limit"):
-            await box.exec("true", output_limit=limit)
+            await sandbox.exec("true", output_limit=limit)
     for env in ({"": "x"}, {"a=b": "x"}, {"a": "\0"}):
         with pytest.raises(ValueError, match="env"):
-            await box.exec("true", env=env)
+            await sandbox.exec("true", env=env)
     with pytest.raises(ValueError, match="command"):
-        await box.exec([])
+        await sandbox.exec([])
     with pytest.raises(ValueError, match="stdin"):
-        await box.exec("true", stdin=bytes(17 << 20))
+        await sandbox.exec("true", stdin=bytes(17 << 20))
 
 
-async def test_reset_leaves_no_name_file_or_process(box: Box) -> None:
-    await box.write({"a/b": "x"})
+async def test_reset_leaves_no_name_file_or_process(sandbox: Sandbox) -> None:
+    await sandbox.write({"a/b": "x"})
     mark = one_more_minute()
-    await box.python(f"import subprocess\nx = 1\np = subprocess.Popen(['sleep', '{mark}'])")
-    await box.reset()
-    assert await box.list() == []
-    assert "NameError" in (await box.python("x")).stderr
-    left = await box.python(still_running(mark))
+    await sandbox.python(f"import subprocess\nx = 1\np = subprocess.Popen(['sleep', '{mark}'])")
+    await sandbox.reset()
+    assert await sandbox.list() == []
+    assert "NameError" in (await sandbox.python("x")).stderr
+    left = await sandbox.python(still_running(mark))
     assert left.stdout == "[]\n"
 
 
-async def test_calls_on_one_box_take_turns(box: Box) -> None:
+async def test_calls_on_one_sandbox_take_turns(sandbox: Sandbox) -> None:
     async with asyncio.TaskGroup() as tasks:
-        calls = [tasks.create_task(box.python(f"{i}")) for i in range(20)]
+        calls = [tasks.create_task(sandbox.python(f"{i}")) for i in range(20)]
     assert [call.result().stdout for call in calls] == [f"{i}\n" for i in range(20)]
 
 
-async def test_a_closed_box_raises_sandbox_error(sandbox: Sandbox) -> None:
-    async with sandbox.open(1) as boxes, boxes.lease() as box:
+async def test_a_closed_sandbox_raises_sandbox_error(spec: SandboxSpec) -> None:
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
         pass
     with pytest.raises(SandboxError):
-        await box.python("1")
+        await sandbox.python("1")
 
 
-async def test_the_digest_says_what_the_box_is_made_of(boxes: Boxes) -> None:
+async def test_the_digest_says_what_the_sandbox_is_made_of(sandboxes: SandboxPool) -> None:
     digests = set()
     for _ in range(2):
-        async with boxes.lease() as box:
-            digests.add(box.digest)
+        async with sandboxes.lease() as sandbox:
+            digests.add(sandbox.digest)
     assert len(digests) == 1
     assert "python3" in digests.pop()
 
@@ -316,28 +316,35 @@ HALF = "\ud800"
 """Half of a character: JSON can say it, and no file can be called so."""
 
 
-async def test_a_path_with_half_a_character_is_refused_and_the_box_goes_on(box: Box, tmp_path: Path) -> None:
-    await box.python("x = 'kept'")
-    for call in (box.read(HALF), box.list(HALF), box.list(f"a/{HALF}/b"), box.get(HALF, tmp_path / "got")):
+async def test_a_path_with_half_a_character_is_refused_and_the_sandbox_goes_on(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    await sandbox.python("x = 'kept'")
+    for call in (
+        sandbox.read(HALF),
+        sandbox.list(HALF),
+        sandbox.list(f"a/{HALF}/b"),
+        sandbox.get(HALF, tmp_path / "got"),
+    ):
         with pytest.raises(ValueError, match="half of a character"):
             await call
     with pytest.raises(ValueError, match="half of a character"):
-        await box.write({HALF: "x"})
+        await sandbox.write({HALF: "x"})
     (tmp_path / "f").write_text("x")
     with pytest.raises(ValueError, match="half of a character"):
-        await box.put(tmp_path / "f", HALF)
-    assert (await box.python("x")).stdout == "'kept'\n"
-    assert await box.list() == []
+        await sandbox.put(tmp_path / "f", HALF)
+    assert (await sandbox.python("x")).stdout == "'kept'\n"
+    assert await sandbox.list() == []
 
 
-async def test_a_name_that_is_no_text_is_still_a_path(box: Box) -> None:
-    await box.write({"\udcff": b"bytes"})
-    assert await box.read("\udcff") == b"bytes"
+async def test_a_name_that_is_no_text_is_still_a_path(sandbox: Sandbox) -> None:
+    await sandbox.write({"\udcff": b"bytes"})
+    assert await sandbox.read("\udcff") == b"bytes"
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_no_file_of_the_server_stands_in_the_way_of_the_codes_own(box: Box, fresh: bool) -> None:
+async def test_no_file_of_the_server_stands_in_the_way_of_the_codes_own(sandbox: Sandbox, fresh: bool) -> None:
     own = ["server", "files", "call", "limits", "worker", "start"]
-    await box.write({f"{name}.py": f"mine = {name!r}" for name in own})
-    said = await box.python(f"import {', '.join(own)}\n[m.mine for m in ({', '.join(own)})]", fresh=fresh)
+    await sandbox.write({f"{name}.py": f"mine = {name!r}" for name in own})
+    said = await sandbox.python(f"import {', '.join(own)}\n[m.mine for m in ({', '.join(own)})]", fresh=fresh)
     assert said.stdout == f"{own}\n"

@@ -1,4 +1,4 @@
-"""What every kind of box promises of files of any size, of archives, and of the errors of file calls."""
+"""What every kind of sandbox promises of files of any size, of archives, and of the errors of file calls."""
 
 import asyncio
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.sandboxes.docker import settings
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.protocol.content import UnusablePath
 from tests.sandboxes.conftest import KINDS, make
 
@@ -28,16 +28,16 @@ def pattern(size: int) -> Iterator[bytes]:
         yield hashlib.sha256(str(number).encode()).digest() * (MB // 32)
 
 
-async def test_bytes_over_one_frame_go_in_and_out_whole(box: Box) -> None:
+async def test_bytes_over_one_frame_go_in_and_out_whole(sandbox: Sandbox) -> None:
     data = b"".join(pattern(33 * MB)) + b"end"
-    await box.write({"a/large": data, "small": "s", "empty": b""})
-    assert await box.read("a/large", limit=len(data)) == data
-    assert await box.read("small") == b"s"
-    assert await box.list("a") == ["large"]
+    await sandbox.write({"a/large": data, "small": "s", "empty": b""})
+    assert await sandbox.read("a/large", limit=len(data)) == data
+    assert await sandbox.read("small") == b"s"
+    assert await sandbox.list("a") == ["large"]
     with pytest.raises(ValueError, match="the limit is"):
-        await box.read("a/large", limit=len(data) - 1)
-    await box.write({"a/large": "now small"})
-    assert await box.read("a/large") == b"now small"
+        await sandbox.read("a/large", limit=len(data) - 1)
+    await sandbox.write({"a/large": "now small"})
+    assert await sandbox.read("a/large") == b"now small"
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ def gigabyte(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
         yield source
 
 
-async def test_a_large_file_is_streamed_out_and_in_with_bounded_memory(box: Box, tmp_path: Path) -> None:
+async def test_a_large_file_is_streamed_out_and_in_with_bounded_memory(sandbox: Sandbox, tmp_path: Path) -> None:
     with source_of(64, tmp_path) as source:
-        await a_file_goes_in_and_out(box, source, tmp_path / "back")
+        await a_file_goes_in_and_out(sandbox, source, tmp_path / "back")
     with pytest.raises(ValueError, match="the limit is"):
-        await box.get("in/large", tmp_path / "refused", limit=64 * MB - 1)
+        await sandbox.get("in/large", tmp_path / "refused", limit=64 * MB - 1)
     assert names_in(tmp_path) == []
 
 
@@ -87,20 +87,20 @@ async def test_a_gigabyte_is_streamed_out_and_in_where_the_memory_beside_it_is_s
     sizes = {"unsafe": {"memory_mb": 128}, "bubblewrap": {"memory_mb": 128, "disk_mb": disk_mb}}
     container = {"memory_mb": SPARE_MB, "disk_mb": disk_mb}
     monkeypatch.setattr(settings, "FOLDERS", 1)
-    async with make(kind, **sizes.get(kind, container)).open(1) as boxes, boxes.lease() as box:
-        await a_file_goes_in_and_out(box, gigabyte, tmp_path / "back")
+    async with make(kind, **sizes.get(kind, container)).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await a_file_goes_in_and_out(sandbox, gigabyte, tmp_path / "back")
 
 
-async def a_file_goes_in_and_out(box: Box, source: Source, back: Path) -> None:
+async def a_file_goes_in_and_out(sandbox: Sandbox, source: Source, back: Path) -> None:
     """The file is whole at both ends, and this process holds a few pieces of it at a time."""
-    await box.write({"small": bytes(17 * MB)})  # What every transfer loads is loaded by now.
-    await box.exec("rm small")
+    await sandbox.write({"small": bytes(17 * MB)})  # What every transfer loads is loaded by now.
+    await sandbox.exec("rm small")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seen: list[int] = []
     try:
-        await box.put(source.path, "in/large", timeout_s=300)
-        assert (await box.exec("sha256sum in/large", timeout_s=100)).stdout.startswith(f"{source.sha256} ")
-        await box.get("in/large", back, limit=source.megabytes * MB, timeout_s=300, progress=seen.append)
+        await sandbox.put(source.path, "in/large", timeout_s=300)
+        assert (await sandbox.exec("sha256sum in/large", timeout_s=100)).stdout.startswith(f"{source.sha256} ")
+        await sandbox.get("in/large", back, limit=source.megabytes * MB, timeout_s=300, progress=seen.append)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert (digest(back), mode_of(back)) == (source.sha256, 0o755)
     finally:
@@ -127,126 +127,131 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def test_a_large_file_that_is_broken_off_leaves_nothing(box: Box, tmp_path: Path) -> None:
+async def test_a_large_file_that_is_broken_off_leaves_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
     with (tmp_path / "source").open("wb") as file:
         file.truncate(64 * MB)
-    copying = asyncio.create_task(box.put(tmp_path / "source", "in"))
-    while not (await box.exec("ls -A")).stdout:
+    copying = asyncio.create_task(sandbox.put(tmp_path / "source", "in"))
+    while not (await sandbox.exec("ls -A")).stdout:
         assert not copying.done()
     copying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await copying
-    assert await box.list() == []
-    await box.write({"large": bytes(40 * MB)})
-    reading = asyncio.create_task(box.read("large", limit=40 * MB))
+    assert await sandbox.list() == []
+    await sandbox.write({"large": bytes(40 * MB)})
+    reading = asyncio.create_task(sandbox.read("large", limit=40 * MB))
     await asyncio.sleep(0)
     reading.cancel()
-    assert await box.read("large", limit=40 * MB) == bytes(40 * MB)
+    assert await sandbox.read("large", limit=40 * MB) == bytes(40 * MB)
 
 
-async def test_a_large_file_follows_no_link_and_replaces_no_folder(box: Box, tmp_path: Path) -> None:
-    await box.exec("echo safe > real; ln -s real link; mkdir folder; mkdir outer; ln -s outer out")
+async def test_a_large_file_follows_no_link_and_replaces_no_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("echo safe > real; ln -s real link; mkdir folder; mkdir outer; ln -s outer out")
     with pytest.raises(UnusablePath):
-        await box.write({"folder": bytes(17 * MB)})
+        await sandbox.write({"folder": bytes(17 * MB)})
     with pytest.raises(UnusablePath):
-        await box.write({"out/f": bytes(17 * MB)})
+        await sandbox.write({"out/f": bytes(17 * MB)})
     with pytest.raises(ValueError, match="'link' is a link"):
-        await box.write({"link": bytes(17 * MB)})
-    assert await box.read("real") == b"safe\n"
-    assert await box.list("outer") == await box.list("folder") == []
+        await sandbox.write({"link": bytes(17 * MB)})
+    assert await sandbox.read("real") == b"safe\n"
+    assert await sandbox.list("outer") == await sandbox.list("folder") == []
 
 
-async def test_a_folder_goes_out_and_in_as_one_archive(box: Box, tmp_path: Path) -> None:
-    await box.write({"d/a/b.txt": "bé", "d/run": "#!/bin/sh\necho ran", "d/empty": ""})
-    await box.exec("chmod 755 d/run; ln -s a/b.txt d/link; mkfifo d/pipe; mkdir d/none; touch \"$(printf 'd/\\377')\"")
-    packed = await box.archive("d")
+async def test_a_folder_goes_out_and_in_as_one_archive(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"d/a/b.txt": "bé", "d/run": "#!/bin/sh\necho ran", "d/empty": ""})
+    await sandbox.exec(
+        "chmod 755 d/run; ln -s a/b.txt d/link; mkfifo d/pipe; mkdir d/none; touch \"$(printf 'd/\\377')\""
+    )
+    packed = await sandbox.archive("d")
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert sorted(tar.getnames(), key=ascii) == sorted(
             ["a", "a/b.txt", "empty", "link", "none", "run", "\udcff"], key=ascii
         )
-    await box.unpack(packed, "copy")
-    assert (await box.exec("copy/run; cat copy/link; readlink copy/link")).stdout == "ran\nbéa/b.txt\n"
-    assert await box.list("copy/none") == []
-    assert await box.archive("d", tmp_path / "here/d.tar") == b""
+    await sandbox.unpack(packed, "copy")
+    assert (await sandbox.exec("copy/run; cat copy/link; readlink copy/link")).stdout == "ran\nbéa/b.txt\n"
+    assert await sandbox.list("copy/none") == []
+    assert await sandbox.archive("d", tmp_path / "here/d.tar") == b""
     assert (tmp_path / "here/d.tar").read_bytes() == packed
-    await box.unpack(tmp_path / "here/d.tar", "again")
-    assert await box.list("again") == await box.list("copy")
-    await box.exec("chmod 640 copy/run; ln copy/run copy/same; touch -d @5.5 copy/run; chmod 0 copy/empty")
-    await box.unpack(await box.archive("copy"), "exact")
-    shown = await box.exec(
+    await sandbox.unpack(tmp_path / "here/d.tar", "again")
+    assert await sandbox.list("again") == await sandbox.list("copy")
+    await sandbox.exec("chmod 640 copy/run; ln copy/run copy/same; touch -d @5.5 copy/run; chmod 0 copy/empty")
+    await sandbox.unpack(await sandbox.archive("copy"), "exact")
+    shown = await sandbox.exec(
         "stat -c '%a %.1Y' exact/run; stat -c %a exact/empty; test exact/run -ef exact/same && echo one"
     )
     assert shown.stdout == "640 5.5\n0\none\n"
-    one = await box.archive("d/a/b.txt")
-    await box.unpack(one)
-    assert await box.read("b.txt") == "bé".encode()
+    one = await sandbox.archive("d/a/b.txt")
+    await sandbox.unpack(one)
+    assert await sandbox.read("b.txt") == "bé".encode()
 
 
-async def test_compressed_archives_and_large_ones_are_unpacked(box: Box, tmp_path: Path) -> None:
+async def test_compressed_archives_and_large_ones_are_unpacked(sandbox: Sandbox, tmp_path: Path) -> None:
     for mode in ("w:gz", "w:xz", "w"):
         with tarfile.open(tmp_path / "t.tar", mode) as tar:
             member = tarfile.TarInfo("large")
             member.size = 20 * MB
             tar.addfile(member, io.BytesIO(bytes(20 * MB)))
-        await box.unpack(tmp_path / "t.tar", "x")
-        assert (await box.exec("wc -c < x/large")).stdout == f"{20 * MB}\n"
+        await sandbox.unpack(tmp_path / "t.tar", "x")
+        assert (await sandbox.exec("wc -c < x/large")).stdout == f"{20 * MB}\n"
 
 
-async def test_an_archive_over_its_limit_is_refused_and_nothing_is_written(box: Box, tmp_path: Path) -> None:
-    await box.write({"large": bytes(MB)})
+async def test_an_archive_over_its_limit_is_refused_and_nothing_is_written(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"large": bytes(MB)})
     with pytest.raises(ValueError, match="limit"):
-        await box.archive(".", limit=MB)
+        await sandbox.archive(".", limit=MB)
     with pytest.raises(ValueError, match="limit"):
-        await box.archive(".", tmp_path / "t.tar", limit=MB)
+        await sandbox.archive(".", tmp_path / "t.tar", limit=MB)
     assert names_in(tmp_path) == []
     with pytest.raises(FileNotFoundError):
-        await box.archive("none")
+        await sandbox.archive("none")
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "in/link/out"])
-async def test_no_name_in_an_archive_leads_out_of_the_folder(box: Box, name: str) -> None:
+async def test_no_name_in_an_archive_leads_out_of_the_folder(sandbox: Sandbox, name: str) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in ("in/first", name):
             tar.addfile(tarfile.TarInfo(path), io.BytesIO())
-    await box.exec("mkdir -p outer t/in; ln -s ../../outer t/in/link")
+    await sandbox.exec("mkdir -p outer t/in; ln -s ../../outer t/in/link")
     with pytest.raises(ValueError, match=r"outside|Not a directory"):
-        await box.unpack(packed.getvalue(), "t")
-    assert await box.list("t/in") == ["first", "link"]
-    assert await box.list("outer") == []
+        await sandbox.unpack(packed.getvalue(), "t")
+    assert await sandbox.list("t/in") == ["first", "link"]
+    assert await sandbox.list("outer") == []
 
 
-async def test_what_is_no_archive_is_refused(box: Box) -> None:
+async def test_what_is_no_archive_is_refused(sandbox: Sandbox) -> None:
     for data in (b"", b"no archive", bytes(range(256)) * 100):
         with pytest.raises(ValueError, match="no tar archive"):
-            await box.unpack(data)
+            await sandbox.unpack(data)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         pipe = tarfile.TarInfo("pipe")
         pipe.type = tarfile.FIFOTYPE
         tar.addfile(pipe)
     with pytest.raises(ValueError, match="no file, folder or link"):
-        await box.unpack(packed.getvalue())
+        await sandbox.unpack(packed.getvalue())
 
 
-async def test_what_code_does_to_its_files_is_a_documented_error(box: Box) -> None:
-    await box.exec("mkdir d closed; echo x > closed/f; echo x > f; ln -s f link; ln -s loop loop; mkfifo pipe")
-    await box.exec("cp /bin/sleep busy; echo x > secret; chmod 0 secret closed")
+async def test_what_code_does_to_its_files_is_a_documented_error(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir d closed; echo x > closed/f; echo x > f; ln -s f link; ln -s loop loop; mkfifo pipe")
+    await sandbox.exec("cp /bin/sleep busy; echo x > secret; chmod 0 secret closed")
     for path in ("d", "link", "loop", "pipe", "f/g", ".", "/", "../x", "n" * 300, "\0", "link/x"):
-        for call in (box.read(path), box.get(path + "/", "unused") if path in ("loop", "f/g") else box.read(path)):
+        for call in (
+            sandbox.read(path),
+            sandbox.get(path + "/", "unused") if path in ("loop", "f/g") else sandbox.read(path),
+        ):
             with pytest.raises((ValueError, FileNotFoundError)):
                 await call
     for path in ("d", "pipe", "f/g", ".", "../x", "n" * 300, "loop/x"):
         with pytest.raises(ValueError):  # noqa: PT011  # Each has its own text.
-            await box.write({path: "x"})
+            await sandbox.write({path: "x"})
     for path in ("f", "loop", "../x", "f/g"):
         with pytest.raises(ValueError):  # noqa: PT011  # Each has its own text.
-            await box.list(path)
-    async with box.start(["./busy", "60"]):
+            await sandbox.list(path)
+    async with sandbox.start(["./busy", "60"]):
         with suppress(UnusablePath):  # A new file of that name may take its place.
-            await box.write({"busy": "x"})
-    if (await box.exec("cat secret")).exit_code:  # Root may read it.
-        for call in (box.read("secret"), box.read("closed/f")):
+            await sandbox.write({"busy": "x"})
+    if (await sandbox.exec("cat secret")).exit_code:  # Root may read it.
+        for call in (sandbox.read("secret"), sandbox.read("closed/f")):
             with pytest.raises(ValueError, match="Permission"):
                 await call
-    assert await box.read("f") == b"x\n"
+    assert await sandbox.read("f") == b"x\n"

@@ -1,11 +1,11 @@
-"""The host's wire stays the server's alone, however many files the client has open when it starts a box."""
+"""The host's wire stays the server's alone, however many files the client has open when it starts a sandbox."""
 
 import subprocess
 import sys
 
 import pytest
 
-from agentgym.sandboxes.protocol import Box, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxSpec
 from agentgym.sandboxes.server_files import image_folder
 
 HOLDS = """
@@ -19,23 +19,23 @@ print(json.dumps(dict(sorted(held()))))
 WORKER = '{"0": "/dev/null", "1": "pipe", "2": "pipe", "3": "socket"}\n'
 
 
-async def worker_holds_its_own_only(box: Box) -> None:
+async def worker_holds_its_own_only(sandbox: Sandbox) -> None:
     for fresh in (False, True):
-        assert (await box.python(HOLDS, fresh=fresh)).stdout == WORKER
-    shell = await box.exec("for n in $(seq 0 1500); do [ -e /proc/$$/fd/$n ] && echo $n; done")
+        assert (await sandbox.python(HOLDS, fresh=fresh)).stdout == WORKER
+    shell = await sandbox.exec("for n in $(seq 0 1500); do [ -e /proc/$$/fd/$n ] && echo $n; done")
     assert {int(number) for number in shell.stdout.split()} - {255} == {0, 1, 2}  # 255 is bash's own.
-    async with await box.fork() as branch:
+    async with await sandbox.fork() as branch:
         assert (await branch.python(HOLDS)).stdout == WORKER
 
 
 async def test_code_never_holds_the_wire_where_the_client_has_520_open_files(
-    sandbox: Sandbox, many_files: None
+    spec: SandboxSpec, many_files: None
 ) -> None:
-    async with sandbox.open(1) as boxes:
-        async with boxes.lease() as box:
-            await worker_holds_its_own_only(box)
-        async with boxes.lease() as box:  # After a reset.
-            await worker_holds_its_own_only(box)
+    async with spec.open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            await worker_holds_its_own_only(sandbox)
+        async with sandboxes.lease() as sandbox:  # After a reset.
+            await worker_holds_its_own_only(sandbox)
 
 
 def alone(code: str) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,4 @@
-"""Episodes whose code tries to end its box, its server or its machine, in the hope of no reward: each is scored."""
+"""Episodes whose code tries to end its sandbox, its server or its machine, in the hope of no reward: each is scored."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 import agentgym as ag
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Scripted, call
 from tests.sandboxes.conftest import make
 from tests.sandboxes.payloads import PAYLOADS
@@ -104,36 +104,36 @@ PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 3000 + "f", "..", "/", "", "\x7f\n
 
 
 class Dodges(ag.ToolEnv[ag.Task]):
-    """An env whose tools hand on to the box whatever the model says."""
+    """An env whose tools hand on to the sandbox whatever the model says."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, seconds=300, context_tokens=65_536)
 
     @ag.tool(timeout_s=60)
     async def python(self, code: str) -> str:
         """Run code."""
-        return (await self.box.python(code, timeout_s=0.5)).text(limit=50)
+        return (await self.sandbox.python(code, timeout_s=0.5)).text(limit=50)
 
     @ag.tool(timeout_s=60)
     async def shell(self, command: str) -> str:
         """Run a command."""
-        return (await self.box.exec(command, timeout_s=0.5)).text(limit=50)
+        return (await self.sandbox.exec(command, timeout_s=0.5)).text(limit=50)
 
     @ag.tool(timeout_s=60)
     async def read(self, path: str) -> str:
         """Read a file, and the folder of that name."""
-        return f"{(await self.box.read(path))[:50]!r} {(await self.box.list(path))[:5]}"
+        return f"{(await self.sandbox.read(path))[:50]!r} {(await self.sandbox.list(path))[:5]}"
 
     @ag.tool(timeout_s=60)
     async def write(self, path: str, size: int) -> str:
         """Write a file of that size."""
-        await self.box.write({path: bytes(size)})
+        await self.sandbox.write({path: bytes(size)})
         return "written"
 
     @ag.reward
     async def solved(self) -> float:
         """Whether a verifier still runs."""
-        return float((await self.box.python("6 * 7", fresh=True, timeout_s=30.0)).stdout == "42\n")
+        return float((await self.sandbox.python("6 * 7", fresh=True, timeout_s=30.0)).stdout == "42\n")
 
 
 def payload_of(kind: str) -> Callable[[random.Random], "tuple[str, ag.Message]"]:
@@ -165,32 +165,32 @@ def draw_path(rng: random.Random) -> tuple[str, ag.Message]:
     return f"writes {size} bytes to {path[:9]!r}", call("write", path=path, size=size)
 
 
-async def attempt(kind: str, boxes: Boxes, number: int) -> tuple[list[str], ag.Rollout]:
+async def attempt(kind: str, sandboxes: SandboxPool, number: int) -> tuple[list[str], ag.Rollout]:
     """An episode of some attempts, which its number alone determines."""
     rng = random.Random(number)
     drawn = [rng.choice([draw_code, draw_code, draw_command, draw_path, payload_of(kind)])(rng) for _ in range(3)]
-    task = ag.Task(id=str(number), prompt="End your box.")
+    task = ag.Task(id=str(number), prompt="End your sandbox.")
     return [name for name, _ in drawn], await ag.rollout(
-        Dodges, task, Scripted([*(said for _, said in drawn), "done"]), boxes=boxes
+        Dodges, task, Scripted([*(said for _, said in drawn), "done"]), sandboxes=sandboxes
     )
 
 
 @pytest.mark.parametrize(("kind", "episodes"), SIZES)
-async def test_no_episode_is_without_reward_because_its_code_ended_its_box(kind: str, episodes: int) -> None:
+async def test_no_episode_is_without_reward_because_its_code_ended_its_sandbox(kind: str, episodes: int) -> None:
     ends: Counter[str] = Counter()
     unscored = []
     numbers = iter(range(episodes))
 
-    async def work(boxes: Boxes) -> None:
+    async def work(sandboxes: SandboxPool) -> None:
         for number in numbers:
-            names, played = await attempt(kind, boxes, number)
-            ends[f"reward {played.reward}, box_killed {played.metrics.get('box_killed', 0)}"] += 1
+            names, played = await attempt(kind, sandboxes, number)
+            ends[f"reward {played.reward}, sandbox_killed {played.metrics.get('sandbox_killed', 0)}"] += 1
             if played.reward is None or played.failure is not None:
                 unscored.append((number, names, played.failure))
 
-    async with make(kind).open(AT_ONCE) as boxes, asyncio.TaskGroup() as tasks:
+    async with make(kind).open(AT_ONCE) as sandboxes, asyncio.TaskGroup() as tasks:
         for _ in range(AT_ONCE):
-            tasks.create_task(work(boxes))
+            tasks.create_task(work(sandboxes))
     sys.stdout.write(f"{dict(ends)}\n")
     assert unscored == []
     assert ends.total() == episodes

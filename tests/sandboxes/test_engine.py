@@ -1,4 +1,4 @@
-"""Boxes of real engines: over attach, over several hosts, swept, and after an engine that went away."""
+"""SandboxPool of real engines: over attach, over several hosts, swept, and after an engine that went away."""
 
 import asyncio
 import socket
@@ -11,13 +11,13 @@ import pytest
 from agentgym.errors import SandboxError
 from agentgym.machine.process_identity import owner
 from agentgym.sandboxes import pool as pools
-from agentgym.sandboxes.docker import docker as docker_boxes
+from agentgym.sandboxes.docker import docker as docker_sandboxes
 from agentgym.sandboxes.docker.client import address, connect
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 
 pytestmark = pytest.mark.docker
 
@@ -106,28 +106,28 @@ async def wait_until_gone(name: str) -> None:
 
 
 async def test_a_remote_engine_is_spoken_to_over_attach() -> None:
-    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("x = 'a'\nprint(x * 100_000)")).truncated
-            await box.write({"f": bytes(range(256)) * 4096})
-            assert await box.read("f", limit=1 << 20) == bytes(range(256)) * 4096
-            assert (await box.exec("wc -c < f")).stdout == "1048576\n"
-            assert (await box.python("f()", functions={"f": lambda: 3})).stdout == "3\n"
-            async with await box.fork() as branch:
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("x = 'a'\nprint(x * 100_000)")).truncated
+            await sandbox.write({"f": bytes(range(256)) * 4096})
+            assert await sandbox.read("f", limit=1 << 20) == bytes(range(256)) * 4096
+            assert (await sandbox.exec("wc -c < f")).stdout == "1048576\n"
+            assert (await sandbox.python("f()", functions={"f": lambda: 3})).stdout == "3\n"
+            async with await sandbox.fork() as branch:
                 assert (await branch.python("x")).stdout == "'a'\n"
-        async with boxes.lease() as box:
-            assert await box.list() == []
+        async with sandboxes.lease() as sandbox:
+            assert await sandbox.list() == []
     assert owned() == []
 
 
-async def test_a_remote_box_ends_when_its_client_is_gone() -> None:
-    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+async def test_a_remote_sandbox_ends_when_its_client_is_gone() -> None:
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
             (name,) = owned()
             await there.down()
             with pytest.raises(SandboxError, match="sandbox_lost"):
-                await box.python("1")
+                await sandbox.python("1")
         client = connect()
         try:
             assert await asyncio.to_thread(client.wait, name)
@@ -138,36 +138,36 @@ async def test_a_remote_box_ends_when_its_client_is_gone() -> None:
 
 
 async def test_several_engines_are_one_pool_and_each_gets_its_share() -> None:
-    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(4) as boxes:
-        async with boxes.lease() as a, boxes.lease() as b, boxes.lease() as c, boxes.lease() as d:
-            for box in (a, b, c, d):
-                assert (await box.python("1")).ok
+    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(4) as sandboxes:
+        async with sandboxes.lease() as a, sandboxes.lease() as b, sandboxes.lease() as c, sandboxes.lease() as d:
+            for sandbox in (a, b, c, d):
+                assert (await sandbox.python("1")).ok
             runs = [name.split("-")[1] for name in owned()]
         assert sorted(runs.count(run) for run in set(runs)) == [2, 2]
     assert owned() == []
 
 
 async def test_an_engine_that_is_down_is_passed_over_while_another_is_up() -> None:
-    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(2) as boxes:
+    async with relay() as one, relay() as two, Docker(hosts=(one.host, two.host)).open(2) as sandboxes:
         await one.down()
-        async with boxes.lease() as a, boxes.lease() as b:
+        async with sandboxes.lease() as a, sandboxes.lease() as b:
             assert (await a.python("1")).ok
             assert (await b.python("1")).ok
         await one.up()
     assert owned() == []
 
 
-async def test_leases_wait_for_an_engine_that_comes_back_and_its_old_boxes_are_lost() -> None:
-    async with relay() as there, Docker(hosts=(there.host,)).open(2) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+async def test_leases_wait_for_an_engine_that_comes_back_and_its_old_sandboxes_are_lost() -> None:
+    async with relay() as there, Docker(hosts=(there.host,)).open(2) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
             await there.down()
             with pytest.raises(SandboxError, match="sandbox_lost"):
-                await box.python("1")
+                await sandbox.python("1")
 
         async def lease() -> str:
-            async with boxes.lease() as box:
-                return (await box.python("6 * 7")).stdout
+            async with sandboxes.lease() as sandbox:
+                return (await sandbox.python("6 * 7")).stdout
 
         waiting = asyncio.create_task(lease())
         done, _ = await asyncio.wait({waiting}, timeout=1.0)
@@ -178,11 +178,11 @@ async def test_leases_wait_for_an_engine_that_comes_back_and_its_old_boxes_are_l
 
 
 async def test_a_lease_gives_up_on_an_engine_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker_boxes, "PATIENCE_S", 0.2)
-    async with relay() as there, Docker(hosts=(there.host,)).open(1) as boxes:
+    monkeypatch.setattr(docker_sandboxes, "PATIENCE_S", 0.2)
+    async with relay() as there, Docker(hosts=(there.host,)).open(1) as sandboxes:
         await there.down()
         with pytest.raises(SandboxError, match="the Docker engine"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
 
 
@@ -204,13 +204,13 @@ def test_a_refused_connection_leaves_no_socket_open_while_its_error_is_kept(tmp_
 
 
 async def test_what_an_engine_refuses_is_not_tried_again() -> None:
-    async with Docker(network="agentgym-no-such-network").open(1) as boxes:
+    async with Docker(network="agentgym-no-such-network").open(1) as sandboxes:
         with pytest.raises(SandboxError, match="no-such-network"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
-    async with Docker(runtime="agentgym-no-such-runtime").open(1) as boxes:
+    async with Docker(runtime="agentgym-no-such-runtime").open(1) as sandboxes:
         with pytest.raises(SandboxError, match="no-such-runtime"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
     assert owned() == []
 
@@ -219,61 +219,61 @@ async def test_a_sweep_removes_what_a_start_left_and_spares_what_runs(monkeypatc
     monkeypatch.setattr(pools, "TEND_S", 0.3)
     client = connect()
     try:
-        async with Docker().open(1) as boxes, boxes.lease() as box:
+        async with Docker().open(1) as sandboxes, sandboxes.lease() as sandbox:
             (name,) = owned()
             run = name.split("-")[1]
             labels = {"agentgym.owner": owner(), "agentgym.run": run}
             left = await asyncio.to_thread(client.create_container, default_image(), ["{}"], labels=labels)
             await wait_until_gone(left["Id"])
             assert owned() == [name]
-            assert (await box.python("1")).ok
+            assert (await sandbox.python("1")).ok
     finally:
         client.close()
     assert owned() == []
 
 
-async def test_a_box_that_died_while_idle_is_not_leased() -> None:
-    async with Docker().open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+async def test_a_sandbox_that_died_while_idle_is_not_leased() -> None:
+    async with Docker().open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
         client = connect()
         try:
             await asyncio.to_thread(client.kill, owned()[0])
         finally:
             client.close()
         for _ in range(3):
-            async with boxes.lease() as box:
-                assert (await box.python("1")).stdout == "1\n"
+            async with sandboxes.lease() as sandbox:
+                assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_idle_boxes_and_leases_without_a_call_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Process(unsafe=True).open(2) as boxes:
-        assert isinstance(boxes, Pool)
-        async with boxes.lease() as kept:
-            async with boxes.lease() as box:
-                idle = box
-            await settled(boxes)
-            assert isinstance(idle, RemoteBox)
-            await boxes.maintain()
+async def test_idle_sandboxes_and_leases_without_a_call_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Process(unsafe=True).open(2) as sandboxes:
+        assert isinstance(sandboxes, Pool)
+        async with sandboxes.lease() as kept:
+            async with sandboxes.lease() as sandbox:
+                idle = sandbox
+            await settled(sandboxes)
+            assert isinstance(idle, RemoteSandbox)
+            await sandboxes.maintain()
             assert idle.broken is None
             monkeypatch.setattr(pools, "IDLE_S", -1.0)
-            await boxes.maintain()
+            await sandboxes.maintain()
             assert idle.broken
             assert (await kept.python("1")).ok
             monkeypatch.setattr(pools, "LEASE_S", -1.0)
-            await boxes.maintain()
+            await sandboxes.maintain()
             with pytest.raises(SandboxError, match="sandbox_lost: its lease"):
                 await kept.python("1")
         monkeypatch.setattr(pools, "LEASE_S", 60.0)
         monkeypatch.setattr(pools, "LIFE_S", -1.0)
-        async with boxes.lease() as first:
+        async with sandboxes.lease() as first:
             assert (await first.python("1")).ok
-        await settled(boxes)
-        async with boxes.lease() as second:
+        await settled(sandboxes)
+        async with sandboxes.lease() as second:
             assert second is not first
 
 
-async def settled(boxes: Pool) -> None:
-    """Return once every box that was given back is clean."""
-    if boxes._returning:
-        await asyncio.wait(set(boxes._returning))
+async def settled(sandboxes: Pool) -> None:
+    """Return once every sandbox that was given back is clean."""
+    if sandboxes._returning:
+        await asyncio.wait(set(sandboxes._returning))

@@ -1,4 +1,5 @@
-"""Nothing crosses from episode to episode, nor from a session to a verifier; a box that its code ended is a result."""
+"""Nothing crosses from episode to episode, nor from a session to a verifier; a sandbox that its code ended is a
+result."""
 
 import ast
 import asyncio
@@ -15,14 +16,14 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.errors import BoxKilledError
-from agentgym.sandboxes.docker.settings import DockerSettings, box_user
+from agentgym.errors import SandboxKilledError
+from agentgym.sandboxes.docker.settings import DockerSettings, sandbox_user
 from agentgym.sandboxes.local import local
 from agentgym.sandboxes.local.local import Bubblewrap, Process
-from agentgym.sandboxes.protocol import Box, Boxes
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool
 from agentgym.sandboxes.remote import link
-from agentgym.sandboxes.remote.box import RemoteBox
-from agentgym.sandboxes.server_files import BOX_USERS, arena
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
+from agentgym.sandboxes.server_files import SANDBOX_USERS, arena
 from agentgym.testing import Scripted, call
 from tests.sandboxes.conftest import as_user_without_rights, containers_of, make
 
@@ -40,9 +41,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(request: pytest.FixtureRequest) -> AsyncIterator[Boxes]:
-    async with make(request.param).open(2) as boxes:
-        yield boxes
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
+    async with make(request.param).open(2) as sandboxes:
+        yield sandboxes
 
 
 def of(kinds: list[object]) -> pytest.MarkDecorator:
@@ -65,26 +66,28 @@ print(sorted(found))
 """
 
 
-async def say_names(box: Box, number: int) -> None:
-    await box.write({f"canarywritX{number:04d}.py": f"canarycontX{number:04d}"})
-    await box.exec(f"echo canaryexecX{number:04d} > /dev/null; mkdir canarylistX{number:04d}")
-    await box.python(f"'canarycodeX{number:04d}'", functions={f"canaryfuncX{number:04d}": lambda: 0}, fresh=number == 1)
+async def say_names(sandbox: Sandbox, number: int) -> None:
+    await sandbox.write({f"canarywritX{number:04d}.py": f"canarycontX{number:04d}"})
+    await sandbox.exec(f"echo canaryexecX{number:04d} > /dev/null; mkdir canarylistX{number:04d}")
+    await sandbox.python(
+        f"'canarycodeX{number:04d}'", functions={f"canaryfuncX{number:04d}": lambda: 0}, fresh=number == 1
+    )
     with pytest.raises(FileNotFoundError):
-        await box.read(f"canaryreadX{number:04d}")
-    await box.list()
+        await sandbox.read(f"canaryreadX{number:04d}")
+    await sandbox.list()
 
 
 @of(KINDS)
-async def test_no_name_of_an_earlier_episode_is_in_the_memory_of_the_next(pool: Boxes) -> None:
-    async with pool.lease() as box:
+async def test_no_name_of_an_earlier_episode_is_in_the_memory_of_the_next(pool: SandboxPool) -> None:
+    async with pool.lease() as sandbox:
         for number in range(3):
-            await say_names(box, number)
-        await box.reset()
-        assert (await box.python(SCAN)).stdout == "[]\n"
+            await say_names(sandbox, number)
+        await sandbox.reset()
+        assert (await sandbox.python(SCAN)).stdout == "[]\n"
 
 
 @of(PLACED)
-async def test_no_counter_of_the_kernel_tells_the_next_episode_anything(pool: Boxes) -> None:
+async def test_no_counter_of_the_kernel_tells_the_next_episode_anything(pool: SandboxPool) -> None:
     count = """
 import ctypes, os
 open('f', 'w').close()
@@ -98,17 +101,17 @@ for n in range(90):
     if not os.fork(): os._exit(0)
     os.wait()
 """
-    async with pool.lease() as box:
-        await box.reset()
-        quiet = (await box.python(count)).stdout
-        await box.python(busy)
-        await box.reset()
-        assert (await box.python(count)).stdout == quiet
-        assert (await box.exec("ls /sys/fs/cgroup 2>/dev/null")).stdout == ""
+    async with pool.lease() as sandbox:
+        await sandbox.reset()
+        quiet = (await sandbox.python(count)).stdout
+        await sandbox.python(busy)
+        await sandbox.reset()
+        assert (await sandbox.python(count)).stdout == quiet
+        assert (await sandbox.exec("ls /sys/fs/cgroup 2>/dev/null")).stdout == ""
 
 
 @of(PLACED)
-async def test_flags_of_the_folders_end_with_their_episode(pool: Boxes) -> None:
+async def test_flags_of_the_folders_end_with_their_episode(pool: SandboxPool) -> None:
     flags = """
 import fcntl, os, struct
 def flags(path, value=None):
@@ -120,23 +123,25 @@ def flags(path, value=None):
     finally: os.close(fd)
 places = ['/tmp', '/dev/shm', '/branches']
 """
-    async with pool.lease() as box:
-        before = (await box.python(flags + "[flags(p) for p in places]")).stdout
-        await box.python(flags + "[flags(p, 0x40 | 0x80) for p in places]")
-        await box.reset()
-        assert (await box.python(flags + "[flags(p) for p in places]")).stdout == before
+    async with pool.lease() as sandbox:
+        before = (await sandbox.python(flags + "[flags(p) for p in places]")).stdout
+        await sandbox.python(flags + "[flags(p, 0x40 | 0x80) for p in places]")
+        await sandbox.reset()
+        assert (await sandbox.python(flags + "[flags(p) for p in places]")).stdout == before
 
 
 @of(PLACED)
-async def test_things_in_the_way_of_a_wipe_and_very_many_files_cost_a_reset_nothing(pool: Boxes) -> None:
-    async with pool.lease() as box:
-        await box.python("import os\nos.makedirs('/tmp/.lifted-1-1/d')\nfor n in range(8000): os.mknod(f'/tmp/{n}')")
-        await box.reset()
-        assert await box.list() == []
+async def test_things_in_the_way_of_a_wipe_and_very_many_files_cost_a_reset_nothing(pool: SandboxPool) -> None:
+    async with pool.lease() as sandbox:
+        await sandbox.python(
+            "import os\nos.makedirs('/tmp/.lifted-1-1/d')\nfor n in range(8000): os.mknod(f'/tmp/{n}')"
+        )
+        await sandbox.reset()
+        assert await sandbox.list() == []
 
 
 @of(PLACED)
-async def test_inodes_and_folders_in_memory_are_bounded(pool: Boxes) -> None:
+async def test_inodes_and_folders_in_memory_are_bounded(pool: SandboxPool) -> None:
     fill = """
 import os
 n = 0
@@ -144,10 +149,10 @@ try:
     while True: os.mknod(f'/tmp/{n}'); n += 1
 except OSError as error: print(error.errno, n < 70_000)
 """
-    async with pool.lease() as box:
-        assert (await box.python(fill, timeout_s=60.0)).stdout == "28 True\n"
-        assert (await box.exec("echo 1")).stdout == "1\n"
-        assert (await box.python("6 * 7", fresh=True, timeout_s=60.0)).stdout == "42\n"
+    async with pool.lease() as sandbox:
+        assert (await sandbox.python(fill, timeout_s=60.0)).stdout == "28 True\n"
+        assert (await sandbox.exec("echo 1")).stdout == "1\n"
+        assert (await sandbox.python("6 * 7", fresh=True, timeout_s=60.0)).stdout == "42\n"
 
 
 TICKING = """
@@ -179,7 +184,7 @@ while not os.path.exists('solution.py'): time.sleep(0.01)
 
 
 @of(PLACED)
-async def test_a_verifier_is_out_of_reach_of_a_process_that_cannot_be_stopped(pool: Boxes) -> None:
+async def test_a_verifier_is_out_of_reach_of_a_process_that_cannot_be_stopped(pool: SandboxPool) -> None:
     watch = """
 import time
 seen = set()
@@ -188,24 +193,24 @@ for _ in range(30):
     time.sleep(0.02)
 len(seen)
 """
-    async with pool.lease() as box:
-        await box.python(TICKING)
-        said = await box.python(watch, fresh=True, timeout_s=20.0)
+    async with pool.lease() as sandbox:
+        await sandbox.python(TICKING)
+        said = await sandbox.python(watch, fresh=True, timeout_s=20.0)
         assert (said.status, said.stdout, said.stderr) == ("ok", "1\n", "")
 
 
 @of(PLACED)
-async def test_a_verifier_tells_the_session_nothing_by_a_socket_without_a_file(pool: Boxes) -> None:
+async def test_a_verifier_tells_the_session_nothing_by_a_socket_without_a_file(pool: SandboxPool) -> None:
     listen = "import socket\nserver = socket.socket(socket.AF_UNIX)\nserver.bind('\\0told')\nserver.listen()"
     tell = "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0told')"
-    async with pool.lease() as box:
-        await box.python(listen)
-        assert (await box.python(tell)).ok
-        assert "ConnectionRefusedError" in (await box.python(tell, fresh=True)).stderr
+    async with pool.lease() as sandbox:
+        await sandbox.python(listen)
+        assert (await sandbox.python(tell)).ok
+        assert "ConnectionRefusedError" in (await sandbox.python(tell, fresh=True)).stderr
 
 
 @of(KINDS)
-async def test_no_compiled_file_stands_in_for_one_that_the_host_writes(pool: Boxes) -> None:
+async def test_no_compiled_file_stands_in_for_one_that_the_host_writes(pool: SandboxPool) -> None:
     plant = """
 import importlib.util, os, py_compile
 open('evil.py', 'w').write('print("forged")')
@@ -213,28 +218,28 @@ cached = importlib.util.cache_from_source('hidden.py')
 os.makedirs('__pycache__', exist_ok=True)
 py_compile.compile('evil.py', cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
 """
-    async with pool.lease() as box:
-        await box.reset()
-        await box.python(plant)
-        await box.write({"hidden.py": "print('real')"})
-        assert (await box.exec("python3 -c 'import hidden'")).stdout == "real\n"
-        await box.python(plant)  # After the write too.
-        assert (await box.python("import hidden", fresh=True)).stdout == "real\n"
+    async with pool.lease() as sandbox:
+        await sandbox.reset()
+        await sandbox.python(plant)
+        await sandbox.write({"hidden.py": "print('real')"})
+        assert (await sandbox.exec("python3 -c 'import hidden'")).stdout == "real\n"
+        await sandbox.python(plant)  # After the write too.
+        assert (await sandbox.python("import hidden", fresh=True)).stdout == "real\n"
 
 
 @of(KINDS)
-async def test_an_old_handle_or_link_does_not_see_what_the_host_writes(pool: Boxes) -> None:
-    async with pool.lease() as box:
-        await box.reset()
-        await box.python("import os\nf = open('t.py', 'w+'); os.link('t.py', 'link')")
-        await box.write({"t.py": "secret"})
-        assert (await box.python("f.seek(0); f.read() + open('link').read()")).stdout == "''\n"
-        await box.python("f.write('evil'); f.flush()")
-        assert await box.read("t.py") == b"secret"
+async def test_an_old_handle_or_link_does_not_see_what_the_host_writes(pool: SandboxPool) -> None:
+    async with pool.lease() as sandbox:
+        await sandbox.reset()
+        await sandbox.python("import os\nf = open('t.py', 'w+'); os.link('t.py', 'link')")
+        await sandbox.write({"t.py": "secret"})
+        assert (await sandbox.python("f.seek(0); f.read() + open('link').read()")).stdout == "''\n"
+        await sandbox.python("f.write('evil'); f.flush()")
+        assert await sandbox.read("t.py") == b"secret"
 
 
 @of(KINDS)
-async def test_fresh_code_finds_no_start_up_file_of_the_session(pool: Boxes) -> None:
+async def test_fresh_code_finds_no_start_up_file_of_the_session(pool: SandboxPool) -> None:
     plant = """
 import os, sys
 folder = os.path.expanduser(f'~/.local/lib/python3.{sys.version_info[1]}/site-packages')
@@ -242,19 +247,19 @@ os.makedirs(folder)
 open(folder + '/usercustomize.py', 'w').write('import os; os._exit(0)')
 """
     run = "import subprocess\nsubprocess.run(['python3', '-c', 'raise SystemExit(3)']).returncode"
-    async with pool.lease() as box:
-        await box.reset()
-        assert (await box.python(plant)).status == "ok"
-        assert (await box.python(run, fresh=True)).stdout == "3\n"
+    async with pool.lease() as sandbox:
+        await sandbox.reset()
+        assert (await sandbox.python(plant)).status == "ok"
+        assert (await sandbox.python(run, fresh=True)).stdout == "3\n"
 
 
 def mode_of_null() -> int:
     return Path("/dev/null").stat().st_mode & 0o777
 
 
-async def test_boxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() -> None:
+async def test_sandboxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() -> None:
     hold = "import fcntl\nf = open('/usr/bin/env'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    async with make("bubblewrap").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
+    async with make("bubblewrap").open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as other:
         assert (await one.python(hold)).status == "ok"
         assert (await other.python(hold)).status == "ok"
         assert (await other.exec("chmod 600 /dev/null")).exit_code != 0
@@ -265,14 +270,14 @@ async def test_boxes_of_bubblewrap_do_not_meet_in_the_folders_of_this_machine() 
 @pytest.mark.skipif(os.geteuid() != 0, reason="looks for a change that root alone can undo")
 async def test_gvisor_leaves_the_devices_of_this_machine_to_root() -> None:
     await asyncio.to_thread(os.chown, "/dev/null", 0, 0)
-    async with make("runsc").open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec("echo x > /dev/null")).exit_code == 0
+    async with make("runsc").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec("echo x > /dev/null")).exit_code == 0
     null = await asyncio.to_thread(os.stat, "/dev/null")
     assert (null.st_uid, null.st_gid) == (0, 0)
 
 
 @of(PLACED)
-async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: Boxes) -> None:
+async def test_nothing_tells_an_episode_how_long_the_one_before_it_took(pool: SandboxPool) -> None:
     ages = """
 import os, time
 with open('/proc/uptime') as file: up = float(file.read().split()[0])
@@ -283,12 +288,12 @@ for pid in ('1', 'self'):
     found.append(up - begun / os.sysconf('SC_CLK_TCK'))
 max(found)
 """
-    async with pool.lease() as box:
-        await box.reset()
-        await box.python("import time\ntime.sleep(4)")
+    async with pool.lease() as sandbox:
+        await sandbox.reset()
+        await sandbox.python("import time\ntime.sleep(4)")
         began = asyncio.get_running_loop().time()
-        await box.reset()
-        oldest = float((await box.python(ages)).stdout)
+        await sandbox.reset()
+        oldest = float((await sandbox.python(ages)).stdout)
         now = asyncio.get_running_loop().time()
     assert oldest < now - began + 2  # Some file systems take their times from the kernel's last tick.
 
@@ -305,14 +310,14 @@ watches, queues
 
 
 @pytest.mark.parametrize("kind", PLACED)
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each box a user of its own")
-async def test_no_box_takes_what_another_needs(kind: str) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give each sandbox a user of its own")
+async def test_no_sandbox_takes_what_another_needs(kind: str) -> None:
     limit = int(await asyncio.to_thread(Path("/proc/sys/fs/inotify/max_user_instances").read_text))
-    async with make(kind).open(1 + limit // 64) as boxes, AsyncExitStack() as leases:
+    async with make(kind).open(1 + limit // 64) as sandboxes, AsyncExitStack() as leases:
         taken = []
         for _ in range(1 + limit // 64):
-            box = await leases.enter_async_context(boxes.lease())
-            taken.append((await box.python(TAKE_ALL)).stdout)
+            sandbox = await leases.enter_async_context(sandboxes.lease())
+            taken.append((await sandbox.python(TAKE_ALL)).stdout)
     watches, queues = ast.literal_eval(taken[0])
     assert 0 < watches <= 64
     assert queues > 0
@@ -323,31 +328,31 @@ def users_of_containers() -> list[int]:
     return [Path(f"/proc/{pid}").stat().st_uid for pid in containers_of(os.getpid())]
 
 
-async def test_where_an_engine_maps_users_and_under_gvisor_a_box_runs_as_nobody() -> None:
-    assert box_user(DockerSettings(), engine_maps_users=True) == "65534:65534"
-    assert box_user(DockerSettings(runtime="runsc"), engine_maps_users=False) == "65534:65534"
-    one, other = (box_user(DockerSettings(), engine_maps_users=False) for _ in range(2))
+async def test_where_an_engine_maps_users_and_under_gvisor_a_sandbox_runs_as_nobody() -> None:
+    assert sandbox_user(DockerSettings(), engine_maps_users=True) == "65534:65534"
+    assert sandbox_user(DockerSettings(runtime="runsc"), engine_maps_users=False) == "65534:65534"
+    one, other = (sandbox_user(DockerSettings(), engine_maps_users=False) for _ in range(2))
     assert one != other
 
 
 @pytest.mark.docker
-async def test_each_box_of_docker_has_a_user_of_its_own_and_its_code_is_nobody() -> None:
-    async with make("docker").open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
-        for box in (one, other):
-            assert (await box.exec("id -un; touch f; stat -c %U f /tmp")).stdout == "nobody\nnobody\nnobody\n"
+async def test_each_sandbox_of_docker_has_a_user_of_its_own_and_its_code_is_nobody() -> None:
+    async with make("docker").open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as other:
+        for sandbox in (one, other):
+            assert (await sandbox.exec("id -un; touch f; stat -c %U f /tmp")).stdout == "nobody\nnobody\nnobody\n"
         users = await asyncio.to_thread(users_of_containers)
     assert len(users) >= 2
     assert len(set(users)) == len(users)
-    assert set(users) <= set(BOX_USERS)
+    assert set(users) <= set(SANDBOX_USERS)
 
 
 @pytest.mark.docker
 async def test_code_stands_back_behind_the_server_with_which_it_shares_its_processor_time() -> None:
-    async with make("docker").open(1) as boxes, boxes.lease() as box:
+    async with make("docker").open(1) as sandboxes, sandboxes.lease() as sandbox:
         for fresh in (False, True):
-            assert (await box.python("import os; os.nice(0)", fresh=fresh)).stdout == "19\n"
-        assert (await box.exec("nice; nice -n -5 nice 2>/dev/null")).stdout == "19\n19\n"
-        async with box.start("nice") as process:
+            assert (await sandbox.python("import os; os.nice(0)", fresh=fresh)).stdout == "19\n"
+        assert (await sandbox.exec("nice; nice -n -5 nice 2>/dev/null")).stdout == "19\n19\n"
+        async with sandbox.start("nice") as process:
             assert await process.stdout.read() == b"19\n"
 
 
@@ -356,49 +361,49 @@ async def test_bubblewrap_gives_each_episode_its_own_place_for_a_user_without_ri
     code = (
         "import asyncio, logging\nfrom agentgym.sandboxes.local.local import Bubblewrap\nlogging.basicConfig()\n"
         "async def main():\n"
-        "    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:\n"
-        "        await box.write({'f': 'x'})\n"
-        "        await box.reset()\n"
-        "        print(await box.list(), (await box.python('6 * 7', fresh=True)).stdout)\n"
+        "    async with Bubblewrap().open(1) as sandboxes, sandboxes.lease() as sandbox:\n"
+        "        await sandbox.write({'f': 'x'})\n"
+        "        await sandbox.reset()\n"
+        "        print(await sandbox.list(), (await sandbox.python('6 * 7', fresh=True)).stdout)\n"
         "asyncio.run(main())\n"
     )
     done = await asyncio.to_thread(as_user_without_rights, code_for_all, "-c", code)
     assert (done.stdout, done.stderr) == ("[] 42\n\n", "")
 
 
-async def test_where_the_kernel_makes_no_place_a_box_is_reset_in_place_and_keeps_its_network(
+async def test_where_the_kernel_makes_no_place_a_sandbox_is_reset_in_place_and_keeps_its_network(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make("bubblewrap")
     monkeypatch.setattr(
         local, "arena", lambda *given, **named: {**arena(*given, **named), "users": True, "bytes": "many"}
     )
-    async with Bubblewrap(network="loopback").open(1) as boxes, boxes.lease() as box:
+    async with Bubblewrap(network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
         for _ in range(2):
-            async with box.start(["python3", "-m", "http.server", "8000"]), box.port(8000) as there:
+            async with sandbox.start(["python3", "-m", "http.server", "8000"]), sandbox.port(8000) as there:
                 with await asyncio.to_thread(urllib.request.urlopen, there.url) as answer:
                     assert answer.status == 200
-            await box.write({"f": "x"})
-            await box.reset()
-            assert await box.list() == []
-            assert isinstance(box, RemoteBox)
-            assert box.reset_in_place
-            async with await box.fork() as branch:
-                assert isinstance(branch, RemoteBox)
+            await sandbox.write({"f": "x"})
+            await sandbox.reset()
+            assert await sandbox.list() == []
+            assert isinstance(sandbox, RemoteSandbox)
+            assert sandbox.reset_in_place
+            async with await sandbox.fork() as branch:
+                assert isinstance(branch, RemoteSandbox)
                 assert branch.reset_in_place
     assert "episodes are reset in place" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_box_and_the_log_say_whether_episodes_have_places_of_their_own(
+async def test_a_sandbox_and_the_log_say_whether_episodes_have_places_of_their_own(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "agentgym.sandboxes")
     link._tell_once.cache_clear()
-    async with make(kind).open(1) as boxes, boxes.lease() as box:
-        assert isinstance(box, RemoteBox)
-        assert box.reset_in_place is (kind in ("unsafe", "runsc"))
-    said = "episodes are reset in place" if box.reset_in_place else "each episode has a place of its own"
+    async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        assert sandbox.reset_in_place is (kind in ("unsafe", "runsc"))
+    said = "episodes are reset in place" if sandbox.reset_in_place else "each episode has a place of its own"
     assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 
@@ -407,24 +412,26 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         python = shutil.copy("/usr/bin/true", Path(folder, "python3"))  # HOME/bin/python3, as it were
         with pytest.raises(ag.SandboxError, match="home is in it"):
-            async with Bubblewrap(python=str(python)).open(1) as boxes, boxes.lease():
+            async with Bubblewrap(python=str(python)).open(1) as sandboxes, sandboxes.lease():
                 pass
 
 
 async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens() -> None:
     make("bubblewrap")
-    with pytest.raises(ag.SandboxError, match="python: the interpreter of the boxes"):
+    with pytest.raises(ag.SandboxError, match="python: the interpreter of the sandboxes"):
         async with Bubblewrap(python="/usr/bin/false").open(1):
             pass
 
 
 @of(KINDS)
-async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: Boxes) -> None:
+async def test_a_module_in_the_working_folder_may_have_the_name_of_the_server(pool: SandboxPool) -> None:
     look = "import importlib.util\nimportlib.util.find_spec('server')"
-    async with pool.lease() as box:
-        assert (await box.python(look)).stdout == ""
-        await box.write({"server.py": "import sys\nmodules = [name for name in sys.modules if 'supervisor' in name]"})
-        said = await box.python("import server\nserver.modules")
+    async with pool.lease() as sandbox:
+        assert (await sandbox.python(look)).stdout == ""
+        await sandbox.write(
+            {"server.py": "import sys\nmodules = [name for name in sys.modules if 'supervisor' in name]"}
+        )
+        said = await sandbox.python("import server\nserver.modules")
         assert (said.stdout, said.stderr) == ("[]\n", "")
 
 
@@ -433,72 +440,77 @@ BAD_PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 300 + "f", "..", "/etc/passwd"
 
 @of(KINDS)
 @pytest.mark.parametrize("path", BAD_PATHS, ids=range(len(BAD_PATHS)))
-async def test_no_path_ends_a_box(pool: Boxes, path: str, tmp_path: Path) -> None:
+async def test_no_path_ends_a_sandbox(pool: SandboxPool, path: str, tmp_path: Path) -> None:
     (tmp_path / "source").write_text("x")
-    async with pool.lease() as box:
-        calls = [box.read(path), box.list(path), box.write({path: "x"}), box.put(tmp_path / "source", path)]
-        for made in (*calls, box.get(path or ".", tmp_path / "target")):
+    async with pool.lease() as sandbox:
+        calls = [
+            sandbox.read(path),
+            sandbox.list(path),
+            sandbox.write({path: "x"}),
+            sandbox.put(tmp_path / "source", path),
+        ]
+        for made in (*calls, sandbox.get(path or ".", tmp_path / "target")):
             with suppress(OSError, ValueError):
                 await made
-        assert (await box.python("6 * 7")).stdout == "42\n"
+        assert (await sandbox.python("6 * 7")).stdout == "42\n"
 
 
-# ---------------------------------------------------------------------------------------------- the end of a box
+# ---------------------------------------------------------------------------------------------- the end of a sandbox
 
 
-async def each_call_says_so(box: Box) -> None:
-    for ended in (await box.python("1"), await box.exec("true")):
-        assert (ended.status, ended.exit_code, ended.state_lost) == ("box_killed", -9, True)
-    for other in (box.read("f"), box.list(), box.write({"f": "x"}), box.fork()):
-        with pytest.raises(BoxKilledError):
+async def each_call_says_so(sandbox: Sandbox) -> None:
+    for ended in (await sandbox.python("1"), await sandbox.exec("true")):
+        assert (ended.status, ended.exit_code, ended.state_lost) == ("sandbox_killed", -9, True)
+    for other in (sandbox.read("f"), sandbox.list(), sandbox.write({"f": "x"}), sandbox.fork()):
+        with pytest.raises(SandboxKilledError):
             await other
 
 
-async def test_a_box_that_its_code_ended_is_a_result_of_every_call() -> None:
-    async with Process(unsafe=True).open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("import os; os.kill(os.getppid(), 9)")).status == "box_killed"
-            await each_call_says_so(box)
-        async with boxes.lease() as box:
-            assert (await box.python("1")).stdout == "1\n"
+async def test_a_sandbox_that_its_code_ended_is_a_result_of_every_call() -> None:
+    async with Process(unsafe=True).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("import os; os.kill(os.getppid(), 9)")).status == "sandbox_killed"
+            await each_call_says_so(sandbox)
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_a_program_in_the_background_that_ends_its_box_says_so() -> None:
+async def test_a_program_in_the_background_that_ends_its_sandbox_says_so() -> None:
     async with (
-        Process(unsafe=True).open(1) as boxes,
-        boxes.lease() as box,
-        box.start("read word; kill -9 $PPID") as process,
+        Process(unsafe=True).open(1) as sandboxes,
+        sandboxes.lease() as sandbox,
+        sandbox.start("read word; kill -9 $PPID") as process,
     ):
         await process.write("go\n")
-        with pytest.raises(BoxKilledError):
+        with pytest.raises(SandboxKilledError):
             await process.wait()
-        with pytest.raises(BoxKilledError):
+        with pytest.raises(SandboxKilledError):
             await process.write("x")
 
 
 class Ended(ag.ToolEnv[ag.Task]):
-    """An env whose model ends its box."""
+    """An env whose model ends its sandbox."""
 
-    sandbox = Process(unsafe=True)
+    sandbox_spec = Process(unsafe=True)
     limits = ag.Limits(turns=4, seconds=60, context_tokens=8192)
 
     @ag.tool
     async def python(self, code: str) -> str:
         """Run code."""
-        return (await self.box.python(code)).text()
+        return (await self.sandbox.python(code)).text()
 
     @ag.tool
     async def read(self, path: str) -> str:
         """Read a file."""
-        return (await self.box.read(path)).decode()
+        return (await self.sandbox.read(path)).decode()
 
     @ag.reward
     async def solved(self) -> float:
-        """Whether the box still has the file."""
-        return float("f" in await self.box.list())
+        """Whether the sandbox still has the file."""
+        return float("f" in await self.sandbox.list())
 
 
-async def test_a_rollout_whose_code_ended_its_box_is_scored() -> None:
+async def test_a_rollout_whose_code_ended_its_sandbox_is_scored() -> None:
     task = ag.Task(id="t", prompt=(ag.Message(role="user", content="x"),))
     said: list[ag.Message | str] = [
         call("python", code="import os; os.kill(os.getppid(), 9)"),
@@ -507,6 +519,6 @@ async def test_a_rollout_whose_code_ended_its_box_is_scored() -> None:
     ]
     rollout = await ag.rollout(Ended, task, Scripted(said))
     assert (rollout.reward, rollout.failure) == (0.0, None)
-    assert rollout.metrics["box_killed"] == 1
+    assert rollout.metrics["sandbox_killed"] == 1
     assert rollout.metrics["tool_errors"] == 1
-    assert "box_killed" in str(rollout) or "[the box was ended by the code that ran in it]" in str(rollout)
+    assert "sandbox_killed" in str(rollout) or "[the sandbox was ended by the code that ran in it]" in str(rollout)

@@ -1,4 +1,4 @@
-"""Whatever state code leaves its box in, every call ends in a status or an exception that is documented."""
+"""Whatever state code leaves its sandbox in, every call ends in a status or an exception that is documented."""
 
 import io
 import tarfile
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.errors import BoxKilledError
-from agentgym.sandboxes.protocol import Box, Branch
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.errors import SandboxKilledError
+from agentgym.sandboxes.protocol import Branch, Sandbox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import make
 
-DOCUMENTED = (FileNotFoundError, ValueError, TimeoutError, BoxKilledError)
+DOCUMENTED = (FileNotFoundError, ValueError, TimeoutError, SandboxKilledError)
 """Of the calls that have no status."""
 DAEMON = """
 import os
@@ -84,51 +84,51 @@ def small_archive() -> bytes:
     return out.getvalue()
 
 
-async def in_a_shell(box: Box | Branch) -> None:
-    async with box.shell() as shell:
+async def in_a_shell(sandbox: Sandbox | Branch) -> None:
+    async with sandbox.shell() as shell:
         await shell.run("kill -STOP $$", timeout_s=0.5)
 
 
-async def in_the_background(box: Box | Branch) -> None:
-    async with box.start("sleep 1000") as process:
+async def in_the_background(sandbox: Sandbox | Branch) -> None:
+    async with sandbox.start("sleep 1000") as process:
         await process.kill()
 
 
-async def in_a_branch(box: Box) -> None:
-    async with await box.fork() as branch:
+async def in_a_branch(sandbox: Sandbox) -> None:
+    async with await sandbox.fork() as branch:
         await branch.python("1", timeout_s=1.0)
 
 
-def calls(box: Box, folder: Path) -> list[Callable[[], Awaitable[object]]]:
+def calls(sandbox: Sandbox, folder: Path) -> list[Callable[[], Awaitable[object]]]:
     (folder / "small.tar").write_bytes(small_archive())
     return [
-        lambda: box.read("f"),
-        lambda: box.list(),
-        lambda: box.write({"new/f": "x"}),
-        lambda: in_a_shell(box),
-        lambda: in_the_background(box),
-        lambda: in_a_branch(box),
-        lambda: box.archive(),
-        lambda: box.unpack(small_archive()),
-        lambda: box.snapshot(folder / "it.tar"),
-        lambda: box.restore(folder / "small.tar"),
-        lambda: box.get(".", folder / "got"),
-        lambda: box.put(folder / "small.tar"),
+        lambda: sandbox.read("f"),
+        lambda: sandbox.list(),
+        lambda: sandbox.write({"new/f": "x"}),
+        lambda: in_a_shell(sandbox),
+        lambda: in_the_background(sandbox),
+        lambda: in_a_branch(sandbox),
+        lambda: sandbox.archive(),
+        lambda: sandbox.unpack(small_archive()),
+        lambda: sandbox.snapshot(folder / "it.tar"),
+        lambda: sandbox.restore(folder / "small.tar"),
+        lambda: sandbox.get(".", folder / "got"),
+        lambda: sandbox.put(folder / "small.tar"),
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.proof])])
-async def test_every_call_ends_as_it_is_documented_in_whatever_state_the_box_is(
+async def test_every_call_ends_as_it_is_documented_in_whatever_state_the_sandbox_is(
     kind: str, state: str, tmp_path: Path
 ) -> None:
-    async with make(kind).open(1) as boxes, boxes.lease() as box:
-        for call in calls(box, tmp_path):
-            await box.python(STATES[state], timeout_s=2.0)
+    async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        for call in calls(sandbox, tmp_path):
+            await sandbox.python(STATES[state], timeout_s=2.0)
             with suppress(*DOCUMENTED):
                 await call()
-            await box.exec("echo said", timeout_s=2.0)
-            await box.verify(command="true", timeout_s=5.0)
-        assert isinstance(box, RemoteBox)
-        assert box.broken is None or (await box.python("1")).status == "box_killed"
+            await sandbox.exec("echo said", timeout_s=2.0)
+            await sandbox.verify(command="true", timeout_s=5.0)
+        assert isinstance(sandbox, RemoteSandbox)
+        assert sandbox.broken is None or (await sandbox.python("1")).status == "sandbox_killed"

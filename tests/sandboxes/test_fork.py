@@ -1,11 +1,11 @@
-"""What `Box.fork` promises, held by every kind of box."""
+"""What `Sandbox.fork` promises, held by every kind of sandbox."""
 
 import asyncio
 
 import pytest
 
 from agentgym.errors import ClosedError
-from agentgym.sandboxes.protocol import Box, Boxes
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool
 from tests.sandboxes.conftest import one_more_minute
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,138 +33,138 @@ if os.fork() == 0:
 """
 
 
-async def test_a_branch_goes_on_from_the_same_names_and_neither_meets_the_other(box: Box) -> None:
-    await box.python("x = [1]")
-    async with await box.fork() as branch:
+async def test_a_branch_goes_on_from_the_same_names_and_neither_meets_the_other(sandbox: Sandbox) -> None:
+    await sandbox.python("x = [1]")
+    async with await sandbox.fork() as branch:
         assert (await branch.python("x.append(2); x")).stdout == "[1, 2]\n"
-        assert (await box.python("x.append(3); x")).stdout == "[1, 3]\n"
+        assert (await sandbox.python("x.append(3); x")).stdout == "[1, 3]\n"
         assert (await branch.python("x")).stdout == "[1, 2]\n"
-    assert (await box.python("x")).stdout == "[1, 3]\n"
+    assert (await sandbox.python("x")).stdout == "[1, 3]\n"
 
 
-async def test_a_branch_draws_the_same_random_numbers(box: Box) -> None:
-    await box.python("import random\nrandom.seed(5)")
-    async with await box.fork() as branch:
-        assert (await branch.python("random.random()")).stdout == (await box.python("random.random()")).stdout
+async def test_a_branch_draws_the_same_random_numbers(sandbox: Sandbox) -> None:
+    await sandbox.python("import random\nrandom.seed(5)")
+    async with await sandbox.fork() as branch:
+        assert (await branch.python("random.random()")).stdout == (await sandbox.python("random.random()")).stdout
 
 
-async def test_a_branch_has_its_own_files(box: Box) -> None:
-    await box.write({"a/f": "old", "m.py": "value = 1"})
-    await box.exec("ln -s f a/link; chmod 000 a/f; mkdir a/b; mkfifo a/pipe; touch -d @1000000000 a/f; chmod 700 a")
-    async with await box.fork() as branch:
+async def test_a_branch_has_its_own_files(sandbox: Sandbox) -> None:
+    await sandbox.write({"a/f": "old", "m.py": "value = 1"})
+    await sandbox.exec("ln -s f a/link; chmod 000 a/f; mkdir a/b; mkfifo a/pipe; touch -d @1000000000 a/f; chmod 700 a")
+    async with await sandbox.fork() as branch:
         await branch.write({"a/new": "branch", "m.py": "value = 2"})
-        await box.write({"m.py": "value = 3"})
-        assert await box.list("a") == ["b/", "f", "link", "pipe"]
+        await sandbox.write({"m.py": "value = 3"})
+        assert await sandbox.list("a") == ["b/", "f", "link", "pipe"]
         assert await branch.list("a") == ["b/", "f", "link", "new"]
-        for each, value in ((branch, 2), (box, 3)):
+        for each, value in ((branch, 2), (sandbox, 3)):
             assert (await each.python("import m; m.value")).stdout == f"{value}\n"
             assert (await each.python("m.value", fresh=True)).stderr.endswith("name 'm' is not defined\n")
             assert (await each.python("import m; m.value", fresh=True)).stdout == f"{value}\n"
             assert (await each.exec("readlink a/link; stat -c %a a/f a; stat -c %Y a/f")).stdout == FACTS
             assert (await each.exec('test "$HOME" = "$PWD" && test "$TMPDIR" = "$PWD" && cat m.py')).ok
-    assert (await box.exec("ls -d /branches/* 2>/dev/null")).stdout == ""
+    assert (await sandbox.exec("ls -d /branches/* 2>/dev/null")).stdout == ""
 
 
-async def test_a_branch_starts_in_the_folder_where_the_session_stood(box: Box) -> None:
-    await box.write({"a/f": "x"})
-    await box.python("import os\nos.chdir('a')")
-    async with await box.fork() as branch:
+async def test_a_branch_starts_in_the_folder_where_the_session_stood(sandbox: Sandbox) -> None:
+    await sandbox.write({"a/f": "x"})
+    await sandbox.python("import os\nos.chdir('a')")
+    async with await sandbox.fork() as branch:
         assert (await branch.python("os.listdir('.')")).stdout == "['f']\n"
-        assert (await branch.python("os.getcwd()")).stdout != (await box.python("os.getcwd()")).stdout
+        assert (await branch.python("os.getcwd()")).stdout != (await sandbox.python("os.getcwd()")).stdout
 
 
-async def test_closing_a_branch_ends_its_processes_and_no_others(box: Box) -> None:
-    await box.python("import subprocess\np = subprocess.Popen(['sleep', '66.5'], start_new_session=True)")
-    branch = await box.fork()
+async def test_closing_a_branch_ends_its_processes_and_no_others(sandbox: Sandbox) -> None:
+    await sandbox.python("import subprocess\np = subprocess.Popen(['sleep', '66.5'], start_new_session=True)")
+    branch = await sandbox.fork()
     mark = one_more_minute()
     await branch.python(f"subprocess.Popen('sleep {mark} & sleep {mark}', shell=True, start_new_session=True)")
     await branch.python(DAEMON.format(mark))
-    assert (await box.python(SLEEPERS.format(mark, 4) + " >= 4")).stdout == "True\n"
+    assert (await sandbox.python(SLEEPERS.format(mark, 4) + " >= 4")).stdout == "True\n"
     await branch.close()
     await branch.close()
-    assert (await box.python(SLEEPERS.format(mark, 0))).stdout == "0\n"
-    assert (await box.python("p.poll()")).stdout == ""
+    assert (await sandbox.python(SLEEPERS.format(mark, 0))).stdout == "0\n"
+    assert (await sandbox.python("p.poll()")).stdout == ""
     with pytest.raises(ClosedError, match=r"the branch was closed .* when its close\(\) was called"):
         await branch.python("1")
 
 
-async def test_a_branch_that_is_killed_leaves_the_others_alone(box: Box) -> None:
-    await box.python("x = 1")
-    async with await box.fork() as one, await one.fork() as two:
+async def test_a_branch_that_is_killed_leaves_the_others_alone(sandbox: Sandbox) -> None:
+    await sandbox.python("x = 1")
+    async with await sandbox.fork() as one, await one.fork() as two:
         result = await one.python("import signal\nsignal.signal(2, 1)\nwhile True: pass", timeout_s=0.2)
         assert result.status == "timeout"
         assert result.state_lost
         assert "NameError" in (await one.python("x")).stderr
-        for other in (box, two):
+        for other in (sandbox, two):
             answer = await other.python("x")
             assert (answer.stdout, answer.state_lost) == ("1\n", False)
-        lost = await box.python("import os, signal\nos.kill(os.getpid(), 9)")
+        lost = await sandbox.python("import os, signal\nos.kill(os.getpid(), 9)")
         assert (lost.status, lost.state_lost) == ("killed", True)
         assert (await two.python("x")).stdout == "1\n"
 
 
-async def test_a_command_of_one_branch_leaves_what_another_runs(box: Box) -> None:
-    async with await box.fork() as branch:
+async def test_a_command_of_one_branch_leaves_what_another_runs(sandbox: Sandbox) -> None:
+    async with await sandbox.fork() as branch:
         await branch.python("import subprocess\np = subprocess.Popen(['sleep', '60'])")
-        assert (await box.exec("sleep 60 & echo x")).ok
+        assert (await sandbox.exec("sleep 60 & echo x")).ok
         assert (await branch.python("p.poll()")).stdout == ""
 
 
-async def test_the_death_of_a_worker_between_two_calls_is_reported_by_its_own_session(box: Box) -> None:
-    async with await box.fork() as branch:
+async def test_the_death_of_a_worker_between_two_calls_is_reported_by_its_own_session(sandbox: Sandbox) -> None:
+    async with await sandbox.fork() as branch:
         pid = (await branch.python("import os\nos.getpid()")).stdout.strip()
-        await box.exec(f"kill -9 {pid}")
-        assert not (await box.python("1")).state_lost
+        await sandbox.exec(f"kill -9 {pid}")
+        assert not (await sandbox.python("1")).state_lost
         assert (await branch.python("1")).state_lost
 
 
-async def test_a_reset_ends_every_branch(boxes: Boxes) -> None:
-    async with boxes.lease() as box:
-        branch = await box.fork()
+async def test_a_reset_ends_every_branch(sandboxes: SandboxPool) -> None:
+    async with sandboxes.lease() as sandbox:
+        branch = await sandbox.fork()
         await branch.write({"f": "x"})
         with pytest.raises(ValueError, match="branch"):
             await branch.reset()
-    async with boxes.lease() as box:
+    async with sandboxes.lease() as sandbox:
         with pytest.raises(ClosedError, match=r"the branch was closed .* when its lease ended"):
             await branch.exec("true")
         await branch.close()
-        async with await box.fork() as other:
+        async with await sandbox.fork() as other:
             assert await other.list() == []
 
 
-async def test_a_cancelled_fork_leaves_no_branch(box: Box) -> None:
-    await box.python("x = 1")
-    started = asyncio.create_task(box.fork())
+async def test_a_cancelled_fork_leaves_no_branch(sandbox: Sandbox) -> None:
+    await sandbox.python("x = 1")
+    started = asyncio.create_task(sandbox.fork())
     for _ in range(2):
         await asyncio.sleep(0)
     started.cancel()
     with pytest.raises(asyncio.CancelledError):
         await started
-    assert (await box.python("x")).stdout == "1\n"
-    left = await box.python("import os\n[p for p in os.listdir('/branches')] if os.path.isdir('/branches') else []")
+    assert (await sandbox.python("x")).stdout == "1\n"
+    left = await sandbox.python("import os\n[p for p in os.listdir('/branches')] if os.path.isdir('/branches') else []")
     assert left.stdout == "[]\n"
 
 
-async def test_what_cannot_be_forked_is_a_value_error_and_the_box_goes_on(box: Box) -> None:
-    await box.exec("p=$(printf 'd/%.0s' $(seq 150)); mkdir -p $p; touch $p/f")
+async def test_what_cannot_be_forked_is_a_value_error_and_the_sandbox_goes_on(sandbox: Sandbox) -> None:
+    await sandbox.exec("p=$(printf 'd/%.0s' $(seq 150)); mkdir -p $p; touch $p/f")
     with pytest.raises(ValueError, match="folders deep"):
-        await box.fork()
-    await box.exec("rm -rf d")
-    await box.python("x = 1\nimport os\ndef no(path): raise OSError\nlistdir, os.listdir = os.listdir, no")
+        await sandbox.fork()
+    await sandbox.exec("rm -rf d")
+    await sandbox.python("x = 1\nimport os\ndef no(path): raise OSError\nlistdir, os.listdir = os.listdir, no")
     with pytest.raises(ValueError, match="forked"):
-        await box.fork()
-    assert (await box.python("x")).stdout == "1\n"
-    await box.python("os.listdir = listdir")
-    async with await box.fork() as branch:
+        await sandbox.fork()
+    assert (await sandbox.python("x")).stdout == "1\n"
+    await sandbox.python("os.listdir = listdir")
+    async with await sandbox.fork() as branch:
         assert (await branch.python("x")).stdout == "1\n"
 
 
-async def test_a_branch_calls_functions_of_the_host_under_its_own_name(box: Box) -> None:
-    async with await box.fork() as branch:
+async def test_a_branch_calls_functions_of_the_host_under_its_own_name(sandbox: Sandbox) -> None:
+    async with await sandbox.fork() as branch:
         assert (await branch.python("f()", functions={"f": lambda: 7})).stdout == "7\n"
 
         async def loop() -> str:
-            return (await box.exec("echo hi")).stdout
+            return (await sandbox.exec("echo hi")).stdout
 
         assert (
             "RuntimeError in the host function 'loop'"
@@ -186,8 +186,8 @@ x = 1
 """
 
 
-async def test_a_session_cannot_name_itself_as_its_branch(isolated_box: Box) -> None:
-    assert (await isolated_box.python(FORGED)).ok
+async def test_a_session_cannot_name_itself_as_its_branch(isolated_sandbox: Sandbox) -> None:
+    assert (await isolated_sandbox.python(FORGED)).ok
     with pytest.raises(ValueError, match="could not be forked"):
-        await isolated_box.fork()
-    assert (await isolated_box.python("x")).stdout == "1\n"
+        await isolated_sandbox.fork()
+    assert (await isolated_sandbox.python("x")).stdout == "1\n"

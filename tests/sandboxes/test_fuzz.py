@@ -1,4 +1,4 @@
-"""Random calls with random paths, contents and frames: only documented exceptions, and no box is lost."""
+"""Random calls with random paths, contents and frames: only documented exceptions, and no sandbox is lost."""
 
 import asyncio
 import io
@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.protocol import Box
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire, encode
 from tests.sandboxes.conftest import make
 
 AT_ONCE = 10
-"""Calls between two looks at the box. Each of them is a case."""
+"""Calls between two looks at the sandbox. Each of them is a case."""
 FEW, MORE = 100, 4000
 FULL = 20_000
 FULL_MARKS = [pytest.mark.slow, pytest.mark.proof]
@@ -46,7 +46,7 @@ SETUPS = [
     "touch -h a b",
     ":",
 ]
-"""Commands that follow no link: in an unsafe box it would lead them to the files of this machine."""
+"""Commands that follow no link: in an unsafe sandbox it would lead them to the files of this machine."""
 TIDY = "cd; chmod -R u+rwX . 2>/dev/null; rm -rf ./* ./.[!.]*; echo fine"
 LINES = [
     "x=1",
@@ -109,7 +109,7 @@ SMALL: list[SearchStrategy[tuple[str, tuple[object, ...]]]] = [
     st.tuples(st.just("shell"), st.tuples(st.lists(st.sampled_from(LINES), max_size=4), st.none() | PATHS)),
     st.tuples(st.just("ask"), st.tuples(st.text(max_size=3), st.integers(0, 3), st.booleans())),
 ]
-"""What is done in a box and in its branches."""
+"""What is done in a sandbox and in its branches."""
 CASES = st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.integers(), max_size=2)
 CALLS: SearchStrategy[tuple[str, tuple[object, ...]]] = st.one_of(
     *SMALL,
@@ -144,85 +144,85 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-async def call(box: Box, op: str, given_: tuple[object, ...], scratch: Path) -> None:
+async def call(sandbox: Sandbox, op: str, given_: tuple[object, ...], scratch: Path) -> None:
     match op, given_:
         case "read", (path, limit):
-            assert len(await box.read(path, limit=limit)) <= limit  # type: ignore[arg-type,operator]
+            assert len(await sandbox.read(path, limit=limit)) <= limit  # type: ignore[arg-type,operator]
         case "put", (content, path):
             (scratch / "f").write_bytes(content if isinstance(content, bytes) else str(content).encode())
-            await box.put(scratch / "f", path)  # type: ignore[arg-type]
+            await sandbox.put(scratch / "f", path)  # type: ignore[arg-type]
         case "get", (path,):
-            await box.get(path, scratch / "got" / "here")  # type: ignore[arg-type]
+            await sandbox.get(path, scratch / "got" / "here")  # type: ignore[arg-type]
             assert names_in(scratch) <= {"f", "got", "snapshot"}
             assert names_in(scratch / "got") <= {"here"}
         case "exec", (words, cwd, env, stdin, limit):
-            await box.exec(words, cwd=cwd, env=env, stdin=stdin, output_limit=limit)  # type: ignore[arg-type]
+            await sandbox.exec(words, cwd=cwd, env=env, stdin=stdin, output_limit=limit)  # type: ignore[arg-type]
         case "setup", (command,):
-            await box.exec(str(command))
+            await sandbox.exec(str(command))
         case "channel", (data,):
-            await box.python(f"import os; os.write(3, {data!r})")
+            await sandbox.python(f"import os; os.write(3, {data!r})")
         case "process", (words, content):
-            async with box.start(words) as process:  # type: ignore[arg-type]
+            async with sandbox.start(words) as process:  # type: ignore[arg-type]
                 await process.write(content)  # type: ignore[arg-type]
                 await process.wait(timeout_s=20)
         case "large", (path, size, limit):
             data = bytes(cast("int", size))
-            await box.write({str(path): data})
-            assert await box.read(str(path), limit=cast("int", limit)) == data
+            await sandbox.write({str(path): data})
+            assert await sandbox.read(str(path), limit=cast("int", limit)) == data
         case "stream", (written, read):
-            await stream(box, written, read)  # type: ignore[arg-type]
+            await stream(sandbox, written, read)  # type: ignore[arg-type]
         case "kill", (number, first):
-            async with box.start(["sleep", "60"]) as process:
+            async with sandbox.start(["sleep", "60"]) as process:
                 if first:
                     await process.kill(number)  # type: ignore[arg-type]
                 await process.kill()
                 assert process.exit_code is not None
         case "shell", (lines, cwd):
-            async with box.shell(cwd=cwd) as shell:  # type: ignore[arg-type]
+            async with sandbox.shell(cwd=cwd) as shell:  # type: ignore[arg-type]
                 for line in lines:  # type: ignore[attr-defined]
                     await shell.run(line)
         case "ask", (name, times, fresh):
-            await box.python(f"for _ in range({times}): {name}(1)", functions={str(name): abs}, fresh=bool(fresh))
+            await sandbox.python(f"for _ in range({times}): {name}(1)", functions={str(name): abs}, fresh=bool(fresh))
         case "snapshot", (limit,):
-            await box.snapshot(scratch / "snapshot", limit=limit)  # type: ignore[arg-type]
+            await sandbox.snapshot(scratch / "snapshot", limit=limit)  # type: ignore[arg-type]
             assert (scratch / "snapshot").stat().st_size <= limit  # type: ignore[operator]
         case "restore", (content,):
             (scratch / "f").write_bytes(content)  # type: ignore[arg-type]
-            await box.restore(scratch / "f")
+            await sandbox.restore(scratch / "f")
         case "again", ():
-            await box.write({"kept/file": "kept"})
-            await box.snapshot(scratch / "snapshot")
-            await box.exec(TIDY)
-            await box.restore(scratch / "snapshot")
-            assert await box.read("kept/file") == b"kept"
+            await sandbox.write({"kept/file": "kept"})
+            await sandbox.snapshot(scratch / "snapshot")
+            await sandbox.exec(TIDY)
+            await sandbox.restore(scratch / "snapshot")
+            assert await sandbox.read("kept/file") == b"kept"
         case "fork", (calls,):
-            async with await box.fork() as branch:
+            async with await sandbox.fork() as branch:
                 await play(branch, calls)  # type: ignore[arg-type]
         case "verify", (code, command, files, expect):
-            await box.verify(code=code, command=command, files=files, expect=expect)  # type: ignore[arg-type]
+            await sandbox.verify(code=code, command=command, files=files, expect=expect)  # type: ignore[arg-type]
         case "port", (number,):
-            async with box.port(number, timeout_s=0.01):  # type: ignore[arg-type]
+            async with sandbox.port(number, timeout_s=0.01):  # type: ignore[arg-type]
                 raise AssertionError(f"nothing listens at port {number}")
         case _:
-            await getattr(box, op)(*given_)
+            await getattr(sandbox, op)(*given_)
 
 
-async def stream(box: Box, written: int, read: int) -> None:
+async def stream(sandbox: Sandbox, written: int, read: int) -> None:
     """Read so many of the bytes that a program writes, and the others not at all."""
-    async with box.start(["head", "-c", str(written), "/dev/zero"]) as process:
+    async with sandbox.start(["head", "-c", str(written), "/dev/zero"]) as process:
         got = 0
         while got < read and (piece := await process.stdout.read(min(read - got, 5000))):
             got += len(piece)
         assert got == min(read, written)
 
 
-async def play(box: Box, calls: list[tuple[str, tuple[object, ...]]]) -> None:
+async def play(sandbox: Sandbox, calls: list[tuple[str, tuple[object, ...]]]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for op, arguments in calls:
             with suppress(*DOCUMENTED.get(op, (ValueError, FileNotFoundError))):
-                await call(box, op, arguments, Path(scratch))
-    assert (await box.python("6 * 7")).stdout == "42\n"
-    assert (await box.exec(TIDY)).stdout == "fine\n"
+                await call(sandbox, op, arguments, Path(scratch))
+    assert (await sandbox.python("6 * 7")).stdout == "42\n"
+    assert (await sandbox.exec(TIDY)).stdout == "fine\n"
 
 
 def test_no_command_of_the_fuzzer_leaves_the_working_folder_by_a_link(tmp_path: Path) -> None:
@@ -250,21 +250,21 @@ def test_no_command_of_the_fuzzer_leaves_the_working_folder_by_a_link(tmp_path: 
         pytest.param("bubblewrap", {"network": "loopback"}, FULL, marks=FULL_MARKS),
     ],
 )
-def test_no_call_raises_what_is_not_documented_or_loses_the_box(
+def test_no_call_raises_what_is_not_documented_or_loses_the_sandbox(
     kind: str, settings_: dict[str, object], cases: int
 ) -> None:
     with asyncio.Runner() as runner:
         pool = make(kind, **settings_).open(1)
-        boxes = runner.run(pool.__aenter__())
-        lease = boxes.lease()
-        box = runner.run(lease.__aenter__())
+        sandboxes = runner.run(pool.__aenter__())
+        lease = sandboxes.lease()
+        sandbox = runner.run(lease.__aenter__())
         made = 0
 
         @settings(max_examples=cases // AT_ONCE, deadline=None, suppress_health_check=LENIENT)
         @given(st.lists(CALLS, min_size=AT_ONCE, max_size=AT_ONCE))
         def law(calls: list[tuple[str, tuple[object, ...]]]) -> None:
             nonlocal made
-            runner.run(play(box, calls))
+            runner.run(play(sandbox, calls))
             made += len(calls)
 
         try:
@@ -275,10 +275,10 @@ def test_no_call_raises_what_is_not_documented_or_loses_the_box(
     assert made >= cases
 
 
-# ---------------------------------------------------------------------------------------------- what a box says
+# ---------------------------------------------------------------------------------------------- what a sandbox says
 
 VALUES: SearchStrategy[object] = st.integers(-3, 3) | st.sampled_from(
-    ["out", "err", "in", "all", "ok", "box_killed", "a", "..", "", None, [], {}, [[]], 1e9, 1e400, True, 10**400]
+    ["out", "err", "in", "all", "ok", "sandbox_killed", "a", "..", "", None, [], {}, [[]], 1e9, 1e400, True, 10**400]
 )
 RESULT = {"status": "ok", "exit_code": 0, "stdout": 0, "stderr": 0, "state_lost": False, "truncated": False}
 OF_CALLS = ["id", "ask", "part", "more", "executable", "body", "seconds", *RESULT]
@@ -315,58 +315,58 @@ def said(frames: list[tuple[dict[str, object], bytes]], tail: bytes) -> Iterator
 LARGE = bytes((16 << 20) + 1)
 
 
-async def use(box: RemoteBox, op: str, scratch: Path) -> None:
-    """One call of the box; `scratch` holds the files f and large."""
+async def use(sandbox: RemoteSandbox, op: str, scratch: Path) -> None:
+    """One call of the sandbox; `scratch` holds the files f and large."""
     match op:
         case "python":
-            await box.python("f()", functions={"f": lambda *_, **__: 1})
+            await sandbox.python("f()", functions={"f": lambda *_, **__: 1})
         case "fresh":
-            await box.python("1", fresh=True)
+            await sandbox.python("1", fresh=True)
         case "verify":
-            await box.verify(command="true")
+            await sandbox.verify(command="true")
         case "write":
-            await box.write({"a": "b"})
+            await sandbox.write({"a": "b"})
         case "write_large":
-            await box.write({"a": LARGE})
+            await sandbox.write({"a": LARGE})
         case "put_large":
-            await box.put(scratch / "large", "a")
+            await sandbox.put(scratch / "large", "a")
         case "archive_to_file":
-            await box.archive("a", scratch / "got")
+            await sandbox.archive("a", scratch / "got")
         case "get":
-            await box.get("a", scratch / "got")
+            await sandbox.get("a", scratch / "got")
         case "put" | "snapshot" | "restore":
-            await getattr(box, op)(scratch / "f")
+            await getattr(sandbox, op)(scratch / "f")
         case "unpack":
-            await box.unpack(b"x")
+            await sandbox.unpack(b"x")
         case "start":
-            async with box.start("x") as process:
+            async with sandbox.start("x") as process:
                 await process.stdout.read()
                 await process.write("x")
                 await process.wait()
         case "stream":
-            async with box.start("x") as process:
+            async with sandbox.start("x") as process:
                 async for _ in process.stderr:
                     pass
                 await process.close_stdin()
         case "kill":
-            async with box.start("x") as process:
+            async with sandbox.start("x") as process:
                 await process.kill(15)
                 await process.kill()
         case "runs":
-            async with box.shell(cwd="a") as shell:
+            async with sandbox.shell(cwd="a") as shell:
                 await shell.run("x")
                 await shell.run("y", output_limit=1)
         case "fork":
-            async with await box.fork() as branch:
+            async with await sandbox.fork() as branch:
                 await branch.python("1")
                 await branch.verify(code="def test_a(): pass")
         case "shell":
-            async with box.shell() as shell:
+            async with sandbox.shell() as shell:
                 await shell.run("x")
         case "reset":
-            await box.reset()
+            await sandbox.reset()
         case _:
-            await getattr(box, op)("x")
+            await getattr(sandbox, op)("x")
 
 
 async def end() -> None:
@@ -374,7 +374,7 @@ async def end() -> None:
 
 
 async def converse(op: str, words: bytes, scratch: Path) -> None:
-    """Make a call of a box that says these words when it has heard of the call, if it does, and then no more."""
+    """Make a call of a sandbox that says these words when it has heard of the call, if it does, and then no more."""
     loop = asyncio.get_running_loop()
     complaints: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -382,8 +382,8 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
     with theirs:
         theirs.setblocking(False)
         theirs.send(encode({"hello": 2, "python": "3"}))
-        box = await RemoteBox.open(await Wire.over(ours), digest="fake", end=end)
-        using = asyncio.create_task(use(box, op, scratch))
+        sandbox = await RemoteSandbox.open(await Wire.over(ours), digest="fake", end=end)
+        using = asyncio.create_task(use(sandbox, op, scratch))
         heard = asyncio.ensure_future(loop.sock_recv(theirs, 1 << 16))
         await asyncio.wait(
             {heard, using}, return_when=asyncio.FIRST_COMPLETED
@@ -393,14 +393,14 @@ async def converse(op: str, words: bytes, scratch: Path) -> None:
         theirs.shutdown(socket.SHUT_WR)
         with suppress(SandboxError, *DOCUMENTED.get(op, (ValueError, FileNotFoundError))):
             await using
-        await box.close()
+        await sandbox.close()
     assert complaints == []
 
 
 @pytest.mark.parametrize(
     "cases", [FEW, pytest.param(MORE, marks=pytest.mark.slow), pytest.param(FULL, marks=FULL_MARKS)]
 )
-def test_whatever_a_box_says_is_a_result_or_an_end_of_the_box(cases: int, tmp_path: Path) -> None:
+def test_whatever_a_sandbox_says_is_a_result_or_an_end_of_the_sandbox(cases: int, tmp_path: Path) -> None:
     made = 0
     scratch = tmp_path / "scratch"
     scratch.mkdir()

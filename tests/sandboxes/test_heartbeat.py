@@ -1,4 +1,4 @@
-"""Whose boxes are removed: a living client's never, wherever it runs, and those of one that ended always."""
+"""Whose sandboxes are removed: a living client's never, wherever it runs, and those of one that ended always."""
 
 import os
 import secrets
@@ -42,11 +42,11 @@ from agentgym.machine.process_identity import owner
 from agentgym.sandboxes.docker.docker import Docker
 
 async def main():
-    async with Docker().open(1) as boxes, boxes.lease() as box:
-        await box.python("1")
+    async with Docker().open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await sandbox.python("1")
         print(owner(), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        print((await box.python("6 * 7")).stdout, end="", flush=True)
+        print((await sandbox.python("6 * 7")).stdout, end="", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 
 asyncio.run(main())
@@ -86,13 +86,13 @@ def token_of(engine: Any, who: str) -> str:
 
 
 @pytest.mark.docker
-async def test_a_client_in_another_namespace_keeps_its_boxes(engine: Any) -> None:
+async def test_a_client_in_another_namespace_keeps_its_sandboxes(engine: Any) -> None:
     with client_in_another_namespace() as (client, who):
         assert client.stdin is not None
         assert client.stdout is not None
         assert state_of(who) == "unknown"
         for _ in range(2):
-            async with Docker().open(1) as boxes, boxes.lease():
+            async with Docker().open(1) as sandboxes, sandboxes.lease():
                 pass  # It sweeps when it begins.
         client.stdin.write("go on\n")
         client.stdin.flush()
@@ -123,7 +123,7 @@ async def test_what_a_killed_client_in_another_namespace_left_is_found_by_its_si
 
 
 @pytest.mark.docker
-async def test_a_client_that_is_held_up_for_long_keeps_its_boxes(engine: Any) -> None:
+async def test_a_client_that_is_held_up_for_long_keeps_its_sandboxes(engine: Any) -> None:
     with client_in_another_namespace() as (client, who):
         assert client.stdin is not None
         assert client.stdout is not None
@@ -249,10 +249,10 @@ def old(folder: Path) -> Path:
 def test_a_folder_of_a_process_that_cannot_be_seen_is_left_over_after_a_day_without_use(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = old(new_folder("box"))
+    mine = old(new_folder("sandbox"))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(process_identity, "owner", lambda: ELSEWHERE)
-        fresh, forgotten = new_folder("box"), old(new_folder("box"))
+        fresh, forgotten = new_folder("sandbox"), old(new_folder("sandbox"))
         with lent_folder("sglang") as lent:
             old(lent)
             elsewhere.undo()
@@ -262,7 +262,7 @@ def test_a_folder_of_a_process_that_cannot_be_seen_is_left_over_after_a_day_with
 
 
 def test_a_sweep_marks_the_folders_of_its_own_process_as_used(scratch: Path) -> None:
-    folder = old(new_folder("box"))
+    folder = old(new_folder("sandbox"))
     before = folder.stat().st_mtime
     process_identity.sweep_folders()
     assert folder.stat().st_mtime > before

@@ -1,4 +1,4 @@
-"""Files of this machine into a box and back: whole, bounded, and no link followed."""
+"""Files of this machine into a sandbox and back: whole, bounded, and no link followed."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from agentgym.sandboxes import host_files
 from agentgym.sandboxes.host_files import Spool, new_file, store_tree
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -28,48 +28,48 @@ def names_in(folder: Path) -> list[str]:
     return sorted((path.name for path in folder.iterdir()), key=ascii)
 
 
-async def test_a_folder_goes_in_and_comes_back_whole(box: Box, tmp_path: Path) -> None:
+async def test_a_folder_goes_in_and_comes_back_whole(sandbox: Sandbox, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "a/b").mkdir(parents=True)
     (source / "a/b/data").write_bytes(bytes(range(256)) * 999)
     (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
     (source / "run.sh").chmod(0o755)
-    await box.put(source, "copy")
-    assert (await box.exec("copy/run.sh; stat -c %a copy/a/b/data")).stdout == "ran\n644\n"
-    assert await box.get("copy", tmp_path / "back") == []
+    await sandbox.put(source, "copy")
+    assert (await sandbox.exec("copy/run.sh; stat -c %a copy/a/b/data")).stdout == "ran\n644\n"
+    assert await sandbox.get("copy", tmp_path / "back") == []
     assert (tmp_path / "back/a/b/data").read_bytes() == bytes(range(256)) * 999
     assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
 
 
-async def test_one_file_goes_in_and_comes_back(box: Box, tmp_path: Path) -> None:
+async def test_one_file_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("text")
-    await box.put(tmp_path / "f")
-    await box.put(tmp_path / "f", "a/g")
-    assert await box.read("f") == await box.read("a/g") == b"text"
-    await box.get("a/g", tmp_path / "h")
+    await sandbox.put(tmp_path / "f")
+    await sandbox.put(tmp_path / "f", "a/g")
+    assert await sandbox.read("f") == await sandbox.read("a/g") == b"text"
+    await sandbox.get("a/g", tmp_path / "h")
     assert (tmp_path / "h").read_text() == "text"
     with pytest.raises(FileNotFoundError):
-        await box.get("none", tmp_path / "none")
+        await sandbox.get("none", tmp_path / "none")
     with pytest.raises(FileNotFoundError):
-        await box.put(tmp_path / "none")
+        await sandbox.put(tmp_path / "none")
 
 
-async def test_links_of_this_machine_are_refused_and_nothing_is_written(box: Box, tmp_path: Path) -> None:
+async def test_links_of_this_machine_are_refused_and_nothing_is_written(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s/a").write_text("x")
     (tmp_path / "s/link").symlink_to("/etc/passwd")
     with pytest.raises(ValueError, match="link"):
-        await box.put(tmp_path / "s")
+        await sandbox.put(tmp_path / "s")
     with pytest.raises(ValueError, match="link"):
-        await box.put(tmp_path / "s/link")
-    assert await box.list() == []
+        await sandbox.put(tmp_path / "s/link")
+    assert await sandbox.list() == []
 
 
-async def test_links_and_pipes_of_the_box_are_left_out_and_named(box: Box, tmp_path: Path) -> None:
-    await box.exec(
+async def test_links_and_pipes_of_the_sandbox_are_left_out_and_named(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec(
         "mkdir d; ln -s /etc d/etc; ln -s /etc/passwd d/p; mkfifo d/pipe; echo x > d/f; echo x > $(printf 'd/\\377')"
     )
-    assert sorted(await box.get("d", tmp_path / "d")) == ["etc", "p", "pipe"]
+    assert sorted(await sandbox.get("d", tmp_path / "d")) == ["etc", "p", "pipe"]
     assert names_in(tmp_path / "d") == sorted(["\udcff", "f"], key=ascii)
 
 
@@ -83,51 +83,51 @@ except PermissionError: print('no device')
 """
 
 
-async def test_devices_and_sockets_which_cannot_be_opened_are_left_out_too(box: Box, tmp_path: Path) -> None:
-    made = await box.python(UNOPENED)
+async def test_devices_and_sockets_which_cannot_be_opened_are_left_out_too(sandbox: Sandbox, tmp_path: Path) -> None:
+    made = await sandbox.python(UNOPENED)
     left_out = ["socket"] if made.stdout else ["device", "socket"]
-    assert sorted(await box.get("d", tmp_path / "d")) == left_out
+    assert sorted(await sandbox.get("d", tmp_path / "d")) == left_out
     assert names_in(tmp_path / "d") == ["f"]
     for name in left_out:
         with pytest.raises(ValueError, match="is not a file"):
-            await box.read(f"d/{name}")
+            await sandbox.read(f"d/{name}")
 
 
-async def test_a_link_in_the_way_is_not_followed_on_this_machine(box: Box, tmp_path: Path) -> None:
-    await box.write({"d/f": "x", "d/g/h": "x"})
+async def test_a_link_in_the_way_is_not_followed_on_this_machine(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"d/f": "x", "d/g/h": "x"})
     (tmp_path / "outside").mkdir()
     (tmp_path / "one").mkdir()
     (tmp_path / "one/f").symlink_to(tmp_path / "outside/f")
     with pytest.raises(FileExistsError):
-        await box.get("d", tmp_path / "one")
+        await sandbox.get("d", tmp_path / "one")
     (tmp_path / "two").mkdir()
     (tmp_path / "two/g").symlink_to(tmp_path / "outside")
     with pytest.raises(FileExistsError):
-        await box.get("d", tmp_path / "two")
+        await sandbox.get("d", tmp_path / "two")
     assert names_in(tmp_path / "outside") == []
 
 
-async def test_sizes_are_held_both_ways(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await box.exec("mkdir d; for i in 1 2 3; do head -c 1000 /dev/zero > d/$i; done")
+async def test_sizes_are_held_both_ways(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await sandbox.exec("mkdir d; for i in 1 2 3; do head -c 1000 /dev/zero > d/$i; done")
     with pytest.raises(ValueError, match="limit"):
-        await box.get("d", tmp_path / "d", limit=2500)
+        await sandbox.get("d", tmp_path / "d", limit=2500)
     assert names_in(tmp_path) == []
-    await box.get("d", tmp_path / "d", limit=3000)
+    await sandbox.get("d", tmp_path / "d", limit=3000)
     monkeypatch.setattr(host_files, "MAX_FILES", 2)
     with pytest.raises(ValueError, match="over 2 files"):
-        await box.put(tmp_path / "d", "e")
-    assert await box.list() == ["d/"]
+        await sandbox.put(tmp_path / "d", "e")
+    assert await sandbox.list() == ["d/"]
 
 
-async def test_copying_has_a_time_limit(box: Box, tmp_path: Path) -> None:
+async def test_copying_has_a_time_limit(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     with pytest.raises(ValueError, match="timeout_s"):
-        await box.put(tmp_path / "f", timeout_s=0)
+        await sandbox.put(tmp_path / "f", timeout_s=0)
     with pytest.raises(TimeoutError):
-        await box.put(tmp_path / "f", timeout_s=1e-9)
+        await sandbox.put(tmp_path / "f", timeout_s=1e-9)
     with pytest.raises(TimeoutError):
-        await box.get(".", tmp_path / "g", timeout_s=1e-9)
-    assert (await box.python("1")).ok
+        await sandbox.get(".", tmp_path / "g", timeout_s=1e-9)
+    assert (await sandbox.python("1")).ok
 
 
 async def test_no_name_leads_out_of_the_target(tmp_path: Path) -> None:

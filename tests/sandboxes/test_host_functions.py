@@ -1,4 +1,5 @@
-"""Functions of the host that code in a box calls: they keep what they know, and no question holds the event loop."""
+"""Functions of the host that code in a sandbox calls: they keep what they know, and no question holds the event
+loop."""
 
 import asyncio
 import json
@@ -12,7 +13,7 @@ import pytest
 
 from agentgym.errors import SandboxError, ToolError
 from agentgym.errors import tracebacks as failures
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.remote.host_functions import MAX_VALUES
 from agentgym.sandboxes.remote.link import MAX_QUESTION, SERVER_ASKS
 from agentgym.sandboxes.remote.wire import encode
@@ -78,22 +79,24 @@ FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("what", FAILURES)
-async def test_code_is_told_the_type_of_an_error_and_the_text_of_a_tool_error_alone(box: Box, what: str) -> None:
+async def test_code_is_told_the_type_of_an_error_and_the_text_of_a_tool_error_alone(
+    sandbox: Sandbox, what: str
+) -> None:
     function, told = FAILURES[what]
-    result = await box.python("try: f()\nexcept RuntimeError as e: print(e)", functions={"f": function})
+    result = await sandbox.python("try: f()\nexcept RuntimeError as e: print(e)", functions={"f": function})
     assert told in result.stdout
     assert "s3cret" not in result.stdout + result.stderr
-    assert (await box.python("1 + 1")).stdout == "2\n"
+    assert (await sandbox.python("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_text_of_an_error_is_logged_once_on_this_side(
-    box: Box, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "_said", set())
     caplog.set_level(logging.WARNING)
     code = "for _ in range(3):\n    try: lookup()\n    except RuntimeError: pass"
-    await box.python(code, functions={"lookup": raises(LookupError(SECRET))})
+    await sandbox.python(code, functions={"lookup": raises(LookupError(SECRET))})
     (said,) = [record.getMessage() for record in caplog.records if "lookup" in record.getMessage()]
     assert said.startswith(f"the host function 'lookup' raised LookupError: {SECRET}, at test_host_functions.py:")
 
@@ -207,7 +210,7 @@ async def test_a_server_that_asks_without_an_end_is_given_up_long_before_the_dea
         await asyncio.gather(*working, return_exceptions=True)
 
 
-async def test_a_question_that_no_server_of_ours_passes_on_costs_the_box() -> None:
+async def test_a_question_that_no_server_of_ours_passes_on_costs_the_sandbox() -> None:
     link, theirs = await linked()
     theirs.setblocking(False)
     large = encode({"id": 1, "ask": 1}, question(json.dumps("x" * MAX_QUESTION)))
@@ -219,9 +222,9 @@ async def test_a_question_that_no_server_of_ours_passes_on_costs_the_box() -> No
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_question_of_too_many_values_is_refused_in_the_code(box: Box) -> None:
+async def test_a_question_of_too_many_values_is_refused_in_the_code(sandbox: Sandbox) -> None:
     seen: list[int] = []
     code = f"f([0] * {MAX_VALUES // 2})\ntry: f([0] * {MAX_VALUES + 1})\nexcept RuntimeError as e: print(e)"
-    result = await box.python(code, functions={"f": lambda numbers: seen.append(len(numbers))}, timeout_s=60)
+    result = await sandbox.python(code, functions={"f": lambda numbers: seen.append(len(numbers))}, timeout_s=60)
     assert result.stdout == f"over {MAX_VALUES} values in the arguments of one call; pass them as one text\n"
     assert seen == [MAX_VALUES // 2]

@@ -1,4 +1,5 @@
-"""Every payload, in every kind of box that it is for: the right status, the next call, the next episode, the host."""
+"""Every payload, in every kind of sandbox that it is for: the right status, the next call, the next episode, the
+host."""
 
 import asyncio
 import json
@@ -17,8 +18,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentgym.errors import BoxKilledError, SandboxError
-from agentgym.sandboxes.protocol import Box, Boxes, ExecResult
+from agentgym.errors import SandboxError, SandboxKilledError
+from agentgym.sandboxes.protocol import ExecResult, Sandbox, SandboxPool
 from tests.sandboxes.conftest import KINDS, as_user_without_rights, below, containers_of, make
 from tests.sandboxes.payloads import PAYLOADS, FileCall, Payload
 
@@ -32,7 +33,7 @@ MARKS = {
 PATIENT_RESET_S = 60.0
 """gVisor, or a busy machine, needs more than a pool's 10 s for a tree of thousands of locked folders."""
 UNUSABLE: dict[str, str] = {}
-"""Why no box of that kind starts, though it should; empty where one does. Found out once."""
+"""Why no sandbox of that kind starts, though it should; empty where one does. Found out once."""
 EVERY = {"unsafe": 2, "docker": 2, "runsc": 4}
 """Outside of the proofs a slow kind meets every so many payloads; bubblewrap meets all, a third in the fast tests."""
 
@@ -60,7 +61,8 @@ SHELL_PROBE = (
 
 @dataclass(frozen=True)
 class Host:
-    """What the host has that no box may touch: a file and a process of the boxes' own user, and the machine itself."""
+    """What the host has that no sandbox may touch: a file and a process of the sandboxes' own user, and the machine
+    itself."""
 
     canary: Path
     process: "subprocess.Popen[bytes]"
@@ -100,7 +102,7 @@ def _evil(place: str) -> bool:
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Host]:
-    """The canaries: in reach of the boxes' user, were it on the host."""
+    """The canaries: in reach of the sandboxes' user, were it on the host."""
     folder = Path(tempfile.mkdtemp(prefix="canary-"))
     folder.chmod(0o777)
     canary = folder / "canary"
@@ -120,39 +122,39 @@ def host() -> Iterator[Host]:
 
 @dataclass(frozen=True)
 class Ground:
-    """A pool of one box of a kind, and how its first box looked before anything had run in it."""
+    """A pool of one sandbox of a kind, and how its first sandbox looked before anything had run in it."""
 
     kind: str
-    boxes: Boxes
+    sandboxes: SandboxPool
     pristine: dict[str, object]
     baseline: int
 
-    async def clean(self, box: Box) -> None:
-        """The box is as a new one, seen from inside and from the host."""
-        assert await look(box) == self.pristine
+    async def clean(self, sandbox: Sandbox) -> None:
+        """The sandbox is as a new one, seen from inside and from the host."""
+        assert await look(sandbox) == self.pristine
         if self.kind != "runsc":  # Whose processes the host does not see.
             assert kin(self.kind) == self.baseline
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ground(request: pytest.FixtureRequest, host: Host) -> AsyncIterator[Ground]:
-    """Each kind of box; the canaries are there before it."""
+    """Each kind of sandbox; the canaries are there before it."""
     assert host.facts()
     kind = str(request.param)
     if kind == "runsc":
-        await needs_a_box(kind)
-    async with make(kind).open(1) as boxes:
-        async with boxes.lease() as box:
-            pristine, baseline = await look(box), kin(kind)
-        yield Ground(kind, boxes, pristine, baseline)
+        await needs_a_sandbox(kind)
+    async with make(kind).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            pristine, baseline = await look(sandbox), kin(kind)
+        yield Ground(kind, sandboxes, pristine, baseline)
 
 
-async def needs_a_box(kind: str) -> None:
+async def needs_a_sandbox(kind: str) -> None:
     """Skip, with the reason, where the engine knows the runtime and the server does not run under it."""
     if kind not in UNUSABLE:
         UNUSABLE[kind] = ""
         try:
-            async with make(kind).open(1) as boxes, boxes.lease():
+            async with make(kind).open(1) as sandboxes, sandboxes.lease():
                 pass
         except SandboxError as error:
             UNUSABLE[kind] = str(error)
@@ -160,41 +162,41 @@ async def needs_a_box(kind: str) -> None:
         pytest.skip(f"{kind}: {UNUSABLE[kind]}")
 
 
-async def look(box: Box) -> dict[str, Any]:
+async def look(sandbox: Sandbox) -> dict[str, Any]:
     """Everything that could carry something from one episode to the next."""
-    shown = await box.python(PROBE)
+    shown = await sandbox.python(PROBE)
     assert shown.status == "ok", shown
     facts: dict[str, Any] = json.loads(shown.stdout)
-    facts["shell"] = (await box.exec(SHELL_PROBE)).stdout
+    facts["shell"] = (await sandbox.exec(SHELL_PROBE)).stdout
     return facts
 
 
 def kin(kind: str) -> int:
-    """How many processes the host sees in our boxes of this kind."""
+    """How many processes the host sees in our sandboxes of this kind."""
     if kind in ("docker", "runsc"):
         return sum(1 + len(below(pid)) for pid in containers_of(os.getpid()))
     return len(below(os.getpid()))
 
 
-async def attack(box: Box, payload: Payload, host: Host) -> ExecResult:
+async def attack(sandbox: Sandbox, payload: Payload, host: Host) -> ExecResult:
     code = payload.code.replace("CANARY", str(host.canary))
     if payload.shell:
-        return await box.exec(code, timeout_s=payload.timeout_s)
+        return await sandbox.exec(code, timeout_s=payload.timeout_s)
     functions = {"f": lambda *_, **__: 0} if payload.functions else None
-    return await box.python(code, timeout_s=payload.timeout_s, functions=functions)
+    return await sandbox.python(code, timeout_s=payload.timeout_s, functions=functions)
 
 
-async def make_call(box: Box, call: FileCall) -> None:
+async def make_call(sandbox: Sandbox, call: FileCall) -> None:
     got: object = None
     said: str | None
     try:
         match call.op:
             case "read":
-                got = await box.read(call.path)
+                got = await sandbox.read(call.path)
             case "write":
-                await box.write({call.path: call.content})
+                await sandbox.write({call.path: call.content})
             case "list":
-                got = await box.list(call.path)
+                got = await sandbox.list(call.path)
     except call.raises as error:
         said = str(error)
     else:
@@ -205,46 +207,46 @@ async def make_call(box: Box, call: FileCall) -> None:
     assert not call.raises or (call.may_return and got in (b"mine", b"")), (call, got)
 
 
-async def goes_on(box: Box, payload: Payload) -> None:
+async def goes_on(sandbox: Sandbox, payload: Payload) -> None:
     """The next calls of every sort give their own answers; a lie about the last call's end costs one call at most."""
-    following = await box.python("6 * 7", timeout_s=2.0)
+    following = await sandbox.python("6 * 7", timeout_s=2.0)
     assert following.status in payload.following, following
     if payload.honest:
         assert following.status != "ok" or following.stdout == "42\n", following
         if following.status != "ok":
-            following = await box.python("6 * 7")
+            following = await sandbox.python("6 * 7")
         assert (following.status, following.stdout) == ("ok", "42\n"), following
-    assert (await box.exec("echo fine; exit 3")).exit_code == 3
-    asked = await box.python("print(g(2))", functions={"g": lambda x: x + 5}, fresh=True)
+    assert (await sandbox.exec("echo fine; exit 3")).exit_code == 3
+    asked = await sandbox.python("print(g(2))", functions={"g": lambda x: x + 5}, fresh=True)
     assert (asked.status, asked.stdout) == ("ok", "7\n"), asked
 
 
 @pytest.mark.parametrize(("ground", "payload"), CASES, indirect=["ground"])
-async def test_a_box_survives(ground: Ground, host: Host, payload: Payload) -> None:
+async def test_a_sandbox_survives(ground: Ground, host: Host, payload: Payload) -> None:
     before = host.facts()
-    async with ground.boxes.lease() as box:
-        await box.python("x = 1")
-        result = await attack(box, payload, host)
+    async with ground.sandboxes.lease() as sandbox:
+        await sandbox.python("x = 1")
+        result = await attack(sandbox, payload, host)
         assert "ESCAPED" not in result.stdout + result.stderr, result
         assert result.status in payload.right, result
         assert (result.status == "ok") == (result.exit_code == 0)
         assert payload.lost in (None, result.state_lost), result
         for call in payload.calls:
-            await make_call(box, call)
-        await goes_on(box, payload)
-        await box.reset(timeout_s=PATIENT_RESET_S)
-        await ground.clean(box)
-    async with ground.boxes.lease() as box:
-        await ground.clean(box)
+            await make_call(sandbox, call)
+        await goes_on(sandbox, payload)
+        await sandbox.reset(timeout_s=PATIENT_RESET_S)
+        await ground.clean(sandbox)
+    async with ground.sandboxes.lease() as sandbox:
+        await ground.clean(sandbox)
     assert host.facts() == before
 
 
 @pytest.mark.slow
 @pytest.mark.proof
-async def test_bubblewrap_boxes_of_a_user_without_rights_survive_it_all_too(code_for_all: Path) -> None:
+async def test_bubblewrap_sandboxes_of_a_user_without_rights_survive_it_all_too(code_for_all: Path) -> None:
     make("bubblewrap")
     count = sum("bubblewrap" in payload.kinds for payload in PAYLOADS)
-    these = ["tests/sandboxes/test_hostile.py", "-k", "test_a_box_survives and bubblewrap"]
+    these = ["tests/sandboxes/test_hostile.py", "-k", "test_a_sandbox_survives and bubblewrap"]
     run = ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *these]
     done = await asyncio.to_thread(as_user_without_rights, code_for_all, *run)
     if f"\n{count} skipped" in done.stdout:
@@ -255,28 +257,28 @@ async def test_bubblewrap_boxes_of_a_user_without_rights_survive_it_all_too(code
 # ---------------------------------------------------------------------------------------------- what is no payload
 
 
-async def test_a_batch_with_one_bad_path_is_refused(box: Box) -> None:
+async def test_a_batch_with_one_bad_path_is_refused(sandbox: Sandbox) -> None:
     with pytest.raises(ValueError, match="outside"):
-        await box.write({"good": "x", "../bad": "y"})
-    assert (await box.exec("cat ../bad /bad /tmp/bad 2>/dev/null")).stdout == ""
+        await sandbox.write({"good": "x", "../bad": "y"})
+    assert (await sandbox.exec("cat ../bad /bad /tmp/bad 2>/dev/null")).stdout == ""
 
 
-async def test_a_full_disk_is_an_os_error_of_write(isolated_box: Box) -> None:
+async def test_a_full_disk_is_an_os_error_of_write(isolated_sandbox: Sandbox) -> None:
     with pytest.raises(OSError, match="space"):
-        await isolated_box.write({f"big{i}": bytes(16 << 20) for i in range(9)})
-    await isolated_box.reset()
-    await isolated_box.write({"small": "x"})
+        await isolated_sandbox.write({f"big{i}": bytes(16 << 20) for i in range(9)})
+    await isolated_sandbox.reset()
+    await isolated_sandbox.write({"small": "x"})
 
 
-async def test_two_episodes_draw_different_numbers(box: Box) -> None:
+async def test_two_episodes_draw_different_numbers(sandbox: Sandbox) -> None:
     code = "import random, uuid, os, tempfile; (random.random(), uuid.uuid4(), os.urandom(4), tempfile.mktemp())"
-    first = (await box.python(code)).stdout
-    await box.reset()
-    assert (await box.python(code)).stdout != first
-    assert (await box.python(code, fresh=True)).stdout != first
+    first = (await sandbox.python(code)).stdout
+    await sandbox.reset()
+    assert (await sandbox.python(code)).stdout != first
+    assert (await sandbox.python(code, fresh=True)).stdout != first
 
 
-async def test_a_worker_finds_nothing_of_the_last_episode_in_its_memory(box: Box) -> None:
+async def test_a_worker_finds_nothing_of_the_last_episode_in_its_memory(sandbox: Sandbox) -> None:
     canary = "canary-" + "7f3a" * 4
     scan = """
 import re
@@ -291,35 +293,35 @@ for line in open('/proc/self/maps'):
             except OSError: pass
 print(hits)
 """
-    await box.python(f"x = '{canary}'\nprint(x)\nget()", functions={"get": lambda: canary})
-    await box.python(f"'{canary}' * 20_000", fresh=True)
-    await box.exec(f"echo {canary}")
-    await box.write({"f": canary * 1000})
-    assert canary.encode() in await box.read("f")
-    assert int((await box.python(scan)).stdout) > 0
-    await box.reset()
-    assert (await box.python(scan)).stdout == "0\n"
+    await sandbox.python(f"x = '{canary}'\nprint(x)\nget()", functions={"get": lambda: canary})
+    await sandbox.python(f"'{canary}' * 20_000", fresh=True)
+    await sandbox.exec(f"echo {canary}")
+    await sandbox.write({"f": canary * 1000})
+    assert canary.encode() in await sandbox.read("f")
+    assert int((await sandbox.python(scan)).stdout) > 0
+    await sandbox.reset()
+    assert (await sandbox.python(scan)).stdout == "0\n"
 
 
-async def test_a_bystander_is_stopped_while_fresh_code_runs(box: Box) -> None:
+async def test_a_bystander_is_stopped_while_fresh_code_runs(sandbox: Sandbox) -> None:
     start = """
 from subprocess import PIPE, Popen
 p = Popen(['cat'], stdin=PIPE, stdout=PIPE, bufsize=0)
 p.stdin.write(b'x'), p.stdout.read(1)  # It has started, and waits for more.
 print(p.pid)
 """
-    pid = (await box.python(start)).stdout.strip()
+    pid = (await sandbox.python(start)).stdout.strip()
     state = f"open('/proc/{pid}/stat').read().rsplit(')')[1].split()[0]"
-    if "[Errno 2]" in (await box.python(state, fresh=True)).stderr:
+    if "[Errno 2]" in (await sandbox.python(state, fresh=True)).stderr:
         return  # Fresh code has a place of its own, from which no other process can be seen.
     # Runnable until a processor was free for it to see the signal; the call's own limit ends the loop.
     stopped = f"while (state := {state}) == 'R': pass\nstate"
-    assert (await box.python(stopped, fresh=True)).stdout == "'T'\n"
-    assert (await box.python(state)).stdout in ("'S'\n", "'R'\n")
+    assert (await sandbox.python(stopped, fresh=True)).stdout == "'T'\n"
+    assert (await sandbox.python(state)).stdout in ("'S'\n", "'R'\n")
 
 
-async def test_a_session_cannot_reach_into_fresh_code(box: Box) -> None:
-    # The server and its children only: in an unsafe box, and as root, the whole machine is in reach.
+async def test_a_session_cannot_reach_into_fresh_code(sandbox: Sandbox) -> None:
+    # The server and its children only: in an unsafe sandbox, and as root, the whole machine is in reach.
     meddle = """
 import os
 server, mine = os.getppid(), os.getpid()
@@ -334,18 +336,18 @@ if os.fork() == 0:
                 try: os.write(os.open(f'/proc/{pid}/{name}', os.O_RDWR | os.O_NONBLOCK), b'evil')
                 except OSError: pass
 """
-    await box.python(meddle)
+    await sandbox.python(meddle)
     for _ in range(20):
-        result = await box.python("sum(range(10**6)) and 6 * 7", fresh=True)  # long enough to be found
+        result = await sandbox.python("sum(range(10**6)) and 6 * 7", fresh=True)  # long enough to be found
         assert (result.status, result.stdout, result.stderr) == ("ok", "42\n", "")
 
 
 async def test_a_server_that_the_code_kills_is_a_result_and_its_place_is_filled_again() -> None:
-    async with make("unsafe").open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("import os; os.kill(os.getppid(), 9)")).status == "box_killed"
-            assert (await box.exec("true")).status == "box_killed"
-            with pytest.raises(BoxKilledError):
-                await box.list()
-        async with boxes.lease() as box:
-            assert (await box.python("1")).stdout == "1\n"
+    async with make("unsafe").open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("import os; os.kill(os.getppid(), 9)")).status == "sandbox_killed"
+            assert (await sandbox.exec("true")).status == "sandbox_killed"
+            with pytest.raises(SandboxKilledError):
+                await sandbox.list()
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).stdout == "1\n"

@@ -1,4 +1,4 @@
-"""Images of boxes: what is put into them, what never reaches them, and what is left of a build."""
+"""Images of sandboxes: what is put into them, what never reaches them, and what is left of a build."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from agentgym.sandboxes.docker.images.folder import build_folder, folder_digest
 from agentgym.sandboxes.docker.images.former import former_images, remove_former
 from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL, default_image, find
 from agentgym.sandboxes.docker.images.ready import ready_image, server_tag
-from agentgym.sandboxes.protocol import Box
+from agentgym.sandboxes.protocol import Sandbox
 from tests.sandboxes.conftest import SECRET
 
 pytestmark = pytest.mark.docker
@@ -50,10 +50,10 @@ def proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
 
 
-async def test_the_users_proxies_do_not_reach_a_box(engine: Any, proxies: None) -> None:
-    async with Docker().open(1) as boxes, boxes.lease() as box:
-        assert (await box.python("import os\n[n for n in os.environ if 'proxy' in n.lower()]")).stdout == "[]\n"
-        assert "hush" not in (await box.exec("cat /proc/*/environ; env")).stdout
+async def test_the_users_proxies_do_not_reach_a_sandbox(engine: Any, proxies: None) -> None:
+    async with Docker().open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python("import os\n[n for n in os.environ if 'proxy' in n.lower()]")).stdout == "[]\n"
+        assert "hush" not in (await sandbox.exec("cat /proc/*/environ; env")).stdout
 
 
 WITHOUT_SERVER = f"""
@@ -119,21 +119,21 @@ async def test_an_image_with_a_python_gets_the_server_once(engine: Any, images: 
     ids = [ready_image(address(), spec) for _ in range(2)]
     assert ids[0] == ids[1]
     assert untagged(engine) <= before
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert box.digest.startswith(ids[0])
-        assert (await box.python("import os\nos.environ['MARK'], os.getuid()")).stdout == "('kept', 65534)\n"
-        assert (await box.exec("python3 -c 'print(6 * 7)'; test -w /agentgym/server || echo closed")).stdout == (
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert sandbox.digest.startswith(ids[0])
+        assert (await sandbox.python("import os\nos.environ['MARK'], os.getuid()")).stdout == "('kept', 65534)\n"
+        assert (await sandbox.exec("python3 -c 'print(6 * 7)'; test -w /agentgym/server || echo closed")).stdout == (
             "42\nclosed\n"
         )
 
 
 @pytest.mark.slow
-async def test_an_image_without_python_gets_one_that_only_the_box_runs(
+async def test_an_image_without_python_gets_one_that_only_the_sandbox_runs(
     engine: Any, images: Callable[[str, str], str]
 ) -> None:
-    async with Docker(image=images("debian", WITHOUT_PYTHON)).open(1) as boxes, boxes.lease() as box:
-        await what_every_box_does(box)
-        assert (await box.exec("command -v python3")).exit_code == 127 or not (await box.exec("python3 -V")).ok
+    async with Docker(image=images("debian", WITHOUT_PYTHON)).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await what_every_sandbox_does(sandbox)
+        assert (await sandbox.exec("command -v python3")).exit_code == 127 or not (await sandbox.exec("python3 -V")).ok
 
 
 @pytest.fixture
@@ -151,32 +151,32 @@ def busybox(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_an_image_of_one_static_program_is_a_whole_box(
+async def test_an_image_of_one_static_program_is_a_whole_sandbox(
     engine: Any, images: Callable[[str, str], str], busybox: None
 ) -> None:
-    async with Docker(image=images("busybox", BUSYBOX)).open(1) as boxes, boxes.lease() as box:
-        await what_every_box_does(box)
-        assert (await box.exec("busybox | busybox head -1")).stdout.startswith("BusyBox")
+    async with Docker(image=images("busybox", BUSYBOX)).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await what_every_sandbox_does(sandbox)
+        assert (await sandbox.exec("busybox | busybox head -1")).stdout.startswith("BusyBox")
 
 
-async def what_every_box_does(box: Box) -> None:
-    assert (await box.python("import json, ssl, sqlite3, ctypes, hashlib\nx = 6\nx * 7")).stdout == "42\n"
-    assert (await box.exec("echo héllo; exit 3")).stdout == "héllo\n"
-    await box.write({"a/f": "text"})
-    assert await box.read("a/f") == b"text"
-    assert (await box.python("open('a/f').read() + 'é'", fresh=True)).stdout == "'texté'\n"
-    async with await box.fork() as branch:
+async def what_every_sandbox_does(sandbox: Sandbox) -> None:
+    assert (await sandbox.python("import json, ssl, sqlite3, ctypes, hashlib\nx = 6\nx * 7")).stdout == "42\n"
+    assert (await sandbox.exec("echo héllo; exit 3")).stdout == "héllo\n"
+    await sandbox.write({"a/f": "text"})
+    assert await sandbox.read("a/f") == b"text"
+    assert (await sandbox.python("open('a/f').read() + 'é'", fresh=True)).stdout == "'texté'\n"
+    async with await sandbox.fork() as branch:
         assert (await branch.python("x, open('a/f').read()")).stdout == "(6, 'text')\n"
 
 
 @pytest.mark.slow
-async def test_a_volume_that_an_image_declares_carries_nothing_from_box_to_box(
+async def test_a_volume_that_an_image_declares_carries_nothing_from_sandbox_to_sandbox(
     engine: Any, images: Callable[[str, str], str]
 ) -> None:
-    async with Docker(image=images("volume", WITH_A_VOLUME)).open(1) as boxes:
+    async with Docker(image=images("volume", WITH_A_VOLUME)).open(1) as sandboxes:
         for _ in range(2):
-            async with boxes.lease() as box:
-                assert (await box.exec("cat /kept/file; echo new > /kept/file; echo $MARK")).stdout == "old\nkept\n"
+            async with sandboxes.lease() as sandbox:
+                assert (await sandbox.exec("cat /kept/file; echo new > /kept/file; echo $MARK")).stdout == "old\nkept\n"
 
 
 @pytest.mark.slow
@@ -239,8 +239,8 @@ async def test_a_folder_is_built_once_for_each_content_and_says_how_it_goes(
     folder = a_folder(tmp_path, FOLDER)
     spec = Docker(dockerfile=str(folder))
     with caplog.at_level("INFO", logger="agentgym.sandboxes"):
-        async with spec.open(1) as boxes, boxes.lease() as box:
-            assert (await box.exec("cat /data")).stdout == (folder / "data").read_text()
+        async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+            assert (await sandbox.exec("cat /data")).stdout == (folder / "data").read_text()
         assert "building" in caplog.messages
         caplog.clear()
         built.append(ready_image(address(), spec))
@@ -389,15 +389,15 @@ async def test_a_folder_that_lost_its_dockerfile_is_named(engine: Any, tmp_path:
 
 
 @pytest.mark.slow
-async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_box(
+async def test_pip_takes_the_users_index_and_leaves_its_settings_out_of_the_sandbox(
     engine: Any, index: Path, built: list[str]
 ) -> None:
     spec = Docker(pip=(index.name,))
     before = untagged(engine)
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
-        assert (await box.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
-        assert (await box.exec("env; cat /proc/*/environ; cat /etc/pip.conf; ls /run")).stdout.count("hush") == 0
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+        assert (await sandbox.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
+        assert (await sandbox.exec("env; cat /proc/*/environ; cat /etc/pip.conf; ls /run")).stdout.count("hush") == 0
     built.append(ready_image(address(), spec))
     assert "hush" not in json.dumps([engine.inspect_image(built[0]), engine.history(built[0])])
     assert untagged(engine) <= before
@@ -455,10 +455,10 @@ async def test_packages_of_debian_are_installed_once_and_nothing_else_of_the_bui
     monkeypatch.setenv("HTTP_PROXY", SECRET)
     before, containers = untagged(engine), own_containers(engine)
     spec = Docker(image=base, apt=(name,))
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec(name)).stdout == "said\n"
-        assert (await box.exec("ls /var/lib/apt/lists /run; env; cat /proc/*/environ")).stdout.count("hush") == 0
-        left = await box.exec("find /var/lib/apt/lists /var/cache/apt -type f -size +0; ls -d /run/agentgym-build")
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec(name)).stdout == "said\n"
+        assert (await sandbox.exec("ls /var/lib/apt/lists /run; env; cat /proc/*/environ")).stdout.count("hush") == 0
+        left = await sandbox.exec("find /var/lib/apt/lists /var/cache/apt -type f -size +0; ls -d /run/agentgym-build")
         assert left.stdout == ""
     built.append(ready_image(address(), spec))
     assert ready_image(address(), spec) == built[0]
@@ -474,9 +474,9 @@ async def test_packages_of_pip_and_of_debian_are_in_one_image(
     base, name = debian
     tag = f"agentgym-test-both:{secrets.token_hex(4)}"
     built.append(image.build(tag, base=base, pip=(index.name,), apt=(name,)))
-    async with Docker(image=tag).open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec(name)).stdout == "said\n"
-        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+    async with Docker(image=tag).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec(name)).stdout == "said\n"
+        assert (await sandbox.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
 
 
 @pytest.mark.slow
@@ -508,8 +508,8 @@ async def test_a_package_comes_from_the_mirror_that_the_image_names(engine: Any,
     except OSError as error:
         pytest.skip(f"{mirror} cannot be reached from here: {error}")
     spec = Docker(apt=("hello",))
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec("hello")).stdout == "Hello, world!\n"
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec("hello")).stdout == "Hello, world!\n"
     built.append(ready_image(address(), spec))
 
 
@@ -522,8 +522,8 @@ async def test_pip_packages_go_beside_a_python_of_ours(
     engine: Any, images: Callable[[str, str], str], index: Path
 ) -> None:
     spec = Docker(image=images("bare", WITHOUT_PYTHON), pip=(index.name,))
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
 
 
 async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -> None:
@@ -532,14 +532,14 @@ async def test_volumes_are_read_and_never_written(engine: Any, tmp_path: Path) -
     for folder in (tmp_path / "data", *tmp_path.parents[:3]):
         if folder != Path("/tmp"):
             folder.chmod(0o777)
-    async with Docker(volumes={"/data": str(tmp_path / "data")}).open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec("cat /data/f")).stdout == "read me"
-        assert not (await box.exec("echo x > /data/f")).ok
-        assert not (await box.exec("touch /data/g")).ok
+    async with Docker(volumes={"/data": str(tmp_path / "data")}).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec("cat /data/f")).stdout == "read me"
+        assert not (await sandbox.exec("echo x > /data/f")).ok
+        assert not (await sandbox.exec("touch /data/g")).ok
     spec = Docker(volumes={"/data": str(tmp_path / "data")})
     (tmp_path / "data").rename(tmp_path / "gone")
     with pytest.raises(SandboxError, match="data"):
-        async with spec.open(1) as boxes, boxes.lease():
+        async with spec.open(1) as sandboxes, sandboxes.lease():
             pass
     assert not (tmp_path / "data").exists()
 

@@ -18,7 +18,7 @@ from agentgym.sandboxes.docker.client import EngineDown
 from agentgym.sandboxes.docker.heartbeat import Heart
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import open_pool
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """
@@ -26,9 +26,9 @@ import asyncio, sys
 from agentgym.sandboxes.choose import named
 
 async def busy(pool, begun):
-    async with pool.lease() as box:
+    async with pool.lease() as sandbox:
         begun.set()
-        await box.exec("sleep 77.125", timeout_s=60)
+        await sandbox.exec("sleep 77.125", timeout_s=60)
 
 async def main(kind, phase):
     if phase == "open":
@@ -44,8 +44,8 @@ async def main(kind, phase):
                 await begun.wait()
                 if phase == "exec":
                     print("ready", flush=True)
-        async with pool.lease() as box:
-            await box.python("import subprocess; left = subprocess.Popen(['sleep', '77.125'])")
+        async with pool.lease() as sandbox:
+            await sandbox.python("import subprocess; left = subprocess.Popen(['sleep', '77.125'])")
         print("ready", flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
@@ -72,11 +72,11 @@ def test_ctrl_c_leaves_nothing_and_one_traceback(kind: str, phase: str) -> None:
         assert containers_of(client.pid) == []
 
 
-async def test_a_pool_that_closes_ends_the_boxes_that_start_and_waits_for_their_end() -> None:
+async def test_a_pool_that_closes_ends_the_sandboxes_that_start_and_waits_for_their_end() -> None:
     begun = asyncio.Event()
     ended: list[str] = []
 
-    async def start() -> RemoteBox:
+    async def start() -> RemoteSandbox:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -107,14 +107,15 @@ async def test_a_lease_that_waits_for_long_is_said_once_with_what_to_do(
             pass
 
     async with Process(unsafe=True).open(1) as pool:
-        async with pool.lease() as box:
+        async with pool.lease() as sandbox:
             waiting = [asyncio.create_task(lease()) for _ in range(3)]
             for _ in range(3):
-                await box.python("1")
+                await sandbox.python("1")
         await asyncio.gather(*waiting)
     said = [record.message for record in caplog.records if "a lease has waited" in record.message]
     assert said == [
-        "a lease has waited 0 s: all 1 boxes of the pool are leased; open it with a larger size, or end leases sooner"
+        "a lease has waited 0 s: all 1 sandboxes of the pool are leased; open it with a larger size, or end "
+        "leases sooner"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Packages and folders of this machine in bubblewrap boxes."""
+"""Packages and folders of this machine in bubblewrap sandboxes."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
 from agentgym.sandboxes.docker.images import package_folder
 from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 from tests.sandboxes.conftest import make
 
 
@@ -26,7 +26,7 @@ def bubblewrap() -> None:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package cache of the test's own, which the user in a box can reach."""
+    """A package cache of the test's own, which the user in a sandbox can reach."""
     open_ = Path("/var/tmp", f"agentgym-test-{tmp_path.name}")
     monkeypatch.setattr(package_folder, "cache_folder", lambda: open_ / "packages")
     package_folder.package_binds.cache_clear()
@@ -37,18 +37,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 async def test_packages_are_installed_once_and_imported_by_cells_and_scripts(index: Path, cache: Path) -> None:
     spec = Bubblewrap(pip=(index.name,))
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
-        assert (await box.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
-        assert not (await box.python(f"open({index.name}.__file__, 'w')".replace(index.name, "p"))).ok
-        assert "hush" not in (await box.exec("env; cat /proc/self/environ")).stdout
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python(f"import {index.name} as p\np.word")).stdout == "'said'\n"
+        assert (await sandbox.exec(f"python3 -c 'import {index.name} as p; print(p.word)'")).stdout == "said\n"
+        assert not (await sandbox.python(f"open({index.name}.__file__, 'w')".replace(index.name, "p"))).ok
+        assert "hush" not in (await sandbox.exec("env; cat /proc/self/environ")).stdout
     (made,) = (cache / "packages").iterdir()
     shutil.rmtree(index.parent)  # From the cache, then.
     package_folder.package_binds.cache_clear()
-    async with spec.open(1) as boxes, boxes.lease() as box:
-        assert (await box.python(f"import {index.name}")).ok
-    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:
-        assert "ModuleNotFoundError" in (await box.python(f"import {index.name}")).stderr
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python(f"import {index.name}")).ok
+    async with Bubblewrap().open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert "ModuleNotFoundError" in (await sandbox.python(f"import {index.name}")).stderr
     assert [path.name for path in (cache / "packages").iterdir()] == [made.name]
 
 
@@ -96,35 +96,35 @@ async def test_volumes_are_read_and_never_written(cache: Path) -> None:
     (cache / "data").mkdir(parents=True)
     (cache / "data/f").write_text("read me")
     (cache / "data").chmod(0o777)
-    async with Bubblewrap(volumes={"/data": str(cache / "data")}).open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec("cat /data/f")).stdout == "read me"
-        assert not (await box.exec("touch /data/g")).ok
+    async with Bubblewrap(volumes={"/data": str(cache / "data")}).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec("cat /data/f")).stdout == "read me"
+        assert not (await sandbox.exec("touch /data/g")).ok
     spec = Bubblewrap(volumes={"/data": str(cache / "data")})
     (cache / "data").rename(cache / "gone")
-    async with spec.open(1) as boxes:
+    async with spec.open(1) as sandboxes:
         with pytest.raises(SandboxError, match="data"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
 
 
-async def boxes_do_not_meet(sandbox: Sandbox) -> None:
+async def sandboxes_do_not_meet(spec: SandboxSpec) -> None:
     hold = "import fcntl\nf = open('/data/f'); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    async with sandbox.open(2) as boxes, boxes.lease() as one, boxes.lease() as other:
-        assert [(await box.python(hold)).status for box in (one, other)] == ["ok", "ok"]
+    async with spec.open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as other:
+        assert [(await sandbox.python(hold)).status for sandbox in (one, other)] == ["ok", "ok"]
         await one.reset()
         assert (await one.exec("cat /data/f /usr/local/share/f /usr/bin/env")).stdout == "read me" * 3
         assert not (await one.exec("touch /data/g || touch /usr/local/share/g")).ok
 
 
-async def test_boxes_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
-    await boxes_do_not_meet(Bubblewrap(volumes=data(cache)))
+async def test_sandboxes_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
+    await sandboxes_do_not_meet(Bubblewrap(volumes=data(cache)))
 
 
 @pytest.mark.docker
 async def test_containers_do_not_meet_in_a_volume_and_one_in_usr_is_seen(cache: Path) -> None:
     if why_not := why_no_docker():
         pytest.skip(why_not)
-    await boxes_do_not_meet(Docker(volumes=data(cache)))
+    await sandboxes_do_not_meet(Docker(volumes=data(cache)))
 
 
 def data(cache: Path) -> dict[str, str]:
@@ -141,8 +141,8 @@ def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
             ({"data": "/x"}, "'data' is not an absolute path"),
             ({"/data": "x"}, "'x' is not an absolute path"),
             ({"/data": "/x/../y"}, "'/x/../y' is not an absolute path"),
-            ({"/tmp/data": "/x"}, "'/tmp/data' is a place of the box's own"),
-            ({"/": "/x"}, "'/' is a place of the box's own"),
+            ({"/tmp/data": "/x"}, "'/tmp/data' is a place of the sandbox's own"),
+            ({"/": "/x"}, "'/' is a place of the sandbox's own"),
             ({"/data": "/"}, "'/' would show '/' of the machine"),
             ({"/data": "/usr/../"}, "'/usr/../' is not an absolute path"),
             ({"/data": "/./"}, "'/./' would show '/' of the machine"),

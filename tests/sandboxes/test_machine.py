@@ -26,14 +26,14 @@ def names(folder: Path) -> list[str]:
 async def test_a_temporary_folder_with_a_long_path_will_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sandbox = make(name)
+    spec = make(name)
     long = tmp_path.joinpath(*["x" * 60] * 3)
     long.mkdir(parents=True)
     for folder in (long, *long.parents[:3]):
         folder.chmod(0o755)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    async with sandbox.open(1) as boxes, boxes.lease() as box:
-        assert (await box.python("1")).stdout == "1\n"
+    async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python("1")).stdout == "1\n"
     assert names(long) == []
 
 
@@ -60,29 +60,29 @@ def room_for(free: int) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["unsafe", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
 async def test_a_process_that_can_open_no_more_files_gets_a_sandbox_error_that_says_so(name: str) -> None:
     outcomes = []
-    async with make(name).open(1) as boxes:
+    async with make(name).open(1) as sandboxes:
         for free in range(60):
             with room_for(free):
                 try:
-                    async with boxes.lease() as box:
-                        outcomes.append((await box.python("1")).stdout)
+                    async with sandboxes.lease() as sandbox:
+                        outcomes.append((await sandbox.python("1")).stdout)
                 except SandboxError as error:
                     outcomes.append(str(error))
             if outcomes[-1] == "1\n":
                 break
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
     assert outcomes[-1] == "1\n"
     assert len(outcomes) > 1
     assert [said for said in outcomes[:-1] if not ("sandbox_lost" in said and "RLIMIT_NOFILE" in said)] == []
 
 
-async def test_boxes_that_start_at_once_hold_the_files_of_their_server_one_after_the_other() -> None:
+async def test_sandboxes_that_start_at_once_hold_the_files_of_their_server_one_after_the_other() -> None:
     count = 12
-    async with make("bubblewrap").open(count) as boxes:
-        with room_for(50 + 3 * count):  # A start needs some 40, and a box that waits for its first word 2.
+    async with make("bubblewrap").open(count) as sandboxes:
+        with room_for(50 + 3 * count):  # A start needs some 40, and a sandbox that waits for its first word 2.
             async with AsyncExitStack() as stack:
-                leases = [asyncio.create_task(stack.enter_async_context(boxes.lease())) for _ in range(count)]
+                leases = [asyncio.create_task(stack.enter_async_context(sandboxes.lease())) for _ in range(count)]
                 for lease in leases:
                     assert (await (await lease).python("1")).stdout == "1\n"
 
@@ -103,20 +103,20 @@ def make_deep(folder: Path, levels: int) -> None:
     os.close(here)
 
 
-async def test_unsafe_boxes_sweep_the_folders_of_dead_owners_first(
+async def test_unsafe_sandboxes_sweep_the_folders_of_dead_owners_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     host, boot, namespace, pid, _ = owner().split("/")
     with monkeypatch.context() as dead:
         dead.setattr(owners, "owner", lambda: f"{host}/{boot}/{namespace}/{pid}/1")
-        left = new_folder("box")
+        left = new_folder("sandbox")
         (left / "file").touch()
         make_deep(left, 2000)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(owners, "owner", lambda: f"elsewhere/another-boot/{namespace}/{pid}/1")
-        theirs = new_folder("box")
-    async with Process(unsafe=True).open(1) as boxes, boxes.lease():
-        assert {name.split("-")[1] for name in names(tmp_path) if name != theirs.name} == {"box", "branches"}
+        theirs = new_folder("sandbox")
+    async with Process(unsafe=True).open(1) as sandboxes, sandboxes.lease():
+        assert {name.split("-")[1] for name in names(tmp_path) if name != theirs.name} == {"sandbox", "branches"}
         assert left.name not in names(tmp_path)
     assert names(tmp_path) == [theirs.name]

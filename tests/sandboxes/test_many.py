@@ -1,4 +1,4 @@
-"""Many boxes and many leases: the caps hold, and the event loop is never held up."""
+"""Many sandboxes and many leases: the caps hold, and the event loop is never held up."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.protocol import Box, Sandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxSpec
 from tests.sandboxes.conftest import ISOLATED, make
 
 STALL_S = 0.05
@@ -36,13 +36,13 @@ class Watchdog:
 
 
 @pytest.fixture
-def many(request: pytest.FixtureRequest) -> Sandbox:
-    """A kind of box, looked for before the watchdog wakes."""
+def many(request: pytest.FixtureRequest) -> SandboxSpec:
+    """A kind of sandbox, looked for before the watchdog wakes."""
     return make(str(request.param))
 
 
 @pytest.fixture
-def watchdog(many: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
+def watchdog(many: SandboxSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdog]:
     """Every callback that the event loop runs is timed."""
     assert many is not None
     dog = Watchdog()
@@ -64,38 +64,38 @@ def watchdog(many: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watchdo
 
 @pytest.mark.usefixtures("watchdog")
 @pytest.mark.parametrize(("many", "size"), HELD, indirect=["many"])
-async def test_many_boxes_are_held_at_once(many: Sandbox, size: int) -> None:
-    async with many.open(size) as boxes, AsyncExitStack() as held:
+async def test_many_sandboxes_are_held_at_once(many: SandboxSpec, size: int) -> None:
+    async with many.open(size) as sandboxes, AsyncExitStack() as held:
         async with asyncio.TaskGroup() as tasks:
-            leasing = [tasks.create_task(held.enter_async_context(boxes.lease())) for _ in range(size)]
-        leased: list[Box] = [lease.result() for lease in leasing]
+            leasing = [tasks.create_task(held.enter_async_context(sandboxes.lease())) for _ in range(size)]
+        leased: list[Sandbox] = [lease.result() for lease in leasing]
         async with asyncio.TaskGroup() as tasks:
-            for number, box in enumerate(leased):
-                tasks.create_task(box.python(f"x = {number}"))
+            for number, sandbox in enumerate(leased):
+                tasks.create_task(sandbox.python(f"x = {number}"))
         async with asyncio.TaskGroup() as tasks:
-            answers = [tasks.create_task(box.python("x")) for box in leased]
+            answers = [tasks.create_task(sandbox.python("x")) for sandbox in leased]
         assert [answer.result().stdout for answer in answers] == [f"{number}\n" for number in range(size)]
 
 
 @pytest.mark.usefixtures("watchdog")
 @pytest.mark.parametrize("leases", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("many", ["unsafe", *ISOLATED], indirect=True)
-async def test_many_leases_at_once_never_exceed_the_pool(many: Sandbox, leases: int) -> None:
+async def test_many_leases_at_once_never_exceed_the_pool(many: SandboxSpec, leases: int) -> None:
     size = 8
     inside = most = 0
     answers: set[str] = set()
 
     async def rollout(number: int) -> None:
         nonlocal inside, most
-        async with boxes.lease() as box:
+        async with sandboxes.lease() as sandbox:
             inside += 1
             most = max(most, inside)
-            result = await box.python(f"'x' in globals(), {number}")
-            await box.python("x = 1")
+            result = await sandbox.python(f"'x' in globals(), {number}")
+            await sandbox.python("x = 1")
             answers.add(result.stdout)
             inside -= 1
 
-    async with many.open(size) as boxes, asyncio.TaskGroup() as tasks:
+    async with many.open(size) as sandboxes, asyncio.TaskGroup() as tasks:
         for number in range(leases):
             tasks.create_task(rollout(number))
     assert 1 < most <= size  # How many are inside at once depends on how long a reset takes beside two calls.

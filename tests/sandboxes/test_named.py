@@ -19,7 +19,7 @@ import agentgym as ag
 from agentgym.errors import SandboxError
 from agentgym.machine.process_identity import owner, state_of
 from agentgym.sandboxes import choose
-from agentgym.sandboxes.choose import AnyBox, Kind, as_kind, auto, named
+from agentgym.sandboxes.choose import AnySandbox, Kind, as_kind, auto, named
 from agentgym.sandboxes.docker import docker
 from agentgym.sandboxes.docker.client import connect, translated
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
@@ -38,7 +38,7 @@ def test_a_plain_process_must_be_asked_for_as_unsafe() -> None:
     assert named("unsafe") == Process(unsafe=True)
 
 
-async def test_unsafe_boxes_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unsafe_sandboxes_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     local._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
         for _ in range(2):
@@ -47,7 +47,9 @@ async def test_unsafe_boxes_are_said_once(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.records) == 1
 
 
-async def test_boxes_under_gvisor_say_what_a_verdict_does_not_hold_against(caplog: pytest.LogCaptureFixture) -> None:
+async def test_sandboxes_under_gvisor_say_what_a_verdict_does_not_hold_against(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     docker._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
         for _ in range(2):
@@ -65,7 +67,7 @@ def test_auto_is_the_strongest_that_runs_and_never_unsafe() -> None:
             auto()
 
 
-async def test_any_box_says_once_what_it_took_and_what_that_lacks(
+async def test_any_sandbox_says_once_what_it_took_and_what_that_lacks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if why_no_bubblewrap() is not None:
@@ -74,68 +76,70 @@ async def test_any_box_says_once_what_it_took_and_what_that_lacks(
     choose._say_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="agentgym.sandboxes"):
         for _ in range(2):
-            async with AnyBox().open(1):
+            async with AnySandbox().open(1):
                 pass
     (said,) = caplog.messages
-    assert said.startswith("the boxes are bubblewrap, because of Docker: no Docker engine answers at unix:///nowhere")
+    assert said.startswith(
+        "the sandboxes are bubblewrap, because of Docker: no Docker engine answers at unix:///nowhere"
+    )
     assert "total memory" in said
     assert "processor time" in said
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
-async def test_the_settings_of_any_box_are_those_of_the_kind_that_it_takes(kind: Kind, tmp_path: Path) -> None:
+async def test_the_settings_of_any_sandbox_are_those_of_the_kind_that_it_takes(kind: Kind, tmp_path: Path) -> None:
     why_not = why_no_docker() if kind == "docker" else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(f"{kind}: {why_not}")
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755) if folder != Path("/tmp") else None
     (tmp_path / "f").write_text("shown")
-    wanted = AnyBox(kind=kind, memory_mb=300, disk_mb=20, volumes={"/data": str(tmp_path)}, network="loopback")
-    async with wanted.open(1) as boxes, boxes.lease() as box:
-        assert (await box.exec("cat /data/f")).stdout == "shown"
-        assert (await box.python("import socket\nsocket.create_server(('127.0.0.1', 8000)).close()")).ok
-        assert not (await box.exec("head -c 21000000 /dev/zero > f")).ok
-        assert (await box.exec("rm f; head -c 20000000 /dev/zero > f")).ok
-        assert not (await box.python("x = b'x' * (400 << 20)")).ok
+    wanted = AnySandbox(kind=kind, memory_mb=300, disk_mb=20, volumes={"/data": str(tmp_path)}, network="loopback")
+    async with wanted.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.exec("cat /data/f")).stdout == "shown"
+        assert (await sandbox.python("import socket\nsocket.create_server(('127.0.0.1', 8000)).close()")).ok
+        assert not (await sandbox.exec("head -c 21000000 /dev/zero > f")).ok
+        assert (await sandbox.exec("rm f; head -c 20000000 /dev/zero > f")).ok
+        assert not (await sandbox.python("x = b'x' * (400 << 20)")).ok
 
 
-def test_any_box_opens_each_kind_with_what_was_set_and_else_with_its_own_settings(
+def test_any_sandbox_opens_each_kind_with_what_was_set_and_else_with_its_own_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened: list[object] = []
     for kind in (Docker, Bubblewrap, Process):
-        monkeypatch.setattr(kind, "open", lambda sandbox, size: opened.append(sandbox))
+        monkeypatch.setattr(kind, "open", lambda spec, size: opened.append(spec))
     shared: dict[str, Any] = {"memory_mb": 300, "disk_mb": 20, "pids": 9, "pip": ("x",), "volumes": {"/d": "/usr"}}
     shared["network"] = Allow("a.org")
-    AnyBox(kind="docker", **shared).open(1)
-    AnyBox(kind="bubblewrap", **shared).open(1)
-    AnyBox(kind="unsafe", memory_mb=300).open(1)
+    AnySandbox(kind="docker", **shared).open(1)
+    AnySandbox(kind="bubblewrap", **shared).open(1)
+    AnySandbox(kind="unsafe", memory_mb=300).open(1)
     assert opened == [Docker(**shared), Bubblewrap(**shared), Process(unsafe=True, memory_mb=300)]
     opened.clear()
-    AnyBox(kind="docker").open(1)
-    AnyBox(kind="bubblewrap").open(1)
+    AnySandbox(kind="docker").open(1)
+    AnySandbox(kind="bubblewrap").open(1)
     assert opened == [Docker(), Bubblewrap()]
 
 
-def test_what_not_every_kind_of_box_can_do_is_refused_by_name() -> None:
+def test_what_not_every_kind_of_sandbox_can_do_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"network: 'bridge' is none of \"none\", \"loopback\" and Allow"):
-        AnyBox(network="bridge")
+        AnySandbox(network="bridge")
     with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
-        AnyBox(pip="numpy")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"volumes: '/tmp' is a place of the box's own"):
-        AnyBox(volumes={"/tmp": "/x"})
-    with pytest.raises(ValueError, match=r"network: the box 'unsafe' is a plain process"):
-        AnyBox(kind="unsafe", network="loopback")
+        AnySandbox(pip="numpy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"volumes: '/tmp' is a place of the sandbox's own"):
+        AnySandbox(volumes={"/tmp": "/x"})
+    with pytest.raises(ValueError, match=r"network: the sandbox 'unsafe' is a plain process"):
+        AnySandbox(kind="unsafe", network="loopback")
 
 
-def test_another_kind_of_box_keeps_the_settings_of_an_any_box() -> None:
-    assert as_kind(AnyBox(network="loopback"), "docker") == AnyBox(kind="docker", network="loopback")
-    assert as_kind(Docker(), "bubblewrap") == AnyBox(kind="bubblewrap")
-    with pytest.raises(ValueError, match="network: the box 'unsafe'"):
-        as_kind(AnyBox(network="loopback"), "unsafe")
+def test_another_kind_of_sandbox_keeps_the_settings_of_an_any_sandbox() -> None:
+    assert as_kind(AnySandbox(network="loopback"), "docker") == AnySandbox(kind="docker", network="loopback")
+    assert as_kind(Docker(), "bubblewrap") == AnySandbox(kind="bubblewrap")
+    with pytest.raises(ValueError, match="network: the sandbox 'unsafe'"):
+        as_kind(AnySandbox(network="loopback"), "unsafe")
 
 
-def test_every_kind_of_box_has_its_line_on_what_it_lacks() -> None:
+def test_every_kind_of_sandbox_has_its_line_on_what_it_lacks() -> None:
     assert set(choose.LACKS) == set(choose.NAMES)
     assert {*choose.NAMES.values(), "auto"} == set(get_args(Kind))
     assert [kind for kind, lacks in choose.LACKS.items() if not lacks] == [Docker]
@@ -153,12 +157,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("bare")
 def test_auto_says_what_is_missing() -> None:
-    with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the box 'unsafe'"):
+    with pytest.raises(SandboxError, match=r"Docker: .* Bubblewrap: bwrap is not installed .* the sandbox 'unsafe'"):
         auto()
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_gets_an_unsafe_sandbox_only_where_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert choose.main([]) == 1
     said = capsys.readouterr()
     assert (said.out, "no sandbox runs here" in said.err) == ("", True)
@@ -168,7 +172,7 @@ def test_a_script_gets_an_unsafe_box_only_where_it_asks_for_one(capsys: pytest.C
 
 
 NEITHER = [
-    (Bubblewrap(), r"no bubblewrap box can be made here: bwrap is not installed \(apt-get install bubblewrap\)"),
+    (Bubblewrap(), r"no bubblewrap sandbox can be made here: bwrap is not installed \(apt-get install bubblewrap\)"),
     (Docker(), r"(no Docker engine answers at unix:///nowhere/docker.sock.*|the docker package is missing.*)"),
 ]
 
@@ -176,12 +180,12 @@ NEITHER = [
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
 async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_rollout_begins(
-    sandbox: Bubblewrap | Docker, why: str
+    spec: Bubblewrap | Docker, why: str
 ) -> None:
     class Declares(ag.ToolEnv[ag.Task]):
         pass
 
-    Declares.sandbox = sandbox
+    Declares.sandbox_spec = spec
     with pytest.raises(SandboxError) as error:
         await ag.rollout(Declares, ag.Task(id="t", prompt="p"), Scripted([]))
     assert re.fullmatch(why, str(error.value)), error.value
@@ -190,14 +194,14 @@ async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_roll
 @pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
 async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_failure_and_in_the_batchs_error(
-    sandbox: Bubblewrap | Docker, why: str
+    spec: Bubblewrap | Docker, why: str
 ) -> None:
     class Chooses(ag.ToolEnv[ag.Task]):
         limits = ag.Limits(retries=0)
 
         @classmethod
         def sandbox_for(cls, task: ag.Task) -> Bubblewrap | Docker:
-            return sandbox
+            return spec
 
     tasks = [ag.Task(id=name, prompt="p") for name in "ab"]
     played = await ag.rollout(Chooses, tasks[0], Scripted([]))

@@ -1,4 +1,4 @@
-"""The supervisor of a box's next episode waits while one runs: out of its reach, and no box depends on it."""
+"""The supervisor of a sandbox's next episode waits while one runs: out of its reach, and no sandbox depends on it."""
 
 import ast
 import asyncio
@@ -23,7 +23,7 @@ def children(pid: int) -> list[int]:
 
 
 def servers(pid: int) -> list[int]:
-    """The servers of boxes below a process: their keepers."""
+    """The servers of sandboxes below a process: their keepers."""
     found = []
     for child in children(pid):
         is_server = Path(f"/proc/{child}/comm").read_text().startswith("python")
@@ -50,11 +50,11 @@ def wait_for_two(keeper: int) -> list[int]:
 
 
 async def test_the_supervisor_that_waited_serves_the_next_episode() -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         [keeper] = servers(os.getpid())
         now, waiting = await supervisors(keeper)
-        await box.reset()
-        assert (await box.python("6 * 7")).stdout == "42\n"
+        await sandbox.reset()
+        assert (await sandbox.python("6 * 7")).stdout == "42\n"
         serving, another = await supervisors(keeper)
         assert serving == waiting
         assert another not in (now, waiting)
@@ -62,12 +62,12 @@ async def test_the_supervisor_that_waited_serves_the_next_episode() -> None:
 
 async def test_no_code_sees_the_supervisor_that_waits() -> None:
     seen = "import os\nsorted(int(name) for name in os.listdir('/proc') if name.isdigit())"
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
         [keeper] = servers(os.getpid())
         for _ in range(2):
             await supervisors(keeper)
-            assert (await box.python(seen)).stdout == "[1, 2]\n"
-            await box.reset()
+            assert (await sandbox.python(seen)).stdout == "[1, 2]\n"
+            await sandbox.reset()
 
 
 async def test_no_code_learns_when_its_supervisor_was_made() -> None:
@@ -79,28 +79,28 @@ def ask(call, *what):
     except OSError as error: return error.strerror
 ask(channel.getsockopt, 77), ask(channel.setsockopt, 76, 1)
 """
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
-        said = (await box.python(find)).stdout
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        said = (await sandbox.python(find)).stdout
         assert ast.literal_eval(said) == ("Protocol not available", "Protocol not available")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can look at the descriptors of a server")
 async def test_no_code_finds_a_socket_of_the_supervisor_that_waits_in_its_network() -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease():
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease():
         [keeper] = servers(os.getpid())
         _, waiting = await supervisors(keeper)
-        assert sockets_of(waiting) == sockets_of(keeper)  # The box's wire.
+        assert sockets_of(waiting) == sockets_of(keeper)  # The sandbox's wire.
 
 
-async def test_a_supervisor_that_dies_while_it_waits_costs_no_box() -> None:
-    async with make("bubblewrap").open(1) as boxes:
+async def test_a_supervisor_that_dies_while_it_waits_costs_no_sandbox() -> None:
+    async with make("bubblewrap").open(1) as sandboxes:
         for _ in range(2):
-            async with boxes.lease() as box:
+            async with sandboxes.lease() as sandbox:
                 [keeper] = servers(os.getpid())
                 _, waiting = await supervisors(keeper)
                 os.kill(waiting, signal.SIGKILL)
                 await asyncio.to_thread(wait_for_end, [waiting])
-                assert (await box.python("6 * 7")).stdout == "42\n"
-        async with boxes.lease() as box:
-            assert (await box.python("6 * 7")).stdout == "42\n"
+                assert (await sandbox.python("6 * 7")).stdout == "42\n"
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("6 * 7")).stdout == "42\n"
             assert servers(os.getpid()) == [keeper]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandboxes.protocol import Box, Boxes
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool
 from agentgym.sandboxes.remote.calls import MARGIN_S
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.server_files import image_folder
 from tests.sandboxes.conftest import make
 
@@ -37,39 +37,41 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def test_the_copy_for_a_fresh_cell_takes_its_time_from_the_cell() -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
-        filled = await box.python(FULL.format(30_000), timeout_s=60.0)
-        assert len(await box.list()) == 30_000, filled
-        result = await box.python("import time; time.sleep(1000)", fresh=True, timeout_s=3.0)
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        filled = await sandbox.python(FULL.format(30_000), timeout_s=60.0)
+        assert len(await sandbox.list()) == 30_000, filled
+        result = await sandbox.python("import time; time.sleep(1000)", fresh=True, timeout_s=3.0)
         assert result.status == "timeout"
         assert result.seconds < 3.0  # Of the code alone, which began when the copy had been made.
 
 
-async def test_the_end_of_a_branch_takes_no_longer_than_its_limit_and_a_reset_removes_the_rest(boxes: Boxes) -> None:
-    async with boxes.lease() as box:
-        branch = await box.fork()
-        assert isinstance(branch, RemoteBox)
+async def test_the_end_of_a_branch_takes_no_longer_than_its_limit_and_a_reset_removes_the_rest(
+    sandboxes: SandboxPool,
+) -> None:
+    async with sandboxes.lease() as sandbox:
+        branch = await sandbox.fork()
+        assert isinstance(branch, RemoteSandbox)
         await branch.write({"f": "x"})
         folder = (await branch.python("import os\nos.getcwd()")).stdout.strip()[1:-1]
         await branch.link.call("end", b"", MARGIN_S, branch=int(Path(folder).name), timeout_s=NO_TIME_S)
-        assert (await box.exec(f"cat {folder}/f")).stdout == "x"
-    async with boxes.lease() as box:
-        assert not (await box.exec(f"cat {folder}/f")).ok
+        assert (await sandbox.exec(f"cat {folder}/f")).stdout == "x"
+    async with sandboxes.lease() as sandbox:
+        assert not (await sandbox.exec(f"cat {folder}/f")).ok
 
 
-async def test_files_that_cannot_all_be_written_in_time_are_refused(box: Box) -> None:
-    assert isinstance(box, RemoteBox)
+async def test_files_that_cannot_all_be_written_in_time_are_refused(sandbox: Sandbox) -> None:
+    assert isinstance(sandbox, RemoteSandbox)
     with pytest.raises(TimeoutError, match="it took longer than its time limit"):
-        await box.link.call("write", b"x", MARGIN_S, files=[["f", 1, False]], timeout_s=NO_TIME_S)
+        await sandbox.link.call("write", b"x", MARGIN_S, files=[["f", 1, False]], timeout_s=NO_TIME_S)
 
 
-async def test_a_restore_that_has_no_time_to_empty_the_folder_is_refused_and_the_box_goes_on(
-    box: Box, tmp_path: Path
+async def test_a_restore_that_has_no_time_to_empty_the_folder_is_refused_and_the_sandbox_goes_on(
+    sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    await box.snapshot(tmp_path / "it.tar")
+    await sandbox.snapshot(tmp_path / "it.tar")
     with pytest.raises(ValueError, match="it took over 1e-09 s"):
-        await box.restore(tmp_path / "it.tar", timeout_s=NO_TIME_S)
-    assert (await box.exec("echo said")).stdout == "said\n"
+        await sandbox.restore(tmp_path / "it.tar", timeout_s=NO_TIME_S)
+    assert (await sandbox.exec("echo said")).stdout == "said\n"
 
 
 async def test_the_removal_of_a_folder_ends_at_its_deadline(tmp_path: Path) -> None:
@@ -86,15 +88,15 @@ async def test_the_removal_of_a_folder_ends_at_its_deadline(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-async def test_a_folder_full_of_inodes_costs_no_box(tmp_path: Path) -> None:
-    async with make("bubblewrap", disk_mb=1024).open(1) as boxes, boxes.lease() as box:
-        await box.snapshot(tmp_path / "it.tar")
-        await box.write({"solution.py": "import time\ntime.sleep(1000)\n"})
-        await box.python(FULL.format(10**6), timeout_s=300.0)
-        verdict = await box.verify(code="def test_a():\n    import solution\n", timeout_s=10.0)
+async def test_a_folder_full_of_inodes_costs_no_sandbox(tmp_path: Path) -> None:
+    async with make("bubblewrap", disk_mb=1024).open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await sandbox.snapshot(tmp_path / "it.tar")
+        await sandbox.write({"solution.py": "import time\ntime.sleep(1000)\n"})
+        await sandbox.python(FULL.format(10**6), timeout_s=300.0)
+        verdict = await sandbox.verify(code="def test_a():\n    import solution\n", timeout_s=10.0)
         assert not verdict.ok
         with pytest.raises(ValueError, match=r"it took over 0\.1 s"):
-            await box.restore(tmp_path / "it.tar", timeout_s=0.1)
-        async with await box.fork(timeout_s=60.0) as branch:
+            await sandbox.restore(tmp_path / "it.tar", timeout_s=0.1)
+        async with await sandbox.fork(timeout_s=60.0) as branch:
             await branch.python(FOLDERS, timeout_s=300.0)
-        assert (await box.exec("echo said")).stdout == "said\n"
+        assert (await sandbox.exec("echo said")).stdout == "said\n"

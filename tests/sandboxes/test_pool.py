@@ -16,8 +16,8 @@ from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.choose import named
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool, open_pool
-from agentgym.sandboxes.protocol import Box, Sandbox
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import Sandbox, SandboxSpec
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import below, containers_of, wait_for_end
 
 CLIENT = """
@@ -25,9 +25,9 @@ import asyncio, sys
 from agentgym.sandboxes.choose import named
 
 async def main(kind):
-    async with named(kind).open(2) as boxes, boxes.lease() as one, boxes.lease() as two:
-        for box in (one, two):
-            await box.python("import subprocess; p = subprocess.Popen(['sleep', '64.5'], start_new_session=True)")
+    async with named(kind).open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as two:
+        for sandbox in (one, two):
+            await sandbox.python("import subprocess; p = subprocess.Popen(['sleep', '64.5'], start_new_session=True)")
         print("ready", flush=True)
         await one.exec("sleep 64.5", timeout_s=60)
 
@@ -35,52 +35,52 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def test_each_lease_is_clean(sandbox: Sandbox) -> None:
-    async with sandbox.open(1) as boxes:
+async def test_each_lease_is_clean(spec: SandboxSpec) -> None:
+    async with spec.open(1) as sandboxes:
         for i in range(3):
-            async with boxes.lease() as box:
-                assert "NameError" in (await box.python("x")).stderr
-                assert await box.list() == []
-                await box.python(f"x = {i}")
-                await box.write({"f": "x"})
+            async with sandboxes.lease() as sandbox:
+                assert "NameError" in (await sandbox.python("x")).stderr
+                assert await sandbox.list() == []
+                await sandbox.python(f"x = {i}")
+                await sandbox.write({"f": "x"})
 
 
-async def test_leases_run_at_once_and_at_most_size_of_them(sandbox: Sandbox) -> None:
+async def test_leases_run_at_once_and_at_most_size_of_them(spec: SandboxSpec) -> None:
     inside = 0
     most = 0
     full = asyncio.Event()
 
-    async def rollout(boxes: Pool, number: int) -> str:
+    async def rollout(sandboxes: Pool, number: int) -> str:
         nonlocal inside, most
-        async with boxes.lease() as box:
+        async with sandboxes.lease() as sandbox:
             inside += 1
             most = max(most, inside)
             if inside == 3:
                 full.set()
             await full.wait()
-            answer = await box.python(f"x = {number}\nx")
+            answer = await sandbox.python(f"x = {number}\nx")
             inside -= 1
             return answer.stdout
 
-    async with sandbox.open(3) as boxes, asyncio.TaskGroup() as tasks:
-        assert isinstance(boxes, Pool)
-        answers = [tasks.create_task(rollout(boxes, i)) for i in range(12)]
+    async with spec.open(3) as sandboxes, asyncio.TaskGroup() as tasks:
+        assert isinstance(sandboxes, Pool)
+        answers = [tasks.create_task(rollout(sandboxes, i)) for i in range(12)]
     assert most == 3
     assert [answer.result() for answer in answers] == [f"{i}\n" for i in range(12)]
 
 
-async def test_a_cancelled_call_ends_in_the_box_and_the_box_goes_on(sandbox: Sandbox) -> None:
+async def test_a_cancelled_call_ends_in_the_sandbox_and_the_sandbox_goes_on(spec: SandboxSpec) -> None:
     started = asyncio.Event()
-    async with sandbox.open(1) as boxes:
+    async with spec.open(1) as sandboxes:
         for shell in (True, False):
-            async with boxes.lease() as box:
+            async with sandboxes.lease() as sandbox:
 
-                async def run(box: Box = box, shell: bool = shell) -> None:
+                async def run(sandbox: Sandbox = sandbox, shell: bool = shell) -> None:
                     if shell:
                         started.set()
-                        await box.exec("sleep 60", timeout_s=60)
+                        await sandbox.exec("sleep 60", timeout_s=60)
                     else:
-                        await box.python("go()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
+                        await sandbox.python("go()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
 
                 task = asyncio.create_task(run())
                 await started.wait()
@@ -88,39 +88,39 @@ async def test_a_cancelled_call_ends_in_the_box_and_the_box_goes_on(sandbox: San
                 with pytest.raises(asyncio.CancelledError):
                     await task
                 started.clear()
-                assert (await box.python("1")).stdout == "1\n"
+                assert (await sandbox.python("1")).stdout == "1\n"
 
 
-async def test_a_cancelled_rollout_gives_its_box_back_clean(sandbox: Sandbox) -> None:
+async def test_a_cancelled_rollout_gives_its_sandbox_back_clean(spec: SandboxSpec) -> None:
     started = asyncio.Event()
 
-    async def rollout(boxes: Pool) -> None:
-        async with boxes.lease() as box:
-            await box.write({"left": "x"})
-            await box.python("x = 1\ngo()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
+    async def rollout(sandboxes: Pool) -> None:
+        async with sandboxes.lease() as sandbox:
+            await sandbox.write({"left": "x"})
+            await sandbox.python("x = 1\ngo()\nwhile True: pass", functions={"go": started.set}, timeout_s=60)
 
-    async with sandbox.open(1) as boxes:
-        assert isinstance(boxes, Pool)
-        task = asyncio.create_task(rollout(boxes))
+    async with spec.open(1) as sandboxes:
+        assert isinstance(sandboxes, Pool)
+        task = asyncio.create_task(rollout(sandboxes))
         await started.wait()
-        waiting = asyncio.create_task(rollout(boxes))
+        waiting = asyncio.create_task(rollout(sandboxes))
         await asyncio.sleep(0)
         for cancelled in (task, waiting):
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-        async with boxes.lease() as box:
-            assert await box.list() == []
-            assert "NameError" in (await box.python("x")).stderr
+        async with sandboxes.lease() as sandbox:
+            assert await sandbox.list() == []
+            assert "NameError" in (await sandbox.python("x")).stderr
 
 
-async def test_a_cancelled_start_leaves_no_process(sandbox: Sandbox) -> None:
+async def test_a_cancelled_start_leaves_no_process(spec: SandboxSpec) -> None:
     before = set(below(os.getpid()))
-    async with sandbox.open(4) as boxes:
+    async with spec.open(4) as sandboxes:
 
         async def lease() -> None:
-            async with boxes.lease() as box:
-                await box.python("1")
+            async with sandboxes.lease() as sandbox:
+                await sandbox.python("1")
 
         tasks = [asyncio.create_task(lease()) for _ in range(4)]
         for _ in range(3):
@@ -128,8 +128,8 @@ async def test_a_cancelled_start_leaves_no_process(sandbox: Sandbox) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
     assert set(below(os.getpid())) <= before
 
 
@@ -154,24 +154,26 @@ async def test_work_that_cannot_be_undone_is_waited_for_however_often_its_caller
         assert isinstance(cancelled.value.__cause__, ValueError) is fails
 
 
-async def test_a_pool_that_is_cancelled_again_while_it_closes_leaves_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelled at every turn of the loop, from before the ends of its boxes begin until they are done."""
-    ended: list[RemoteBox] = []
-    close = RemoteBox.close
+async def test_a_pool_that_is_cancelled_again_while_it_closes_leaves_no_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cancelled at every turn of the loop, from before the ends of its sandboxes begin until they are done."""
+    ended: list[RemoteSandbox] = []
+    close = RemoteSandbox.close
 
-    async def counted(self: RemoteBox) -> None:
+    async def counted(self: RemoteSandbox) -> None:
         await close(self)
         ended.append(self)
 
-    monkeypatch.setattr(RemoteBox, "close", counted)
+    monkeypatch.setattr(RemoteSandbox, "close", counted)
     idle = asyncio.Event()
 
     async def work() -> None:
-        async with Process(unsafe=True).open(2) as boxes:
-            assert isinstance(boxes, Pool)
-            async with boxes.lease(), boxes.lease():
+        async with Process(unsafe=True).open(2) as sandboxes:
+            assert isinstance(sandboxes, Pool)
+            async with sandboxes.lease(), sandboxes.lease():
                 pass
-            await asyncio.wait(boxes._returning)  # Else the end of a lease would end them.
+            await asyncio.wait(sandboxes._returning)  # Else the end of a lease would end them.
             idle.set()
             await asyncio.Event().wait()
 
@@ -186,29 +188,29 @@ async def test_a_pool_that_is_cancelled_again_while_it_closes_leaves_no_box(monk
     assert set(below(os.getpid())) <= before
 
 
-async def test_closing_leaves_no_process_and_no_folder(sandbox: Sandbox) -> None:
+async def test_closing_leaves_no_process_and_no_folder(spec: SandboxSpec) -> None:
     before = set(below(os.getpid()))
-    async with sandbox.open(2) as boxes, boxes.lease() as one, boxes.lease() as two:
-        for box in (one, two):
-            await box.exec("mkdir -p a/b; touch a/b/c")
-            await box.python("import subprocess; p = subprocess.Popen(['sleep', '65.5'], start_new_session=True)")
+    async with spec.open(2) as sandboxes, sandboxes.lease() as one, sandboxes.lease() as two:
+        for sandbox in (one, two):
+            await sandbox.exec("mkdir -p a/b; touch a/b/c")
+            await sandbox.python("import subprocess; p = subprocess.Popen(['sleep', '65.5'], start_new_session=True)")
         during = set(below(os.getpid())) - before
     assert wait_for_end(sorted(during)) == []
     assert set(below(os.getpid())) <= before
     assert run_folders() == []
 
 
-async def test_a_closed_pool_leases_nothing(sandbox: Sandbox) -> None:
-    async with sandbox.open(1) as boxes, boxes.lease():
+async def test_a_closed_pool_leases_nothing(spec: SandboxSpec) -> None:
+    async with spec.open(1) as sandboxes, sandboxes.lease():
         pass
     with pytest.raises(SandboxError, match="closed"):
-        async with boxes.lease():
+        async with sandboxes.lease():
             pass
 
 
-async def test_a_pool_of_no_boxes_is_a_value_error(sandbox: Sandbox) -> None:
+async def test_a_pool_of_no_sandboxes_is_a_value_error(spec: SandboxSpec) -> None:
     with pytest.raises(ValueError, match="size"):
-        async with sandbox.open(0):
+        async with spec.open(0):
             pass
 
 
@@ -246,8 +248,8 @@ async def test_the_next_client_sweeps_what_a_killed_one_left() -> None:
     if why_not is not None:
         pytest.skip(f"docker: {why_not}")
     test_a_killed_client_leaves_nothing("docker")
-    async with named("docker").open(1) as boxes, boxes.lease() as box:
-        assert (await box.python("1")).ok
+    async with named("docker").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert (await sandbox.python("1")).ok
     client = connect()
     try:
         left = client.containers(all=True, filters={"label": "agentgym.owner"})
@@ -265,45 +267,45 @@ for process in {1, os.getppid()}:
 """What an earlier server named the folders that it lifted out of others."""
 
 
-async def test_no_name_in_a_folder_stands_in_the_way_of_a_reset(sandbox: Sandbox) -> None:
-    async with sandbox.open(1) as boxes:
-        assert isinstance(boxes, Pool)
+async def test_no_name_in_a_folder_stands_in_the_way_of_a_reset(spec: SandboxSpec) -> None:
+    async with spec.open(1) as sandboxes:
+        assert isinstance(sandboxes, Pool)
         for _ in range(3):
-            async with boxes.lease() as box:
-                assert await box.list() == []
-                assert (await box.python(IN_THE_WAY)).ok
-                async with await box.fork() as branch:
+            async with sandboxes.lease() as sandbox:
+                assert await sandbox.list() == []
+                assert (await sandbox.python(IN_THE_WAY)).ok
+                async with await sandbox.fork() as branch:
                     assert (await branch.python(IN_THE_WAY.replace("HOME", "TMPDIR"))).state_lost is False
-        assert (boxes.started, boxes.unclean) == (1, 0)
+        assert (sandboxes.started, sandboxes.unclean) == (1, 0)
 
 
-async def test_a_box_whose_reset_raises_is_ended_and_counted_and_never_one_too_many() -> None:
+async def test_a_sandbox_whose_reset_raises_is_ended_and_counted_and_never_one_too_many() -> None:
     alive = most = 0
 
     async def reset(*, timeout_s: float = 0.0) -> None:
         raise OSError(39, "Directory not empty")
 
-    async def start() -> RemoteBox:
+    async def start() -> RemoteSandbox:
         nonlocal alive, most
         alive += 1  # From the moment on that it is begun.
         most = max(most, alive)
-        box = await Process(unsafe=True)._start()
-        end = box._end
+        sandbox = await Process(unsafe=True)._start()
+        end = sandbox._end
 
         async def ended() -> None:
             nonlocal alive
             await end()
             alive -= 1
 
-        box._end = ended
-        box.reset = reset  # type: ignore[method-assign]
-        return box
+        sandbox._end = ended
+        sandbox.reset = reset  # type: ignore[method-assign]
+        return sandbox
 
-    async with open_pool(start, 2) as boxes:
+    async with open_pool(start, 2) as sandboxes:
 
         async def episode() -> None:
-            async with boxes.lease() as box:
-                assert (await box.python("1")).ok
+            async with sandboxes.lease() as sandbox:
+                assert (await sandbox.python("1")).ok
 
         for _ in range(3):
             async with asyncio.TaskGroup() as tasks:
@@ -311,32 +313,32 @@ async def test_a_box_whose_reset_raises_is_ended_and_counted_and_never_one_too_m
                     tasks.create_task(episode())
     assert most == 2
     assert alive == 0
-    assert boxes.started == boxes.ended == 12
-    assert boxes.unclean >= 10  # Those that were on their way back when the pool closed are only ended.
+    assert sandboxes.started == sandboxes.ended == 12
+    assert sandboxes.unclean >= 10  # Those that were on their way back when the pool closed are only ended.
 
 
 async def test_a_working_folder_in_whose_place_code_has_put_a_file_is_made_anew() -> None:
-    async with named("unsafe").open(1) as boxes:
-        assert isinstance(boxes, Pool)
+    async with named("unsafe").open(1) as sandboxes:
+        assert isinstance(sandboxes, Pool)
         for _ in range(3):
-            async with boxes.lease() as box:
+            async with sandboxes.lease() as sandbox:
                 home = "import os; home = os.environ['HOME']; os.chdir('/'); os.rmdir(home); open(home, 'w').close()"
-                assert (await box.python(home)).ok
-        async with boxes.lease() as box:
-            assert await box.list() == []
-            assert (boxes.started, boxes.ended, boxes.unclean) == (1, 0, 0)
+                assert (await sandbox.python(home)).ok
+        async with sandboxes.lease() as sandbox:
+            assert await sandbox.list() == []
+            assert (sandboxes.started, sandboxes.ended, sandboxes.unclean) == (1, 0, 0)
 
 
-async def test_an_idle_box_keeps_its_place_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_sandbox_keeps_its_place_until_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, go_on = asyncio.Event(), asyncio.Event()
     alive = most = 0
 
-    async def start() -> RemoteBox:
+    async def start() -> RemoteSandbox:
         nonlocal alive, most
         alive += 1  # From the moment on that it is begun.
         most = max(most, alive)
-        box = await Process(unsafe=True)._start()
-        end = box._end
+        sandbox = await Process(unsafe=True)._start()
+        end = sandbox._end
 
         async def ended() -> None:
             nonlocal alive
@@ -345,21 +347,21 @@ async def test_an_idle_box_keeps_its_place_until_it_is_gone(monkeypatch: pytest.
             await end()
             alive -= 1
 
-        box._end = ended
-        return box
+        sandbox._end = ended
+        return sandbox
 
-    async with open_pool(start, 1) as boxes:
-        async with boxes.lease():
+    async with open_pool(start, 1) as sandboxes:
+        async with sandboxes.lease():
             pass
-        while boxes._returning:
-            await asyncio.wait(boxes._returning)
+        while sandboxes._returning:
+            await asyncio.wait(sandboxes._returning)
         monkeypatch.setattr(pools, "IDLE_S", -1.0)
-        tending = asyncio.create_task(boxes.maintain())
+        tending = asyncio.create_task(sandboxes.maintain())
         await ending.wait()
 
         async def lease() -> None:
-            async with boxes.lease() as box:
-                assert (await box.python("1")).ok
+            async with sandboxes.lease() as sandbox:
+                assert (await sandbox.python("1")).ok
 
         leasing = asyncio.create_task(lease())
         for _ in range(5):

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from agentgym.sandboxes.local.local import Process
-from agentgym.sandboxes.protocol import Box, Boxes, ExecResult, Sandbox, Verdict
+from agentgym.sandboxes.protocol import ExecResult, Sandbox, SandboxPool, SandboxSpec, Verdict
 from agentgym.testing import check_sandbox
 from agentgym.testing.sandbox_checks.check import CHECKS, POOL
 from tests.sandboxes.conftest import make
@@ -19,22 +19,22 @@ from tests.sandboxes.conftest import make
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_every_sandbox_of_ours_holds_the_contract(sandbox: Sandbox) -> None:
-    await check_sandbox(sandbox)
+async def test_every_sandbox_of_ours_holds_the_contract(spec: SandboxSpec) -> None:
+    await check_sandbox(spec)
 
 
-async def test_boxes_with_a_network_hold_the_contract() -> None:
+async def test_sandboxes_with_a_network_hold_the_contract() -> None:
     await check_sandbox(make("bubblewrap", network="loopback"))
 
 
 @pytest.mark.slow
 @pytest.mark.docker
-async def test_boxes_under_gvisor_hold_the_contract() -> None:
+async def test_sandboxes_under_gvisor_hold_the_contract() -> None:
     await check_sandbox(make("runsc"))
 
 
 class Nothing:
-    """A box whose calls all do nothing."""
+    """A sandbox whose calls all do nothing."""
 
     digest = "nothing"
 
@@ -56,7 +56,7 @@ def no_answer(*_: object, **__: object) -> None:
 
 
 DOES_NOTHING: dict[str, Callable[..., Any]] = {
-    name: nothing for name in vars(Box) if not name.startswith("_") and name != "digest"
+    name: nothing for name in vars(Sandbox) if not name.startswith("_") and name != "digest"
 } | {"start": no_block, "shell": no_block, "port": no_block, "requests": no_answer, "service": no_answer}
 
 
@@ -64,7 +64,7 @@ DOES_NOTHING: dict[str, Callable[..., Any]] = {
 class Provider:
     """A pool that makes no difference between its leases, its size and its end."""
 
-    box: Any
+    sandbox: Any
 
     @asynccontextmanager
     async def open(self, size: int) -> AsyncIterator["Provider"]:
@@ -72,10 +72,10 @@ class Provider:
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Any]:
-        yield self.box
+        yield self.sandbox
 
 
-async def test_a_provider_that_does_nothing_breaks_every_promise_of_a_box_and_of_a_pool() -> None:
+async def test_a_provider_that_does_nothing_breaks_every_promise_of_a_sandbox_and_of_a_pool() -> None:
     with pytest.raises(AssertionError, match="Provider breaks what it owes") as raised:
         await check_sandbox(Provider(Nothing()))
     lines = str(raised.value).splitlines()[1:]
@@ -92,22 +92,22 @@ async def test_a_provider_that_hangs_is_named_and_the_next_check_begins() -> Non
     assert "\nshell: " in str(raised.value)
 
 
-async def test_there_is_a_check_for_every_method_of_a_box() -> None:
+async def test_there_is_a_check_for_every_method_of_a_sandbox() -> None:
     assert set(CHECKS) >= {*DOES_NOTHING, "digest"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool() -> AsyncIterator[Boxes]:
+async def pool() -> AsyncIterator[SandboxPool]:
     async with Process(unsafe=True).open(1) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("name", DOES_NOTHING)
-async def test_one_method_that_does_nothing_is_found_by_its_check(pool: Boxes, name: str) -> None:
-    async with pool.lease() as box:
-        setattr(box, name, DOES_NOTHING[name])
+async def test_one_method_that_does_nothing_is_found_by_its_check(pool: SandboxPool, name: str) -> None:
+    async with pool.lease() as sandbox:
+        setattr(sandbox, name, DOES_NOTHING[name])
         with pytest.raises((AssertionError, TypeError, AttributeError, OSError)):
-            await CHECKS[name](box)
+            await CHECKS[name](sandbox)
 
 
 Call = Callable[..., Any]
@@ -190,8 +190,8 @@ def keeps_nothing_out(call: Call) -> Call:
 
 def shares(call: Call) -> Call:
     async def fork(**_: object) -> Any:
-        box = call.__self__  # type: ignore[attr-defined]
-        return await box_that_is_its_own_branch(box)
+        sandbox = call.__self__  # type: ignore[attr-defined]
+        return await sandbox_that_is_its_own_branch(sandbox)
 
     return fork
 
@@ -205,13 +205,13 @@ def blanks_branches(call: Call) -> Call:
     return fork
 
 
-async def box_that_is_its_own_branch(box: Any) -> Any:
+async def sandbox_that_is_its_own_branch(sandbox: Any) -> Any:
     class Same:
         def __getattr__(self, name: str) -> Any:
-            return getattr(box, name)
+            return getattr(sandbox, name)
 
         async def __aenter__(self) -> Any:
-            return box
+            return sandbox
 
         async def __aexit__(self, *_: object) -> None:
             return None
@@ -259,7 +259,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         "read",
         "read",
         plain_errors,
-        "a missing file: a BoxContentError is promised, got",
+        "a missing file: a SandboxContentError is promised, got",
     ),
     "get has no limit": ("get", "get", without("limit"), "get over the limit: ValueError is promised, got the answer"),
     "what is left out is not said": (
@@ -276,30 +276,36 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         empties_first,
         "the files after it: ['f', 'g', 'there/'] is",
     ),
-    "a branch is the box itself": ("fork", "fork", shares, "a file beside a branch: b'before' is promised, got b'br"),
+    "a branch is the sandbox itself": (
+        "fork",
+        "fork",
+        shares,
+        "a file beside a branch: b'before' is promised, got b'br",
+    ),
     "a branch has zeros": ("fork", "fork", blanks_branches, "a large file that a branch has from before: b'\\x00\\x01"),
     "any port is lent": ("port", "port", always_open, "a LocalAddress is promised, got None"),
 }
 
 
 @pytest.mark.parametrize("what", SPOILED)
-async def test_a_broken_promise_is_named(pool: Boxes, what: str) -> None:
+async def test_a_broken_promise_is_named(pool: SandboxPool, what: str) -> None:
     check, name, spoil, said = SPOILED[what]
-    async with pool.lease() as box:
-        setattr(box, name, spoil(getattr(box, name)))
+    async with pool.lease() as sandbox:
+        setattr(sandbox, name, spoil(getattr(sandbox, name)))
         with pytest.raises(AssertionError) as raised:
-            await CHECKS[check](box)
+            await CHECKS[check](sandbox)
         assert said in str(raised.value), str(raised.value)
 
 
 @dataclass
 class Careless:
-    """Boxes of plain processes whose pool lets two leases have one box, and keeps boxes past their lease."""
+    """SandboxPool of plain processes whose pool lets two leases have one sandbox, and keeps sandboxes past their
+    lease."""
 
     @asynccontextmanager
-    async def open(self, size: int) -> AsyncIterator[Boxes]:
-        async with Process(unsafe=True).open(max(size, 1)) as opened, opened.lease() as box:
-            yield Provider(box)
+    async def open(self, size: int) -> AsyncIterator[SandboxPool]:
+        async with Process(unsafe=True).open(max(size, 1)) as opened, opened.lease() as sandbox:
+            yield Provider(sandbox)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +313,7 @@ class Careless:
     [
         ("open", r"open\(0\): ValueError is promised, got the answer None"),
         ("lease", r"the files of the next lease: \[\] is promised, got \['left'\]"),
-        ("close", "a call of a box after its lease: ClosedError is promised, got the answer ExecResult"),
+        ("close", "a call of a sandbox after its lease: ClosedError is promised, got the answer ExecResult"),
     ],
 )
 async def test_a_careless_pool_is_named(name: str, said: str) -> None:

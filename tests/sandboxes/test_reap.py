@@ -1,4 +1,4 @@
-"""What has ended in a box is collected, and who collects it is asked only where there is something."""
+"""What has ended in a sandbox is collected, and who collects it is asked only where there is something."""
 
 import os
 from collections.abc import Iterator
@@ -42,21 +42,21 @@ def wakings(pid: int) -> int:
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="this kernel does not list children"
 )
 async def test_a_call_that_leaves_no_process_wakes_nobody_but_its_worker_and_supervisor() -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
-        await box.python("1")
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await sandbox.python("1")
         first = max(descendants(os.getpid()), key=depth)
         assert depth(first) > 1
         before = wakings(first)
         for _ in range(20):
-            await box.python("1")
+            await sandbox.python("1")
         assert wakings(first) - before <= 1
         for _ in range(5):  # Two that end at once may wake it once.
-            await box.python(LEAVES_ZOMBIES)
-        await box.python("1")
+            await sandbox.python(LEAVES_ZOMBIES)
+        await sandbox.python("1")
         assert wakings(first) - before > 1
 
 
 async def test_what_a_call_left_dead_is_collected_at_its_end() -> None:
-    async with make("bubblewrap").open(1) as boxes, boxes.lease() as box:
-        await box.python(LEAVES_ZOMBIES)
-        assert (await box.python(ZOMBIES)).stdout == "0\n"
+    async with make("bubblewrap").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await sandbox.python(LEAVES_ZOMBIES)
+        assert (await sandbox.python(ZOMBIES)).stdout == "0\n"

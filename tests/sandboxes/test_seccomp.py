@@ -1,4 +1,4 @@
-"""The filter of system calls: what it refuses in a box, and that its two forms say the same."""
+"""The filter of system calls: what it refuses in a sandbox, and that its two forms say the same."""
 
 import json
 import platform
@@ -9,9 +9,9 @@ import pytest
 from agentgym.errors import SandboxError
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.docker.docker import Docker, why_no_docker
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 
-IN_A_BOX = platform.machine() == "x86_64"
+IN_A_SANDBOX = platform.machine() == "x86_64"
 MACHINE, TABLE = seccomp.MACHINES.get(platform.machine(), seccomp.MACHINES["x86_64"])
 NUMBERS = seccomp.numbers(TABLE)
 NAMESPACES = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
@@ -95,7 +95,7 @@ def test_no_socket_gives_a_descriptor_of_the_process_at_its_other_end(name: str)
 
 
 def test_no_socket_manages_flow_labels() -> None:
-    """They outlive their sockets: the next episode of a box with a network would read them."""
+    """They outlive their sockets: the next episode of a sandbox with a network would read them."""
     program = seccomp.program(network=True)
     for option in range(128):
         expected = seccomp.ERRNO | seccomp.ENOPROTOOPT if option == 32 else seccomp.ALLOW
@@ -130,17 +130,19 @@ def opens(family):
 """
 
 
-@pytest.mark.skipif(not IN_A_BOX, reason="the numbers are x86-64's")
-async def test_a_box_refuses_what_reaches_into_the_kernel(isolated: Sandbox) -> None:
-    async with isolated.open(1) as boxes, boxes.lease() as box:
+@pytest.mark.skipif(not IN_A_SANDBOX, reason="the numbers are x86-64's")
+async def test_a_sandbox_refuses_what_reaches_into_the_kernel(isolated: SandboxSpec) -> None:
+    async with isolated.open(1) as sandboxes, sandboxes.lease() as sandbox:
         numbers = {name: NUMBERS[name] for name in REFUSED}
         allowed = f"[n for n, k in {numbers!r}.items() if not refused(k, -1, 0, 0, 0, 0, 0)]"
         code = CALL.format(expected=EPERM) + allowed
-        assert (await box.python(code)).stdout == "[]\n"
-        assert (await box.python("[f for f in range(46) if opens(f)]")).stdout == "[1]\n"
+        assert (await sandbox.python(code)).stdout == "[]\n"
+        assert (await sandbox.python("[f for f in range(46) if opens(f)]")).stdout == "[1]\n"
         cloned = f"all(refused({NUMBERS['clone']}, flag | 17, 0, 0, 0, 0) for flag in {NAMESPACES})"
-        assert (await box.python(cloned)).stdout == "True\n"
-        assert (await box.python(f"refused({NUMBERS['clone3']}, 0, 0), ctypes.get_errno()")).stdout == "(False, 38)\n"
+        assert (await sandbox.python(cloned)).stdout == "True\n"
+        assert (
+            await sandbox.python(f"refused({NUMBERS['clone3']}, 0, 0), ctypes.get_errno()")
+        ).stdout == "(False, 38)\n"
 
 
 WORKS = """
@@ -162,9 +164,9 @@ print('all')
 """
 
 
-async def test_the_standard_library_works_under_the_filter(isolated: Sandbox) -> None:
-    async with isolated.open(1) as boxes, boxes.lease() as box:
-        result = await box.python(WORKS, timeout_s=30)
+async def test_the_standard_library_works_under_the_filter(isolated: SandboxSpec) -> None:
+    async with isolated.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        result = await sandbox.python(WORKS, timeout_s=30)
         assert (result.stdout, result.stderr) == ("all\n", "")
 
 
@@ -174,9 +176,9 @@ async def test_a_network_opens_the_internets_families_and_no_others() -> None:
     if why_not is not None:
         pytest.skip(f"docker: {why_not}")
     try:
-        async with Docker(network="bridge").open(1) as boxes, boxes.lease() as box:
-            await box.python(CALL.format(expected=EPERM))
-            assert (await box.python("[f for f in range(46) if opens(f)]")).stdout == "[1, 2, 10]\n"
+        async with Docker(network="bridge").open(1) as sandboxes, sandboxes.lease() as sandbox:
+            await sandbox.python(CALL.format(expected=EPERM))
+            assert (await sandbox.python("[f for f in range(46) if opens(f)]")).stdout == "[1, 2, 10]\n"
     except SandboxError as error:
         if "network" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""Settings of boxes and pools: what makes no sense is refused by name, before anything is started."""
+"""Settings of sandboxes and pools: what makes no sense is refused by name, before anything is started."""
 
 import math
 from collections.abc import Callable
@@ -18,21 +18,21 @@ def shop(name: str = "shop", ready: str | None = None) -> ag.Docker:
     return ag.Docker(network="loopback", services={name: ag.Service(image="x", ready=ready)})
 
 
-KINDS: list[Callable[..., Any]] = [ag.Docker, ag.Bubblewrap, ag.AnyBox]
+KINDS: list[Callable[..., Any]] = [ag.Docker, ag.Bubblewrap, ag.AnySandbox]
 NUMBERS = ["memory_mb", "disk_mb", "pids"]
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, math.nan, "3", True, None])
-@pytest.mark.parametrize("sandbox", [ag.Docker(), ag.Bubblewrap(), ag.AnyBox(), ag.Process(unsafe=True)], ids=repr)
-def test_a_size_that_is_no_number_of_boxes_is_refused_before_anything_is_opened(sandbox: Any, size: Any) -> None:
-    with pytest.raises(ValueError, match=f"size: must be a whole number of boxes of at least 1, got {size!r}"):
-        sandbox.open(size)
+@pytest.mark.parametrize("spec", [ag.Docker(), ag.Bubblewrap(), ag.AnySandbox(), ag.Process(unsafe=True)], ids=repr)
+def test_a_size_that_is_no_number_of_sandboxes_is_refused_before_anything_is_opened(spec: Any, size: Any) -> None:
+    with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes of at least 1, got {size!r}"):
+        spec.open(size)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, math.nan, "512", True])
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bound_of_boxes_is_a_whole_number_above_0(kind: Callable[..., Any], name: str, value: Any) -> None:
+def test_a_bound_of_sandboxes_is_a_whole_number_above_0(kind: Callable[..., Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}: must be .*, got "):
         kind(**{name: value})
 
@@ -61,7 +61,7 @@ def test_a_setting_of_another_type_is_refused_by_name(kind: Callable[..., Any], 
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: ag.AnyBox(kind="podman"), "kind: must be 'auto', 'docker', 'bubblewrap' or 'unsafe'"),  # type: ignore[arg-type]
+        (lambda: ag.AnySandbox(kind="podman"), "kind: must be 'auto', 'docker', 'bubblewrap' or 'unsafe'"),  # type: ignore[arg-type]
         (lambda: ag.Bubblewrap(python=3), "python: must be"),  # type: ignore[arg-type]
         (lambda: ag.Docker(cpus=math.nan), "cpus: must be a finite number"),
         (lambda: ag.Docker(cpus=0), "cpus: must be above 0"),
@@ -82,7 +82,7 @@ def test_a_setting_of_another_type_is_refused_by_name(kind: Callable[..., Any], 
         (lambda: ag.Docker(memory_mb=1), "memory_mb: must be at least 32"),
         (lambda: ag.Bubblewrap(memory_mb=1), "memory_mb: must be at least 32"),
         (lambda: shop(ready="http://shpo:8000/"), r"services\['shop'\].ready: 'shpo' is no service; they are 'shop'"),
-        (lambda: shop(name="localhost"), "services: 'localhost' is the name of the box itself"),
+        (lambda: shop(name="localhost"), "services: 'localhost' is the name of the sandbox itself"),
         (lambda: ag.Allow(3), "hosts: 3 is no text"),  # type: ignore[arg-type]
         (lambda: ag.Allow("a.org", mb=math.nan), "mb: must be a whole number"),  # type: ignore[arg-type]
         (lambda: ag.Allow("a.org", requests=0), "requests: must be a whole number"),
@@ -96,7 +96,7 @@ def test_each_kind_of_setting_is_checked(make: Callable[[], object], name: str) 
 OPTIONS: dict[str, Callable[[], object]] = {
     "pip.0": lambda: ag.Docker(pip=("-r/etc/shadow",)),
     "pip.1": lambda: ag.Bubblewrap(pip=("numpy", "--index-url=http://x/")),
-    "pip.0 of AnyBox": lambda: ag.AnyBox(pip=[" -e/x"]),  # type: ignore[arg-type]
+    "pip.0 of AnySandbox": lambda: ag.AnySandbox(pip=[" -e/x"]),  # type: ignore[arg-type]
     "apt.0": lambda: ag.Docker(apt=("-oAPT::Update::Pre-Invoke::=id",)),
     "image": lambda: ag.Docker(image="--privileged"),
     "network": lambda: ag.Docker(network="--host"),
@@ -131,10 +131,10 @@ REFUSALS = {
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_an_engine_refuses_is_said_by_the_name_of_its_setting(name: str) -> None:
-    sandbox, said = REFUSALS[name]
+    spec, said = REFUSALS[name]
     with (
         pytest.raises(SandboxError, match=f"^{name}: .* is refused: the Docker engine: {said}"),
-        named_refusals(sandbox),
+        named_refusals(spec),
     ):
         raise SandboxError(f"the Docker engine: {said}")
 

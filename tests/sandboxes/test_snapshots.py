@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.sandboxes.fake.box import FakeBox
-from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
 from tests.sandboxes.conftest import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,62 +37,66 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def shown(box: Box) -> list[str]:
-    done = await box.exec(SHOW)
+async def shown(sandbox: Sandbox) -> list[str]:
+    done = await sandbox.exec(SHOW)
     return done.stdout.splitlines()
 
 
-async def test_a_snapshot_is_restored_exactly(box: Box, tmp_path: Path) -> None:
-    assert (await box.exec(MAKE)).ok
-    before = await shown(box)
+async def test_a_snapshot_is_restored_exactly(sandbox: Sandbox, tmp_path: Path) -> None:
+    assert (await sandbox.exec(MAKE)).ok
+    before = await shown(sandbox)
     assert len(before) > 8
-    await box.snapshot(tmp_path / "it.tar")
+    await sandbox.snapshot(tmp_path / "it.tar")
     assert names_in(tmp_path) == ["it.tar"]
-    assert await shown(box) == before
-    await box.exec("rm -rf folder large; echo later > later")
-    await box.restore(tmp_path / "it.tar")
-    assert await shown(box) == before
-    assert (await box.exec("chmod 700 closed; chmod 600 closed/file; cat closed/file; test -e pipe")).stdout == "secret"
-    assert (await box.exec("stat -c %a closed folder/file; test folder/file -ef folder/again")).ok
+    assert await shown(sandbox) == before
+    await sandbox.exec("rm -rf folder large; echo later > later")
+    await sandbox.restore(tmp_path / "it.tar")
+    assert await shown(sandbox) == before
+    assert (
+        await sandbox.exec("chmod 700 closed; chmod 600 closed/file; cat closed/file; test -e pipe")
+    ).stdout == "secret"
+    assert (await sandbox.exec("stat -c %a closed folder/file; test folder/file -ef folder/again")).ok
 
 
-async def test_a_snapshot_is_restored_in_another_kind_of_box(tmp_path: Path) -> None:
+async def test_a_snapshot_is_restored_in_another_kind_of_sandbox(tmp_path: Path) -> None:
     one, other = make("bubblewrap"), make("unsafe")
-    async with one.open(1) as pool, pool.lease() as box:
-        await box.exec(MAKE)
-        before = await shown(box)
-        await box.snapshot(tmp_path / "it.tar")
-    async with other.open(1) as pool, pool.lease() as box:
-        await box.restore(tmp_path / "it.tar")
-        assert await shown(box) == before
+    async with one.open(1) as pool, pool.lease() as sandbox:
+        await sandbox.exec(MAKE)
+        before = await shown(sandbox)
+        await sandbox.snapshot(tmp_path / "it.tar")
+    async with other.open(1) as pool, pool.lease() as sandbox:
+        await sandbox.restore(tmp_path / "it.tar")
+        assert await shown(sandbox) == before
 
 
-async def test_a_snapshot_of_a_branch_is_of_the_branch(box: Box, tmp_path: Path) -> None:
-    await box.write({"f": "trunk"})
-    async with await box.fork() as branch:
+async def test_a_snapshot_of_a_branch_is_of_the_branch(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.write({"f": "trunk"})
+    async with await sandbox.fork() as branch:
         await branch.write({"f": "branch"})
         await branch.snapshot(tmp_path / "branch.tar")
-        await box.snapshot(tmp_path / "trunk.tar")
+        await sandbox.snapshot(tmp_path / "trunk.tar")
         await branch.restore(tmp_path / "trunk.tar")
         assert await branch.read("f") == b"trunk"
-    await box.restore(tmp_path / "branch.tar")
-    assert await box.read("f") == b"branch"
+    await sandbox.restore(tmp_path / "branch.tar")
+    assert await sandbox.read("f") == b"branch"
 
 
-async def test_a_session_goes_on_after_a_snapshot_and_what_runs_is_stopped_meanwhile(box: Box, tmp_path: Path) -> None:
+async def test_a_session_goes_on_after_a_snapshot_and_what_runs_is_stopped_meanwhile(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     code = (
         "import threading\nrunning = True\ndef write():\n    while running:\n        open('f', 'w').write('x' * 9999)\n"
     )
-    await box.python(code + "threading.Thread(target=write, daemon=True).start()")
+    await sandbox.python(code + "threading.Thread(target=write, daemon=True).start()")
     for number in range(5):
-        await box.snapshot(tmp_path / f"{number}.tar")
-    assert (await box.python("running = False\nrunning")).stdout == "False\n"
+        await sandbox.snapshot(tmp_path / f"{number}.tar")
+    assert (await sandbox.python("running = False\nrunning")).stdout == "False\n"
 
 
-async def test_a_program_in_the_background_is_fed_during_a_snapshot(box: Box, tmp_path: Path) -> None:
-    await box.exec("head -c 30000000 /dev/urandom > f")
-    async with box.start(["cat"]) as process:
-        call = asyncio.create_task(box.snapshot(tmp_path / "it.tar"))
+async def test_a_program_in_the_background_is_fed_during_a_snapshot(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("head -c 30000000 /dev/urandom > f")
+    async with sandbox.start(["cat"]) as process:
+        call = asyncio.create_task(sandbox.snapshot(tmp_path / "it.tar"))
         while not names_in(tmp_path):  # noqa: ASYNC110
             await asyncio.sleep(0)
         await process.write("hello")
@@ -136,15 +140,17 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(isolated_box: Box, tmp_path: Path, what: str) -> None:
-    await isolated_box.write({"f": "old"})
+async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(
+    isolated_sandbox: Sandbox, tmp_path: Path, what: str
+) -> None:
+    await isolated_sandbox.write({"f": "old"})
     (tmp_path / "it.tar").write_bytes(HOSTILE[what]())
     with pytest.raises(ValueError, match=r"."):
-        await isolated_box.restore(tmp_path / "it.tar")
-    assert await isolated_box.list() == []
-    found = await isolated_box.exec("find / -name '*wicked*' -not -path '/proc/*' 2>/dev/null; ls -A /dev/shm")
+        await isolated_sandbox.restore(tmp_path / "it.tar")
+    assert await isolated_sandbox.list() == []
+    found = await isolated_sandbox.exec("find / -name '*wicked*' -not -path '/proc/*' 2>/dev/null; ls -A /dev/shm")
     assert found.stdout == ""
-    assert (await isolated_box.python("1 + 1")).stdout == "2\n"
+    assert (await isolated_sandbox.python("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.parametrize(
@@ -160,34 +166,34 @@ async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(isolated_box: 
     ],
 )
 async def test_a_file_that_is_no_snapshot_is_named_and_the_folder_stays(
-    box: Box, tmp_path: Path, content: bytes | None, why: str
+    sandbox: Sandbox, tmp_path: Path, content: bytes | None, why: str
 ) -> None:
     path = tmp_path / "it.tar"
     if content is None:
         path.mkdir()
     else:
         path.write_bytes(content)
-    fake = FakeBox(files={"f": "old"})
-    await box.write({"f": "old"})
-    for each in (box, fake):
+    fake = FakeSandbox(files={"f": "old"})
+    await sandbox.write({"f": "old"})
+    for each in (sandbox, fake):
         with pytest.raises(ValueError, match=rf"path: '.*it.tar' is no snapshot: {why}; make one with"):
             await each.restore(path)
         assert await each.read("f") == b"old"
 
 
-async def test_an_empty_folder_has_a_snapshot(box: Box, tmp_path: Path) -> None:
-    await box.snapshot(tmp_path / "it.tar")
-    await box.write({"f": "x"})
-    await box.restore(tmp_path / "it.tar")
-    assert await box.list() == []
+async def test_an_empty_folder_has_a_snapshot(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.snapshot(tmp_path / "it.tar")
+    await sandbox.write({"f": "x"})
+    await sandbox.restore(tmp_path / "it.tar")
+    assert await sandbox.list() == []
 
 
-async def test_a_snapshot_over_its_limit_leaves_no_file(box: Box, tmp_path: Path) -> None:
-    await box.exec("head -c 3000000 /dev/zero > f; truncate -s 100000000 sparse")
+async def test_a_snapshot_over_its_limit_leaves_no_file(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("head -c 3000000 /dev/zero > f; truncate -s 100000000 sparse")
     with pytest.raises(ValueError, match="the snapshot has over 2097152 bytes"):
-        await box.snapshot(tmp_path / "it.tar", limit=2 << 20)
+        await sandbox.snapshot(tmp_path / "it.tar", limit=2 << 20)
     assert names_in(tmp_path) == []
-    assert (await box.exec("wc -c < f")).stdout == "3000000\n"
+    assert (await sandbox.exec("wc -c < f")).stdout == "3000000\n"
 
 
 def is_written_in(folder: Path) -> bool:
@@ -199,48 +205,50 @@ def is_written_in(folder: Path) -> bool:
     return False
 
 
-async def test_a_snapshot_that_is_cancelled_leaves_no_file_and_the_box_goes_on(box: Box, tmp_path: Path) -> None:
-    await box.exec("head -c 30000000 /dev/urandom > f")
-    call = asyncio.create_task(box.snapshot(tmp_path / "it.tar"))
+async def test_a_snapshot_that_is_cancelled_leaves_no_file_and_the_sandbox_goes_on(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    await sandbox.exec("head -c 30000000 /dev/urandom > f")
+    call = asyncio.create_task(sandbox.snapshot(tmp_path / "it.tar"))
     while not is_written_in(tmp_path):  # noqa: ASYNC110
         await asyncio.sleep(0)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     assert names_in(tmp_path) == []
-    assert (await box.exec("wc -c < f")).stdout == "30000000\n"
+    assert (await sandbox.exec("wc -c < f")).stdout == "30000000\n"
 
 
-async def test_a_folder_that_is_too_deep_is_refused(box: Box, tmp_path: Path) -> None:
-    await box.python("import os\nfor _ in range(110):\n    os.mkdir('d'); os.chdir('d')")
+async def test_a_folder_that_is_too_deep_is_refused(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.python("import os\nfor _ in range(110):\n    os.mkdir('d'); os.chdir('d')")
     with pytest.raises(ValueError, match="over 100 folders deep"):
-        await box.snapshot(tmp_path / "it.tar")
+        await sandbox.snapshot(tmp_path / "it.tar")
     assert names_in(tmp_path) == []
 
 
-async def test_names_of_a_box_are_never_names_of_this_machine(isolated: Sandbox, tmp_path: Path) -> None:
-    """A box whose server lies sends a tar file like any other: it is stored, and never unpacked here."""
-    async with isolated.open(1) as boxes, boxes.lease() as box:
-        await box.exec("mkdir -p a; ln -s / a/root")
-        await box.snapshot(tmp_path / "it.tar")
+async def test_names_of_a_sandbox_are_never_names_of_this_machine(isolated: SandboxSpec, tmp_path: Path) -> None:
+    """A sandbox whose server lies sends a tar file like any other: it is stored, and never unpacked here."""
+    async with isolated.open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await sandbox.exec("mkdir -p a; ln -s / a/root")
+        await sandbox.snapshot(tmp_path / "it.tar")
     assert names_in(tmp_path) == ["it.tar"]
     with tarfile.open(tmp_path / "it.tar") as archive:
         assert archive.getnames() == ["a", "a/root"]
 
 
 async def test_a_branch_shares_open_files_and_shared_memory_with_its_session_and_a_snapshot_nothing(
-    boxes: Boxes, tmp_path: Path
+    sandboxes: SandboxPool, tmp_path: Path
 ) -> None:
-    async with boxes.lease() as box:
+    async with sandboxes.lease() as sandbox:
         code = "import mmap, os\nfile = open('f', 'w+')\nfile.write('abc'); file.flush()\nshared = mmap.mmap(-1, 1)"
-        await box.python(code)
-        await box.snapshot(tmp_path / "it.tar")
-        async with await box.fork() as branch:
+        await sandbox.python(code)
+        await sandbox.snapshot(tmp_path / "it.tar")
+        async with await sandbox.fork() as branch:
             await branch.python("_ = file.seek(0, os.SEEK_END); file.write('def'); file.flush()\nshared[0] = 7")
-            assert (await box.exec("cat f")).stdout == "abcdef"
-            assert (await box.python("shared[0]")).stdout == "7\n"
+            assert (await sandbox.exec("cat f")).stdout == "abcdef"
+            assert (await sandbox.python("shared[0]")).stdout == "7\n"
             assert await branch.read("f") == b"abc"
-        await box.restore(tmp_path / "it.tar")
-        await box.python("file.write('ghi'); file.flush()")
-        assert await box.read("f") == b"abc"
+        await sandbox.restore(tmp_path / "it.tar")
+        await sandbox.python("file.write('ghi'); file.flush()")
+        assert await sandbox.read("f") == b"abc"
     assert os.path.getsize(tmp_path / "it.tar") < 1 << 20  # noqa: PTH202, ASYNC240

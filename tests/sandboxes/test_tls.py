@@ -1,4 +1,4 @@
-"""Boxes of an engine that speaks TLS only, and only to clients with a certificate."""
+"""SandboxPool of an engine that speaks TLS only, and only to clients with a certificate."""
 
 import shutil
 import socket
@@ -82,19 +82,19 @@ def secured() -> Iterator[Secured]:
 
 @pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 @pytest.mark.parametrize("verify", ["1", ""])
-async def test_a_box_works_over_tls(secured: Secured, verify: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sandbox_works_over_tls(secured: Secured, verify: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", secured.host)
     monkeypatch.setenv("DOCKER_TLS_VERIFY", verify)
     monkeypatch.setenv("DOCKER_CERT_PATH", str(secured.known))
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", ssl.get_default_verify_paths().openssl_cafile)
-    async with Docker().open(1) as boxes:
-        async with boxes.lease() as box:
-            assert (await box.python("x = 'a'\nprint(x * 100_000)")).truncated
-            await box.write({"f": bytes(range(256)) * 4096})
-            assert await box.read("f", limit=1 << 20) == bytes(range(256)) * 4096
-            assert (await box.python("f()", functions={"f": lambda: 3})).stdout == "3\n"
-        async with boxes.lease() as box:
-            assert await box.list() == []
+    async with Docker().open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("x = 'a'\nprint(x * 100_000)")).truncated
+            await sandbox.write({"f": bytes(range(256)) * 4096})
+            assert await sandbox.read("f", limit=1 << 20) == bytes(range(256)) * 4096
+            assert (await sandbox.python("f()", functions={"f": lambda: 3})).stdout == "3\n"
+        async with sandboxes.lease() as sandbox:
+            assert await sandbox.list() == []
     client = connect()
     try:
         assert client.containers(all=True) == []

@@ -1,4 +1,5 @@
-"""Hidden tests over the files of a box: right ones pass, wrong ones fail, and tricks of the tested code do not help."""
+"""Hidden tests over the files of a sandbox: right ones pass, wrong ones fail, and tricks of the tested code do not
+help."""
 
 import asyncio
 import importlib.machinery
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
 from agentgym.sandboxes.hidden_tests.judging import Judging
 from agentgym.sandboxes.hidden_tests.verify import program, verify
-from agentgym.sandboxes.protocol import Box, ExecResult, HiddenTests, Verdict
+from agentgym.sandboxes.protocol import ExecResult, HiddenTests, Sandbox, Verdict
 from tests.sandboxes.conftest import make, others_slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -127,64 +128,64 @@ PYTEST_CHEATS: dict[str, dict[str, str | bytes]] = {
 """By what they do: the files that a cheat leaves."""
 
 
-async def verified(box: Box, solution: str, **given: Any) -> Verdict:
-    await box.write({"solution.py": solution})
-    return await box.verify(**given)
+async def verified(sandbox: Sandbox, solution: str, **given: Any) -> Verdict:
+    await sandbox.write({"solution.py": solution})
+    return await sandbox.verify(**given)
 
 
-async def test_each_test_function_is_a_case(box: Box) -> None:
-    verdict = await verified(box, RIGHT, code=TESTS)
+async def test_each_test_function_is_a_case(sandbox: Sandbox) -> None:
+    verdict = await verified(sandbox, RIGHT, code=TESTS)
     assert verdict.cases == {"test_small": None, "test_zero": None, "test_negative": None}
     assert verdict.ok
     assert verdict.fraction == 1.0
-    verdict = await verified(box, WRONG, code=TESTS)
+    verdict = await verified(sandbox, WRONG, code=TESTS)
     assert (verdict.passed, verdict.total, verdict.ok) == (1, 3, False)
     assert "AssertionError" in str(verdict.cases["test_small"])
 
 
-async def test_values_are_compared_on_the_host(box: Box) -> None:
-    assert (await verified(box, RIGHT, code="from solution import add", expect=VALUES)).ok
-    verdict = await verified(box, WRONG, code="from solution import add", expect=VALUES)
+async def test_values_are_compared_on_the_host(sandbox: Sandbox) -> None:
+    assert (await verified(sandbox, RIGHT, code="from solution import add", expect=VALUES)).ok
+    verdict = await verified(sandbox, WRONG, code="from solution import add", expect=VALUES)
     assert verdict.passed == 0
 
 
-async def test_a_truth_is_no_one_and_a_tuple_is_a_list(box: Box) -> None:
+async def test_a_truth_is_no_one_and_a_tuple_is_a_list(sandbox: Sandbox) -> None:
     values: Mapping[str, object] = {"True": 1, "1.0": 1, "(1, 2)": [1, 2], "float('nan')": float("nan"), "{1}": [1]}
-    verdict = await box.verify(code="", expect=values)
+    verdict = await sandbox.verify(code="", expect=values)
     assert [name for name, why in verdict.cases.items() if why] == ["True", "{1}"]
 
 
-async def test_a_program_is_run_once_for_each_text_on_stdin(box: Box) -> None:
+async def test_a_program_is_run_once_for_each_text_on_stdin(sandbox: Sandbox) -> None:
     solution = "print(sum(map(int, input().split())))"
     texts = {"2 3\n": "5", "-2 -3\n": "-5\n", "0 0\n": lambda text: text.strip() == "0"}
-    assert (await verified(box, solution, command="python3 solution.py", expect=texts)).ok
-    verdict = await verified(box, "print(5)", command="python3 solution.py", expect=texts)
+    assert (await verified(sandbox, solution, command="python3 solution.py", expect=texts)).ok
+    verdict = await verified(sandbox, "print(5)", command="python3 solution.py", expect=texts)
     assert [why is None for why in verdict.cases.values()] == [True, False, False]
 
 
 @pytest.mark.parametrize("command", ["python3 -m unittest hidden_tests", "python3 -B hidden_tests.py"])
-async def test_commands_of_python_are_known(box: Box, command: str) -> None:
+async def test_commands_of_python_are_known(sandbox: Sandbox, command: str) -> None:
     files = {"hidden_tests.py": UNITTEST}
-    assert (await verified(box, RIGHT, command=command, files=files)).ok
-    verdict = await verified(box, WRONG, command=command, files=files)
+    assert (await verified(sandbox, RIGHT, command=command, files=files)).ok
+    verdict = await verified(sandbox, WRONG, command=command, files=files)
     assert not verdict.ok
     if "-m" in command:
         assert (verdict.passed, verdict.total) == (1, 2)
 
 
-async def test_of_any_other_command_the_exit_code_counts(box: Box) -> None:
+async def test_of_any_other_command_the_exit_code_counts(sandbox: Sandbox) -> None:
     files = {"tests/check.sh": "test -f ../solution.py && echo seen"}
-    verdict = await verified(box, RIGHT, command="cd tests && sh check.sh", files=files)
+    verdict = await verified(sandbox, RIGHT, command="cd tests && sh check.sh", files=files)
     assert verdict.ok
     assert verdict.output == "seen\n"
-    assert not (await box.verify(command="cd tests && sh check.sh")).ok
+    assert not (await sandbox.verify(command="cd tests && sh check.sh")).ok
 
 
 @pytest.mark.parametrize(
     "cheat",
     others_slow(CHEATS, "leaves", "kills its parent", "writes to every descriptor", "skips the test", "does nothing"),
 )
-async def test_a_solution_that_ends_its_process_or_claims_success_fails(box: Box, cheat: str) -> None:
+async def test_a_solution_that_ends_its_process_or_claims_success_fails(sandbox: Sandbox, cheat: str) -> None:
     solution = CHEATS[cheat]
     given: list[dict[str, Any]] = [
         {"code": TESTS},
@@ -194,7 +195,7 @@ async def test_a_solution_that_ends_its_process_or_claims_success_fails(box: Box
         {"command": "python3 hidden_tests.py", "files": {"hidden_tests.py": UNITTEST}},
     ]
     for each in given:
-        verdict = await verified(box, solution, **each, timeout_s=5)
+        verdict = await verified(sandbox, solution, **each, timeout_s=5)
         assert verdict.passed == 0 < verdict.total, each
 
 
@@ -207,106 +208,108 @@ RETURNS = {
 
 @pytest.mark.parametrize("kind", RETURNS)
 async def test_a_test_that_returns_something_has_not_passed(kind: str) -> None:
-    verdict = await FakeBox().verify(code=RETURNS[kind])
+    verdict = await FakeSandbox().verify(code=RETURNS[kind])
     assert "it returned a " in str(verdict.cases["test_it"])
     of_a_class = f"import unittest\nclass T(unittest.TestCase):\n{textwrap.indent(RETURNS[kind], '    ')}"
     given = {"test_u.py": of_a_class.replace("test_it()", "test_it(self)")}
-    verdict = await FakeBox().verify(command="python3 -m unittest test_u", files=given, timeout_s=60)
+    verdict = await FakeSandbox().verify(command="python3 -m unittest test_u", files=given, timeout_s=60)
     assert "it returned a " in str(verdict.cases["test_u.T.test_it"])
 
 
 async def test_a_test_of_pytest_that_returns_something_has_not_passed() -> None:
     given = {"test_it.py": RETURNS["a comparison"]}
-    assert not (await FakeBox().verify(command="python3 -m pytest -q", files=given, timeout_s=60)).ok
+    assert not (await FakeSandbox().verify(command="python3 -m pytest -q", files=given, timeout_s=60)).ok
 
 
 async def test_an_async_function_of_expect_is_never_right() -> None:
-    verdict = await FakeBox().verify(code="", expect={"1": lambda value: asyncio.get_running_loop().create_future()})
+    verdict = await FakeSandbox().verify(
+        code="", expect={"1": lambda value: asyncio.get_running_loop().create_future()}
+    )
     assert "it is async" in str(verdict.cases["1"])
 
 
-async def test_what_stands_in_the_way_of_hidden_files_does_not_help(box: Box) -> None:
+async def test_what_stands_in_the_way_of_hidden_files_does_not_help(sandbox: Sandbox) -> None:
     """Packages, libraries, links and compiled files of the same name, and modules that would stand in for others."""
-    await box.exec(
+    await sandbox.exec(
         "mkdir -p hidden_tests __pycache__ unittest; echo 'import os; os._exit(0)' > hidden_tests/__init__.py;"
         "echo '' > unittest/__init__.py; echo 'class TestCase: pass' > unittest/main.py; touch hidden_tests.abi3.so;"
         "ln -s /etc/passwd hidden_tests.py; echo 'import os; os._exit(0)' > usercustomize.py;"
         "cp usercustomize.py json.py"
     )
     given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
-    assert (await verified(box, RIGHT, **given)).ok
-    assert not (await verified(box, WRONG, **given)).ok
+    assert (await verified(sandbox, RIGHT, **given)).ok
+    assert not (await verified(sandbox, WRONG, **given)).ok
 
 
-async def test_forged_byte_code_is_not_run(box: Box) -> None:
-    await box.python(FORGED)
+async def test_forged_byte_code_is_not_run(sandbox: Sandbox) -> None:
+    await sandbox.python(FORGED)
     given: dict[str, Any] = {"command": "python3 -m unittest hidden_tests", "files": {"hidden_tests.py": UNITTEST}}
-    verdict = await verified(box, WRONG, **given)
+    verdict = await verified(sandbox, WRONG, **given)
     assert (verdict.passed, verdict.total) == (1, 2)
 
 
-async def test_tests_that_the_episode_left_do_not_count(box: Box) -> None:
-    await box.write({"test_mine.py": UNITTEST.replace("from solution import add", "def add(a, b): return a + b")})
-    verdict = await verified(box, WRONG, command="python3 -m unittest", files={"test_hidden.py": UNITTEST})
+async def test_tests_that_the_episode_left_do_not_count(sandbox: Sandbox) -> None:
+    await sandbox.write({"test_mine.py": UNITTEST.replace("from solution import add", "def add(a, b): return a + b")})
+    verdict = await verified(sandbox, WRONG, command="python3 -m unittest", files={"test_hidden.py": UNITTEST})
     assert list(verdict.cases) == ["test_hidden.Adding.test_small", "test_hidden.Adding.test_zero"]
-    assert (await box.verify(command="python3 -m unittest")).ok  # Without hidden ones they are what is asked for.
+    assert (await sandbox.verify(command="python3 -m unittest")).ok  # Without hidden ones they are what is asked for.
 
 
 @pytest.mark.parametrize("cheat", others_slow(PYTEST_CHEATS, "skips", "is a plugin", "leaves the run"))
 async def test_pytest_counts_what_ended_and_nothing_of_the_episodes_own(cheat: str) -> None:
-    box = FakeBox(files={"solution.py": WRONG} | PYTEST_CHEATS[cheat])
-    verdict = await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)
+    sandbox = FakeSandbox(files={"solution.py": WRONG} | PYTEST_CHEATS[cheat])
+    verdict = await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)
     assert list(verdict.cases) == ["test_hidden.py::test_small", "test_hidden.py::test_printed"]
     assert verdict.passed == 0
 
 
 async def test_pytest_runs_right_code() -> None:
-    box = FakeBox(files={"solution.py": RIGHT})
-    assert (await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)).ok
+    sandbox = FakeSandbox(files={"solution.py": RIGHT})
+    assert (await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)).ok
 
 
 async def test_a_failure_that_a_mark_expects_is_none() -> None:
     marked = "import pytest\n@pytest.mark.xfail\ndef test_known(): assert False\n"
-    box = FakeBox()
-    assert (await box.verify(command="python3 -m pytest -q", files={"test_hidden.py": marked}, timeout_s=60)).ok
+    sandbox = FakeSandbox()
+    assert (await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": marked}, timeout_s=60)).ok
 
 
-async def test_a_function_that_cannot_take_a_value_says_that_it_is_wrong(box: Box) -> None:
+async def test_a_function_that_cannot_take_a_value_says_that_it_is_wrong(sandbox: Sandbox) -> None:
     """What the tested code chose must not take the reward away with it."""
     solution = "def add(a, b):\n    return 'x'"
     code = "from solution import add"
-    verdict = await verified(box, solution, code=code, expect={"add(2, 3)": lambda value: abs(value - 5) < 1e-6})
+    verdict = await verified(sandbox, solution, code=code, expect={"add(2, 3)": lambda value: abs(value - 5) < 1e-6})
     assert "TypeError" in str(verdict.cases["add(2, 3)"])
 
 
-async def test_a_case_that_prints_too_much_fails_alone(box: Box) -> None:
+async def test_a_case_that_prints_too_much_fails_alone(sandbox: Sandbox) -> None:
     """It neither ends the cases behind it nor shows what they are."""
     solution = "import os\nos.write(1, bytes(1 << 20) if input() == 'a' else b'1')"
-    verdict = await verified(box, solution, command="python3 solution.py", expect={"a": "1", "b": "1"})
+    verdict = await verified(sandbox, solution, command="python3 solution.py", expect={"a": "1", "b": "1"})
     assert verdict.cases == {"a": "it said or printed too much", "b": None}
 
 
-async def test_a_folder_that_cannot_be_copied_shows_nothing_of_the_tests(isolated_box: Box) -> None:
-    await isolated_box.python(FULL)
-    verdict = await isolated_box.verify(code="SECRET = 'hush'\n" + TESTS)
+async def test_a_folder_that_cannot_be_copied_shows_nothing_of_the_tests(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.python(FULL)
+    verdict = await isolated_sandbox.verify(code="SECRET = 'hush'\n" + TESTS)
     assert (verdict.passed, verdict.total) == (0, 3)
     assert "hush" not in str(verdict)
 
 
-async def test_processes_of_the_session_stand_still_meanwhile(box: Box) -> None:
-    await box.python(
+async def test_processes_of_the_session_stand_still_meanwhile(sandbox: Sandbox) -> None:
+    await sandbox.python(
         "import subprocess, sys\n"
         "code = '''while True:\\n open('solution.py', 'w').write('def add(a, b): return a + b')\\n'''\n"
         "child = subprocess.Popen([sys.executable, '-c', code])"
     )
     try:
-        verdict = await box.verify(files={"solution.py": WRONG}, code=TESTS)
+        verdict = await sandbox.verify(files={"solution.py": WRONG}, code=TESTS)
         assert verdict.passed == 1
     finally:
-        await box.python("child.kill(); child.wait()")
+        await sandbox.python("child.kill(); child.wait()")
 
 
-async def test_what_one_case_leaves_behind_is_gone_before_the_next(box: Box) -> None:
+async def test_what_one_case_leaves_behind_is_gone_before_the_next(sandbox: Sandbox) -> None:
     solution = textwrap.dedent("""
         import os, time
         def leave():
@@ -324,28 +327,30 @@ async def test_what_one_case_leaves_behind_is_gone_before_the_next(box: Box) -> 
             time.sleep(0.05)
             return os.path.exists("mark")
     """)
-    verdict = await verified(box, solution, code="from solution import *", expect={"leave()": None, "seen()": False})
+    verdict = await verified(
+        sandbox, solution, code="from solution import *", expect={"leave()": None, "seen()": False}
+    )
     assert verdict.ok
 
 
-async def test_nothing_of_it_is_left_in_the_box(box: Box) -> None:
-    await box.write({"solution.py": RIGHT, "hidden_tests.py": "mine"})
-    before = await box.list()
-    await box.verify(command="python3 hidden_tests.py", files={"hidden_tests.py": SCRIPT, "new/data.txt": "1"})
-    assert await box.list() == before
-    assert await box.read("hidden_tests.py") == b"mine"
+async def test_nothing_of_it_is_left_in_the_sandbox(sandbox: Sandbox) -> None:
+    await sandbox.write({"solution.py": RIGHT, "hidden_tests.py": "mine"})
+    before = await sandbox.list()
+    await sandbox.verify(command="python3 hidden_tests.py", files={"hidden_tests.py": SCRIPT, "new/data.txt": "1"})
+    assert await sandbox.list() == before
+    assert await sandbox.read("hidden_tests.py") == b"mine"
 
 
-async def test_a_case_that_hangs_fails_by_its_time(box: Box) -> None:
-    verdict = await box.verify(command="read x; sleep $x", expect={"60\n": "", "0\n": ""}, timeout_s=1)
+async def test_a_case_that_hangs_fails_by_its_time(sandbox: Sandbox) -> None:
+    verdict = await sandbox.verify(command="read x; sleep $x", expect={"60\n": "", "0\n": ""}, timeout_s=1)
     assert str(verdict.cases["60\n"]).startswith("it took longer than 0.")
     assert verdict.total == 2
 
 
-async def test_a_slow_case_may_take_half_of_what_is_left_of_the_time_of_all(box: Box) -> None:
+async def test_a_slow_case_may_take_half_of_what_is_left_of_the_time_of_all(sandbox: Sandbox) -> None:
     """An even share would be a tenth of a second."""
     expect = {f"{seconds}\n": "" for seconds in (1, *(f"0.{zeros}" for zeros in ("0" * n for n in range(1, 100))))}
-    verdict = await box.verify(command="read x; test $x = 1 && sleep 1; true", expect=expect, timeout_s=10)
+    verdict = await sandbox.verify(command="read x; test $x = 1 && sleep 1; true", expect=expect, timeout_s=10)
     assert verdict.cases["1\n"] is None
 
 
@@ -365,34 +370,34 @@ async def test_a_case_that_hangs_leaves_time_to_all_behind_it() -> None:
     assert left > 0
 
 
-async def test_what_a_compared_command_writes_to_stderr_is_in_the_output(box: Box) -> None:
-    verdict = await verified(box, "1 / 0", command="python3 solution.py", expect={"": "5"})
+async def test_what_a_compared_command_writes_to_stderr_is_in_the_output(sandbox: Sandbox) -> None:
+    verdict = await verified(sandbox, "1 / 0", command="python3 solution.py", expect={"": "5"})
     assert "ZeroDivisionError" in verdict.output
     verdict = await verified(
-        box, "import sys; sys.stderr.write('aside'); print(5)", command="python3 solution.py", expect={"": "5"}
+        sandbox, "import sys; sys.stderr.write('aside'); print(5)", command="python3 solution.py", expect={"": "5"}
     )
     assert verdict.ok
     assert verdict.output == "5\naside"
-    assert "ZeroDivisionError" in (await verified(box, "1 / 0", command="cd . && python3 solution.py")).output
+    assert "ZeroDivisionError" in (await verified(sandbox, "1 / 0", command="cd . && python3 solution.py")).output
 
 
-async def test_a_command_may_be_words(box: Box) -> None:
+async def test_a_command_may_be_words(sandbox: Sandbox) -> None:
     files = {"hidden tests.py": SCRIPT}
-    verdict = await verified(box, RIGHT, command=["python3", "-B", "hidden tests.py"], files=files)
+    verdict = await verified(sandbox, RIGHT, command=["python3", "-B", "hidden tests.py"], files=files)
     assert verdict.cases == {"'hidden tests.py'": None}
-    assert not (await verified(box, WRONG, command=["python3", "hidden tests.py"], files=files)).ok
-    assert (await box.verify(command=["python3", "-c", "assert '$HOME; #' < '*'"])).ok
-    assert (await box.verify(command=["printf", "%s\n", "a b", "$HOME"], expect={"": "a b\n$HOME"})).ok
+    assert not (await verified(sandbox, WRONG, command=["python3", "hidden tests.py"], files=files)).ok
+    assert (await sandbox.verify(command=["python3", "-c", "assert '$HOME; #' < '*'"])).ok
+    assert (await sandbox.verify(command=["printf", "%s\n", "a b", "$HOME"], expect={"": "a b\n$HOME"})).ok
 
 
-async def test_a_hidden_file_does_not_take_another_ones_place(box: Box) -> None:
+async def test_a_hidden_file_does_not_take_another_ones_place(sandbox: Sandbox) -> None:
     """What could stand in for a module goes, the data beside it stays."""
-    await box.write({"cases.txt": "mine", "cases/__init__.py": ""})
+    await sandbox.write({"cases.txt": "mine", "cases/__init__.py": ""})
     files = {
         "cases.json": "[1]",
         "cases.py": "import json, os\nfound = json.load(open('cases.json')), open('cases.txt').read()\n",
     }
-    verdict = await box.verify(code="from cases import found", expect={"found": [[1], "mine"]}, files=files)
+    verdict = await sandbox.verify(code="from cases import found", expect={"found": [[1], "mine"]}, files=files)
     assert verdict.ok, verdict
 
 
@@ -404,32 +409,32 @@ shutil.rmtree(here, ignore_errors=True)
 """
 
 
-async def test_where_the_working_folder_was_removed_the_tests_fail(box: Box) -> None:
-    async with await box.fork() as branch:
+async def test_where_the_working_folder_was_removed_the_tests_fail(sandbox: Sandbox) -> None:
+    async with await sandbox.fork() as branch:
         await branch.python(REMOVES)
         verdict = await branch.verify(code=TESTS)
         assert (verdict.passed, verdict.total) == (0, 3)
         assert all(verdict.cases.values())
-    assert (await verified(box, RIGHT, code=TESTS)).ok
+    assert (await verified(sandbox, RIGHT, code=TESTS)).ok
 
 
-async def test_output_without_end_does_not_reach_the_host(box: Box) -> None:
-    verdict = await box.verify(code="def test_talks():\n    for _ in range(10**5): print('x' * 100)\n")
+async def test_output_without_end_does_not_reach_the_host(sandbox: Sandbox) -> None:
+    verdict = await sandbox.verify(code="def test_talks():\n    for _ in range(10**5): print('x' * 100)\n")
     head, _, note = verdict.output.partition("\n[... ")
     assert len(head) == 32 << 10
     assert note == f"{101 * 10**5 - len(head)} bytes cut ...]\n"
 
 
-async def test_large_hidden_files_arrive_whole(box: Box) -> None:
+async def test_large_hidden_files_arrive_whole(sandbox: Sandbox) -> None:
     data = bytes(range(256)) * (1 << 13)
     code = "def test_size():\n    assert open('deep/er/data', 'rb').read() == bytes(range(256)) * (1 << 13)"
-    assert (await box.verify(code=code, files={"deep/er/data": data})).ok
+    assert (await sandbox.verify(code=code, files={"deep/er/data": data})).ok
 
 
-async def test_the_session_goes_on(box: Box) -> None:
-    await box.python("x = 41")
-    await box.verify(code="def test_nothing(): pass")
-    assert (await box.python("x + 1")).stdout == "42\n"
+async def test_the_session_goes_on(sandbox: Sandbox) -> None:
+    await sandbox.python("x = 41")
+    await sandbox.verify(code="def test_nothing(): pass")
+    assert (await sandbox.python("x + 1")).stdout == "42\n"
 
 
 @pytest.mark.parametrize(
@@ -478,9 +483,11 @@ async def test_the_session_goes_on(box: Box) -> None:
         ({"command": "true", "timeout_s": float("inf")}, "timeout_s"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_by_name_before_a_box_is_used(given: dict[str, Any], says: str) -> None:
+async def test_what_makes_no_sense_is_refused_by_name_before_a_sandbox_is_used(
+    given: dict[str, Any], says: str
+) -> None:
     async def run(*_: object) -> ExecResult:
-        raise AssertionError("the box was used")
+        raise AssertionError("the sandbox was used")
 
     timeout_s = given.pop("timeout_s", 10.0)
     absent = {"code": None, "command": None, "files": None, "expect": None}
@@ -488,26 +495,26 @@ async def test_what_makes_no_sense_is_refused_by_name_before_a_box_is_used(given
         await verify(run, HiddenTests(**{**absent, **given}), timeout_s, copied=False)
 
 
-async def test_a_fake_box_verifies_for_real() -> None:
-    box = FakeBox(files={"solution.py": RIGHT})
-    assert (await box.verify(code=TESTS)).ok
-    await box.write({"solution.py": WRONG})
-    assert (await box.verify(code=TESTS)).passed == 1
+async def test_a_fake_sandbox_verifies_for_real() -> None:
+    sandbox = FakeSandbox(files={"solution.py": RIGHT})
+    assert (await sandbox.verify(code=TESTS)).ok
+    await sandbox.write({"solution.py": WRONG})
+    assert (await sandbox.verify(code=TESTS)).passed == 1
 
 
-async def test_a_box_without_pytest_is_an_author_s_mistake_whatever_the_code_claims() -> None:
+async def test_a_sandbox_without_pytest_is_an_author_s_mistake_whatever_the_code_claims() -> None:
     forged = {"pytest.py": "main = lambda *words, **more: 0\n", "_pytest/__init__.py": "", "_pytest/config.py": ""}
     python = "/usr/bin/python3"
     if importlib.machinery.PathFinder.find_spec("pytest", ["/usr/lib/python3/dist-packages"]):
         pytest.skip(f"{python} has pytest")
-    async with make("bubblewrap", python=python).open(1) as pool, pool.lease() as box:
+    async with make("bubblewrap", python=python).open(1) as pool, pool.lease() as sandbox:
         for files in ({}, forged):
-            await box.write(files)
-            with pytest.raises(ValueError, match=r"^command: the box has no pytest"):
-                await box.verify(command="python3 -m pytest", files={"test_hidden.py": "def test_it(): pass\n"})
+            await sandbox.write(files)
+            with pytest.raises(ValueError, match=r"^command: the sandbox has no pytest"):
+                await sandbox.verify(command="python3 -m pytest", files={"test_hidden.py": "def test_it(): pass\n"})
 
 
-async def test_no_case_can_claim_that_the_box_lacks_something() -> None:
+async def test_no_case_can_claim_that_the_sandbox_lacks_something() -> None:
     judging = Judging("command", ["python3 -m pytest"], None)
     judging.report("python3 -m pytest", {"lacks": "pytest", "failed": "why"})
     result = ExecResult(status="ok", exit_code=0, stdout="", stderr="")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.fake.box import FakeBox
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
 from agentgym.sandboxes.hidden_tests.judging import MAX_OUTPUT, Judging
-from agentgym.sandboxes.protocol import Box, ExecResult
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import ExecResult, Sandbox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import others_slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -98,30 +98,30 @@ COMMANDS = ["python3 -m unittest tests.test_hidden", "python3 -m unittest discov
 
 
 @pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
-async def test_no_file_that_was_prepared_changes_what_unittest_finds(box: Box, prepared: str) -> None:
-    await box.write(PREPARED[prepared])
-    await expect_honest_verdicts(box, COMMANDS)
+async def test_no_file_that_was_prepared_changes_what_unittest_finds(sandbox: Sandbox, prepared: str) -> None:
+    await sandbox.write(PREPARED[prepared])
+    await expect_honest_verdicts(sandbox, COMMANDS)
 
 
 @pytest.mark.parametrize("left", LEFT)
-async def test_no_byte_code_or_link_changes_what_unittest_finds(box: Box, left: str) -> None:
-    assert (await box.python(f"FORGE = {FORGE!r}\n{LEFT[left]}")).ok
-    await expect_honest_verdicts(box, COMMANDS)
+async def test_no_byte_code_or_link_changes_what_unittest_finds(sandbox: Sandbox, left: str) -> None:
+    assert (await sandbox.python(f"FORGE = {FORGE!r}\n{LEFT[left]}")).ok
+    await expect_honest_verdicts(sandbox, COMMANDS)
 
 
-async def expect_honest_verdicts(box: Box, commands: list[str], more: Mapping[str, str] | None = None) -> None:
+async def expect_honest_verdicts(sandbox: Sandbox, commands: list[str], more: Mapping[str, str] | None = None) -> None:
     """The one test is found, passes for right code, and fails for wrong code."""
     for solution in (RIGHT, WRONG):
-        await box.write({"solution.py": solution})
+        await sandbox.write({"solution.py": solution})
         for command in commands:
-            verdict = await box.verify(command=command, files={**HIDDEN, **(more or {})}, timeout_s=60)
+            verdict = await sandbox.verify(command=command, files={**HIDDEN, **(more or {})}, timeout_s=60)
             assert [name.endswith("test_printed") for name in verdict.cases] == [True], verdict
             assert verdict.ok == (solution == RIGHT), (command, verdict)
 
 
 @pytest.mark.parametrize("prepared", others_slow(PREPARED, "start-up files"))
 async def test_no_file_that_was_prepared_changes_what_pytest_finds(prepared: str) -> None:
-    await expect_honest_verdicts(FakeBox(files=PREPARED[prepared]), ["python3 -m pytest"])
+    await expect_honest_verdicts(FakeSandbox(files=PREPARED[prepared]), ["python3 -m pytest"])
 
 
 @pytest.mark.slow
@@ -138,19 +138,19 @@ async def test_hidden_configuration_and_fixtures_are_the_only_ones(prepared: str
         """),
     }
     for solution in (RIGHT, WRONG):
-        box = FakeBox(files={**PREPARED[prepared], "solution.py": solution})
-        verdict = await box.verify(command="python3 -m pytest tests", files=own, timeout_s=60)
+        sandbox = FakeSandbox(files={**PREPARED[prepared], "solution.py": solution})
+        verdict = await sandbox.verify(command="python3 -m pytest tests", files=own, timeout_s=60)
         assert list(verdict.cases) == ["tests/test_hidden.py::check_printed"]
         assert verdict.ok == (solution == RIGHT), verdict
 
 
-async def test_a_hidden_script_and_a_tested_one_import_what_lies_beside_them(box: Box) -> None:
+async def test_a_hidden_script_and_a_tested_one_import_what_lies_beside_them(sandbox: Sandbox) -> None:
     """The hidden files stand before the working folder, and both behind the standard library."""
-    await box.write({"app/main.py": "import part\n", "app/part.py": "", "helpers.py": FORGE, "decimal.py": FORGE})
+    await sandbox.write({"app/main.py": "import part\n", "app/part.py": "", "helpers.py": FORGE, "decimal.py": FORGE})
     script = "import decimal, helpers\nassert helpers.right == 5\nassert decimal.Decimal(1) == 1\n"
     files = {"tests/helpers.py": "right = 5\n", "tests/run.py": script}
-    assert (await box.verify(command="python3 tests/run.py", files=files)).ok
-    assert (await box.verify(command="python3 app/main.py")).ok
+    assert (await sandbox.verify(command="python3 tests/run.py", files=files)).ok
+    assert (await sandbox.verify(command="python3 app/main.py")).ok
 
 
 REPORTS = """
@@ -197,9 +197,11 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_with_expect_no_code_passes_that_does_not_know_the_value(box: Box, lie: str) -> None:
-    await box.write({"solution.py": LIES[lie]})
-    verdict = await box.verify(code="from solution import add", expect={"add(2, 3)": 5, "add(-2, -3)": -5}, timeout_s=5)
+async def test_with_expect_no_code_passes_that_does_not_know_the_value(sandbox: Sandbox, lie: str) -> None:
+    await sandbox.write({"solution.py": LIES[lie]})
+    verdict = await sandbox.verify(
+        code="from solution import add", expect={"add(2, 3)": 5, "add(-2, -3)": -5}, timeout_s=5
+    )
     assert (verdict.passed, verdict.total) == (0, 2), verdict
 
 
@@ -223,10 +225,10 @@ def found(*letters):
 """
 
 
-async def test_a_case_is_told_nothing_of_the_other_cases(isolated_box: Box) -> None:
-    await isolated_box.write({"solution.py": SEARCH})
+async def test_a_case_is_told_nothing_of_the_other_cases(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.write({"solution.py": SEARCH})
     expect = {"found(*b'found(')": True, "found(104, 117, 115, 104)": False, "'hush'": "hush"}
-    verdict = await isolated_box.verify(code="from solution import found", expect=expect, timeout_s=30)
+    verdict = await isolated_sandbox.verify(code="from solution import found", expect=expect, timeout_s=30)
     assert verdict.ok, verdict
 
 
@@ -250,9 +252,9 @@ reached = []
 """
 
 
-async def test_code_under_test_reaches_no_process_that_judges_it(isolated_box: Box) -> None:
-    await isolated_box.write({"solution.py": REACH})
-    verdict = await isolated_box.verify(code="from solution import add", expect={"add(2, 3)": [], "1": 1})
+async def test_code_under_test_reaches_no_process_that_judges_it(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.write({"solution.py": REACH})
+    verdict = await isolated_sandbox.verify(code="from solution import add", expect={"add(2, 3)": [], "1": 1})
     assert verdict.ok, verdict
 
 
@@ -281,9 +283,9 @@ def test_found():
 """
 
 
-async def test_a_program_that_a_test_starts_reaches_neither_the_report_nor_its_judge(isolated_box: Box) -> None:
-    await isolated_box.write({"spies.py": SPIES})
-    verdict = await isolated_box.verify(code=STARTS_A_PROGRAM)
+async def test_a_program_that_a_test_starts_reaches_neither_the_report_nor_its_judge(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.write({"spies.py": SPIES})
+    verdict = await isolated_sandbox.verify(code=STARTS_A_PROGRAM)
     assert verdict.ok, verdict
 
 
@@ -338,14 +340,16 @@ LATE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("given", LATE)
-async def test_no_program_that_a_test_starts_writes_what_its_judge_imports(isolated_box: Box, given: str) -> None:
-    if isinstance(isolated_box, RemoteBox) and isolated_box.reset_in_place:
-        pytest.skip("boxes are reset in place: hidden files are not read-only there")
-    await isolated_box.write({"solution.py": FORGES_IMPORTS})
-    verdict = await isolated_box.verify(**LATE[given], timeout_s=60)
+async def test_no_program_that_a_test_starts_writes_what_its_judge_imports(
+    isolated_sandbox: Sandbox, given: str
+) -> None:
+    if isinstance(isolated_sandbox, RemoteSandbox) and isolated_sandbox.reset_in_place:
+        pytest.skip("sandboxes are reset in place: hidden files are not read-only there")
+    await isolated_sandbox.write({"solution.py": FORGES_IMPORTS})
+    verdict = await isolated_sandbox.verify(**LATE[given], timeout_s=60)
     assert ["AssertionError" in (why or "") for why in verdict.cases.values()] == [True], verdict
-    await isolated_box.write({"solution.py": "print(42)"})
-    assert (await isolated_box.verify(**LATE[given], timeout_s=60)).ok
+    await isolated_sandbox.write({"solution.py": "print(42)"})
+    assert (await isolated_sandbox.verify(**LATE[given], timeout_s=60)).ok
 
 
 JUDGE_ENDERS = {
@@ -359,13 +363,15 @@ JUDGE_ENDERS = {
 
 
 @pytest.mark.parametrize("ender", JUDGE_ENDERS)
-async def test_code_that_ends_or_stops_its_judge_gets_a_verdict_and_no_reward(isolated_box: Box, ender: str) -> None:
-    await isolated_box.write({"solution.py": JUDGE_ENDERS[ender]})
+async def test_code_that_ends_or_stops_its_judge_gets_a_verdict_and_no_reward(
+    isolated_sandbox: Sandbox, ender: str
+) -> None:
+    await isolated_sandbox.write({"solution.py": JUDGE_ENDERS[ender]})
     code = "from solution import add\ndef test_a(): assert add(2, 3) == 5\ndef test_b(): assert add(1, 1) == 2\n"
-    verdict = await isolated_box.verify(code=code, timeout_s=2)
+    verdict = await isolated_sandbox.verify(code=code, timeout_s=2)
     assert (verdict.passed, verdict.total) == (0, 2)
     assert all(verdict.cases.values())
-    assert (await isolated_box.python("1 + 1")).stdout == "2\n"
+    assert (await isolated_sandbox.python("1 + 1")).stdout == "2\n"
 
 
 SPOIL = """
@@ -378,10 +384,10 @@ os.makedirs("__pycache__", exist_ok=True)
 """
 
 
-async def test_hidden_files_are_laid_anew_for_each_case(box: Box) -> None:
-    await box.write({"solution.py": SPOIL})
+async def test_hidden_files_are_laid_anew_for_each_case(sandbox: Sandbox) -> None:
+    await sandbox.write({"solution.py": SPOIL})
     files = {"check.sh": "cat answer.txt; python3 solution.py\n", "answer.txt": "right\n"}
-    verdict = await box.verify(command="sh check.sh", files=files, expect={"one": "right", "two": "right"})
+    verdict = await sandbox.verify(command="sh check.sh", files=files, expect={"one": "right", "two": "right"})
     assert verdict.ok, verdict
 
 
@@ -393,15 +399,15 @@ def spoil(folder):
 """
 
 
-async def test_what_code_under_test_writes_by_an_absolute_path_is_not_in_the_session(isolated_box: Box) -> None:
-    if isinstance(isolated_box, RemoteBox) and isolated_box.reset_in_place:
-        pytest.skip("boxes are reset in place: code under test reaches the session's folder")
-    await isolated_box.write({"solution.py": WRITES})
-    here = (await isolated_box.python("import os; print(os.getcwd())")).stdout.strip()
-    verdict = await isolated_box.verify(code="from solution import spoil", expect={f"spoil({here!r})": None})
+async def test_what_code_under_test_writes_by_an_absolute_path_is_not_in_the_session(isolated_sandbox: Sandbox) -> None:
+    if isinstance(isolated_sandbox, RemoteSandbox) and isolated_sandbox.reset_in_place:
+        pytest.skip("sandboxes are reset in place: code under test reaches the session's folder")
+    await isolated_sandbox.write({"solution.py": WRITES})
+    here = (await isolated_sandbox.python("import os; print(os.getcwd())")).stdout.strip()
+    verdict = await isolated_sandbox.verify(code="from solution import spoil", expect={f"spoil({here!r})": None})
     assert verdict.ok, verdict
-    assert await isolated_box.list() == ["solution.py"]
-    assert await isolated_box.read("solution.py") == WRITES.encode()
+    assert await isolated_sandbox.list() == ["solution.py"]
+    assert await isolated_sandbox.read("solution.py") == WRITES.encode()
 
 
 CLOSES = """
@@ -412,11 +418,11 @@ def close():
 """
 
 
-async def test_a_case_that_closes_the_folders_fails_no_other(isolated_box: Box) -> None:
-    await isolated_box.write({"solution.py": CLOSES})
+async def test_a_case_that_closes_the_folders_fails_no_other(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.write({"solution.py": CLOSES})
     expect = {"close()": None, "1": 1}
     code = "from solution import close"
-    verdict = await isolated_box.verify(code=code, files={"data/it": ""}, expect=expect, timeout_s=30)
+    verdict = await isolated_sandbox.verify(code=code, files={"data/it": ""}, expect=expect, timeout_s=30)
     assert verdict.ok, verdict
 
 
@@ -432,27 +438,27 @@ def burst():
 
 
 @pytest.mark.slow
-async def test_a_case_that_forks_without_end_fails_alone(isolated_box: Box) -> None:
-    await isolated_box.write({"solution.py": BOMB})
+async def test_a_case_that_forks_without_end_fails_alone(isolated_sandbox: Sandbox) -> None:
+    await isolated_sandbox.write({"solution.py": BOMB})
     code = "from solution import burst\ndef test_bursts(): burst()\ndef test_after(): pass\n"
-    verdict = await isolated_box.verify(code=code, timeout_s=10)
+    verdict = await isolated_sandbox.verify(code=code, timeout_s=10)
     assert [why is None for why in verdict.cases.values()] == [False, True], verdict
 
 
-async def test_cases_run_in_the_one_copy_at_the_path_of_the_working_folder(isolated_box: Box) -> None:
-    assert isinstance(isolated_box, RemoteBox)
-    here = (await isolated_box.python("import os; print(os.getcwd())")).stdout.strip()
-    await isolated_box.write({"mark": ""})
+async def test_cases_run_in_the_one_copy_at_the_path_of_the_working_folder(isolated_sandbox: Sandbox) -> None:
+    assert isinstance(isolated_sandbox, RemoteSandbox)
+    here = (await isolated_sandbox.python("import os; print(os.getcwd())")).stdout.strip()
+    await isolated_sandbox.write({"mark": ""})
     code = "import os\ndef spoil():\n    os.unlink('mark')\n    return os.getcwd()\n"
-    verdict = await isolated_box.verify(code=code, expect={"spoil()": here})
-    assert verdict.ok == (not isolated_box.reset_in_place)
-    assert "mark" in await isolated_box.list()
+    verdict = await isolated_sandbox.verify(code=code, expect={"spoil()": here})
+    assert verdict.ok == (not isolated_sandbox.reset_in_place)
+    assert "mark" in await isolated_sandbox.list()
 
 
-async def test_output_of_all_cases_is_bounded_and_what_is_cut_is_said(box: Box) -> None:
-    await box.write({"solution.py": "print('x' * 700_000)"})
+async def test_output_of_all_cases_is_bounded_and_what_is_cut_is_said(sandbox: Sandbox) -> None:
+    await sandbox.write({"solution.py": "print('x' * 700_000)"})
     texts = {str(number): lambda text: len(text) == 700_001 for number in range(4)}
-    verdict = await box.verify(command="python3 solution.py", expect=texts, timeout_s=30)
+    verdict = await sandbox.verify(command="python3 solution.py", expect=texts, timeout_s=30)
     assert verdict.ok, list(verdict.cases.values())
     assert verdict.output.endswith(f"\n[... {4 * 700_001 - MAX_OUTPUT} characters cut ...]\n")
     assert len(verdict.output) < MAX_OUTPUT + 100
@@ -489,11 +495,11 @@ setattr(Half, "test_" + solution.half, lambda self: print(ascii(solution.half)))
 """
 
 
-async def test_reasons_names_and_output_are_texts_that_a_file_takes(box: Box) -> None:
-    await box.write({"solution.py": HALF})
-    raised = await box.verify(code="from solution import add\ndef test_add(): add(2, 3)\n")
-    compared = await box.verify(code="from solution import value", expect={"value()": 5})
-    named = await box.verify(command="python3 -m unittest", files={"test_half.py": HALF_NAMED})
+async def test_reasons_names_and_output_are_texts_that_a_file_takes(sandbox: Sandbox) -> None:
+    await sandbox.write({"solution.py": HALF})
+    raised = await sandbox.verify(code="from solution import add\ndef test_add(): add(2, 3)\n")
+    compared = await sandbox.verify(code="from solution import value", expect={"value()": 5})
+    named = await sandbox.verify(command="python3 -m unittest", files={"test_half.py": HALF_NAMED})
     for verdict in (raised, compared, named):
         "".join([*verdict.cases, *(why or "" for why in verdict.cases.values()), verdict.output]).encode()
     assert raised.cases == {"test_add": "ValueError: \\ud800 bad (solution.py:2)"}
@@ -504,8 +510,8 @@ async def test_reasons_names_and_output_are_texts_that_a_file_takes(box: Box) ->
     }
 
 
-async def test_a_command_that_prints_much_is_judged_by_its_exit_code(box: Box) -> None:
-    verdict = await box.verify(command="head -c 2000000 /dev/zero; true")
+async def test_a_command_that_prints_much_is_judged_by_its_exit_code(sandbox: Sandbox) -> None:
+    verdict = await sandbox.verify(command="head -c 2000000 /dev/zero; true")
     assert verdict.ok
     assert verdict.output.endswith("bytes cut ...]\n")
 
@@ -539,7 +545,7 @@ SKIPS_MODULE = "import pytest\npytest.skip('hard', allow_module_level=True)\n"
     ids=["skips a module", "fails a subtest"],
 )
 async def test_no_test_of_pytest_is_skipped_or_fails_unnoticed(left: dict[str, str], tests: dict[str, str]) -> None:
-    verdict = await FakeBox(files=left).verify(command="python3 -m pytest -q", files=tests, timeout_s=120)
+    verdict = await FakeSandbox(files=left).verify(command="python3 -m pytest -q", files=tests, timeout_s=120)
     assert not verdict.ok
     assert all(case.startswith("test_") for case in verdict.cases)
 
@@ -554,20 +560,20 @@ async def test_no_test_of_pytest_is_skipped_or_fails_unnoticed(left: dict[str, s
     ids=["skips a module", "configures", "hides a test"],
 )
 async def test_a_hidden_script_that_runs_pytest_overlooks_nothing(left: dict[str, str]) -> None:
-    verdict = await FakeBox(files=left).verify(command="python3 run.py", files=RUN_BY_ITSELF, timeout_s=120)
+    verdict = await FakeSandbox(files=left).verify(command="python3 run.py", files=RUN_BY_ITSELF, timeout_s=120)
     assert not verdict.ok
 
 
 async def test_a_hidden_script_that_runs_pytest_passes_right_code() -> None:
-    box = FakeBox(files={"solution.py": "f = lambda: 42"})
-    assert (await box.verify(command="python3 run.py", files=RUN_BY_ITSELF, timeout_s=120)).ok
+    sandbox = FakeSandbox(files={"solution.py": "f = lambda: 42"})
+    assert (await sandbox.verify(command="python3 run.py", files=RUN_BY_ITSELF, timeout_s=120)).ok
 
 
 async def test_a_run_of_unittest_that_is_interrupted_fails_what_did_not_run() -> None:
     tests = "import unittest\nfrom solution import f\nclass T(unittest.TestCase):\n"
     tests += "    def test_a(self): f()\n    def test_b(self): self.assertEqual(f(), 42)\n"
-    box = FakeBox(files={"solution.py": "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n"})
-    verdict = await box.verify(command="python3 -m unittest -c test_u", files={"test_u.py": tests}, timeout_s=60)
+    sandbox = FakeSandbox(files={"solution.py": "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n"})
+    verdict = await sandbox.verify(command="python3 -m unittest -c test_u", files={"test_u.py": tests}, timeout_s=60)
     assert verdict.cases == {"test_u.T.test_a": None, "test_u.T.test_b": "it did not run to its end"}
 
 
@@ -575,6 +581,6 @@ async def test_a_run_of_unittest_that_is_interrupted_fails_what_did_not_run() ->
     "command", ["python3 -m unittest --locals=1", "python3 -munittest", "python3 -B -c 'import test_u; (1)'"]
 )
 async def test_options_of_a_plain_command_hand_its_verdict_to_no_shell(command: str) -> None:
-    box = FakeBox(files={"solution.py": STARTS})
-    verdict = await box.verify(command=command, files={"test_u.py": "import solution"}, timeout_s=60)
+    sandbox = FakeSandbox(files={"solution.py": STARTS})
+    verdict = await sandbox.verify(command=command, files={"test_u.py": "import solution"}, timeout_s=60)
     assert verdict.passed == 0

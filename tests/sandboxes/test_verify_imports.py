@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.fake.box import FakeBox
-from agentgym.sandboxes.protocol import Box, Verdict
+from agentgym.sandboxes.fake.sandbox import FakeSandbox
+from agentgym.sandboxes.protocol import Sandbox, Verdict
 from agentgym.sandboxes.server_files import server_files
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -78,9 +78,9 @@ def seen(verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize("given", GIVEN)
-async def test_no_library_finds_a_module_of_its_own_in_the_working_folder(box: Box, given: str) -> None:
-    await box.write(LEFT)
-    verdict = await box.verify(**GIVEN[given], timeout_s=30)
+async def test_no_library_finds_a_module_of_its_own_in_the_working_folder(sandbox: Sandbox, given: str) -> None:
+    await sandbox.write(LEFT)
+    verdict = await sandbox.verify(**GIVEN[given], timeout_s=30)
     assert verdict.ok, verdict
     assert "FORGED" not in seen(verdict)
     assert "looked for 'msvcrt'" in seen(verdict)  # The author reads that something lies in wait.
@@ -88,22 +88,24 @@ async def test_no_library_finds_a_module_of_its_own_in_the_working_folder(box: B
 
 async def test_pytest_and_its_plugins_find_none_of_their_modules_in_the_working_folder() -> None:
     tests = f"import pytest\n{LOOK}def test_look(): look()\ndef test_fails(): assert [1, 2] == [1, 3]\n"
-    verdict = await FakeBox(files=LEFT).verify(command="python3 -m pytest", files={"test_it.py": tests}, timeout_s=60)
+    verdict = await FakeSandbox(files=LEFT).verify(
+        command="python3 -m pytest", files={"test_it.py": tests}, timeout_s=60
+    )
     assert [why is None for why in verdict.cases.values()] == [True, False], verdict
     assert "FORGED" not in seen(verdict)
 
 
-async def test_what_a_library_finds_in_the_working_folder_is_no_module_of_a_fresh_cell(box: Box) -> None:
-    await box.write(LEFT)
-    result = await box.python(f"{LOOK}look()\nimport solution\nsolution.add(2, 3)", fresh=True, timeout_s=30)
+async def test_what_a_library_finds_in_the_working_folder_is_no_module_of_a_fresh_cell(sandbox: Sandbox) -> None:
+    await sandbox.write(LEFT)
+    result = await sandbox.python(f"{LOOK}look()\nimport solution\nsolution.add(2, 3)", fresh=True, timeout_s=30)
     assert result.stdout == "-1\n", result
     assert "FORGED" not in result.stderr
 
 
-async def test_tests_and_tested_code_find_their_own_modules(box: Box) -> None:
+async def test_tests_and_tested_code_find_their_own_modules(sandbox: Sandbox) -> None:
     """By statements, by names, in text that they run, by mocks, in packages with and without `__init__.py`."""
-    await box.write({"solution.py": "import msvcrt\nfrom app.part import one\nexec('import late')\n"})
-    await box.write({"msvcrt.py": "mine = 1\n", "app/part.py": "one = 1\n", "late.py": "", "other.py": "x = 1\n"})
+    await sandbox.write({"solution.py": "import msvcrt\nfrom app.part import one\nexec('import late')\n"})
+    await sandbox.write({"msvcrt.py": "mine = 1\n", "app/part.py": "one = 1\n", "late.py": "", "other.py": "x = 1\n"})
     code = """
 import importlib
 from unittest import mock
@@ -122,17 +124,17 @@ def test_text():
     exec("import late", names)
     assert names["late"].__file__
 """
-    verdict = await box.verify(code=code, timeout_s=30)
+    verdict = await sandbox.verify(code=code, timeout_s=30)
     assert verdict.ok, verdict
-    assert (await box.verify(command="python3 -m app.part")).ok
+    assert (await sandbox.verify(command="python3 -m app.part")).ok
     case = "class T(unittest.TestCase):\n    def test(self): pass\n"
     files = {"app/test_it.py": f"import unittest\nfrom app.part import one\n{case}"}
-    assert (await box.verify(command="python3 -m unittest app.test_it", files=files)).ok
+    assert (await sandbox.verify(command="python3 -m unittest app.test_it", files=files)).ok
 
 
-async def test_an_installed_package_gets_no_part_in_the_working_folder(box: Box) -> None:
+async def test_an_installed_package_gets_no_part_in_the_working_folder(sandbox: Sandbox) -> None:
     """Neither one without a file, nor one that looks for its parts along sys.path."""
-    await box.write(
+    await sandbox.write(
         {"spread/__init__.py": PLANTED, "spread/extra.py": PLANTED, "wide/__init__.py": "", "wide/extra.py": PLANTED}
     )
     hidden = {
@@ -152,7 +154,7 @@ def test_it():
     import wide.core
     assert "spread.extra" not in sys.modules and "wide.extra" not in sys.modules
 """
-    verdict = await box.verify(code=code, files=hidden, timeout_s=30)
+    verdict = await sandbox.verify(code=code, files=hidden, timeout_s=30)
     assert verdict.ok, verdict
     assert "FORGED" not in seen(verdict)
 

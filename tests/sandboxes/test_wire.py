@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.errors import SandboxError, WireError
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.remote.wire import MAX_BODY, MAX_ENVELOPE, Decoder, Frame, Wire, encode
 
 
@@ -101,16 +101,16 @@ async def test_each_wait_ends_at_its_own_deadline_whatever_the_one_before_it_wai
 
 
 async def nothing() -> None:
-    """A box without anything to end."""
+    """A sandbox without anything to end."""
 
 
-async def answered(*frames: bytes) -> RemoteBox:
-    """A box whose server says these frames, whatever it is asked."""
+async def answered(*frames: bytes) -> RemoteSandbox:
+    """A sandbox whose server says these frames, whatever it is asked."""
     ours, theirs = socket.socketpair()
     wire = await Wire.over(ours)
     with theirs:
         theirs.sendall(b"".join(frames))
-    return await RemoteBox.open(wire, digest="fake", end=nothing)
+    return await RemoteSandbox.open(wire, digest="fake", end=nothing)
 
 
 HELLO = encode({"hello": 2, "python": "3"})
@@ -141,33 +141,33 @@ GOOD = {
         {"stderr": None},
     ],
 )
-async def test_an_answer_that_makes_no_sense_breaks_the_box(wrong: dict[str, object]) -> None:
-    box = await answered(HELLO, encode(GOOD | wrong, b"x"))
+async def test_an_answer_that_makes_no_sense_breaks_the_sandbox(wrong: dict[str, object]) -> None:
+    sandbox = await answered(HELLO, encode(GOOD | wrong, b"x"))
     with pytest.raises(SandboxError):
-        await box.python("1")
-    assert box.broken
-    await box.close()
+        await sandbox.python("1")
+    assert sandbox.broken
+    await sandbox.close()
 
 
 async def test_an_answer_that_makes_sense_is_a_result() -> None:
-    box = await answered(HELLO, encode(GOOD, b"x"))
-    assert (await box.python("1")).stdout == "x"
+    sandbox = await answered(HELLO, encode(GOOD, b"x"))
+    assert (await sandbox.python("1")).stdout == "x"
     with pytest.raises(SandboxError):
-        await box.python("1")
-    await box.close()
+        await sandbox.python("1")
+    await sandbox.close()
 
 
-async def test_a_call_that_waits_for_room_ends_with_a_box_that_says_no_more() -> None:
+async def test_a_call_that_waits_for_room_ends_with_a_sandbox_that_says_no_more() -> None:
     ours, theirs = socket.socketpair()
     with theirs:  # It stays open, and reads nothing.
         theirs.sendall(HELLO)
-        box = await RemoteBox.open(await Wire.over(ours), digest="fake", end=nothing)
-        writing = asyncio.create_task(box.write({"a": bytes(8 << 20)}))
+        sandbox = await RemoteSandbox.open(await Wire.over(ours), digest="fake", end=nothing)
+        writing = asyncio.create_task(sandbox.write({"a": bytes(8 << 20)}))
         await asyncio.sleep(0)
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(SandboxError, match="the wire was closed by the box"):
+        with pytest.raises(SandboxError, match="the wire was closed by the sandbox"):
             await writing
-        await box.close()
+        await sandbox.close()
 
 
 async def test_a_server_of_another_protocol_is_refused() -> None:
@@ -178,25 +178,25 @@ async def test_a_server_of_another_protocol_is_refused() -> None:
 @pytest.mark.parametrize(
     "names", [b"/etc/x", b"a/b", b"..", b"../", b".", b"./", b"/", b"", b"a//", b"good\0/x", b"good\0..", b"good\0"]
 )
-async def test_names_that_are_no_names_break_the_box_and_nothing_is_written(names: bytes, tmp_path: Path) -> None:
+async def test_names_that_are_no_names_break_the_sandbox_and_nothing_is_written(names: bytes, tmp_path: Path) -> None:
     for call in ("list", "get"):
-        box = await answered(HELLO, encode({"id": 1}, names or b"\0"), encode({"id": 2}, b"content"))
+        sandbox = await answered(HELLO, encode({"id": 1}, names or b"\0"), encode({"id": 2}, b"content"))
         with pytest.raises(SandboxError, match="is not a name"):
-            await (box.list() if call == "list" else box.get(".", tmp_path / "got"))
-        assert box.broken
-        await box.close()
+            await (sandbox.list() if call == "list" else sandbox.get(".", tmp_path / "got"))
+        assert sandbox.broken
+        await sandbox.close()
     assert not (tmp_path / "got").exists()
 
 
 @pytest.mark.parametrize(
     "answer", [{"error": "Directory not empty", "errno": 39}, {"error": "odd"}, {"clean": False, "why": "odd"}, {}]
 )
-async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_box(answer: dict[str, object]) -> None:
-    box = await answered(HELLO, encode({"id": 1, **answer}))
+async def test_a_reset_that_is_not_said_to_be_clean_breaks_the_sandbox(answer: dict[str, object]) -> None:
+    sandbox = await answered(HELLO, encode({"id": 1, **answer}))
     with pytest.raises(SandboxError, match="sandbox_lost"):
-        await box.reset()
-    assert box.broken
-    await box.close()
+        await sandbox.reset()
+    assert sandbox.broken
+    await sandbox.close()
 
 
 async def test_a_wire_reads_no_more_than_it_hands_out_and_then_goes_on() -> None:

@@ -75,7 +75,7 @@ async def settle() -> None:
 
 
 class Boxed(Say):
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
 
 class Signals(Scripted):

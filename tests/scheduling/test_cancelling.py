@@ -8,7 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import LifecycleCounts
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
@@ -98,14 +98,14 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
     assert batch_stats(groups).requests == LifecycleCounts(started=2, finished=2)
 
 
-async def test_leaving_cancels_what_is_in_play(boxes: FakeBoxes) -> None:
+async def test_leaving_cancels_what_is_in_play(sandboxes: FakeSandboxPool) -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1)), boxes=boxes
+        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
     ) as scheduler:
         await scheduler.collect(1)
-        assert len(boxes.leased) == 1
-    assert (boxes.leased, engine.cancelled) == ([], {"t0/0"})
+        assert len(sandboxes.leased) == 1
+    assert (sandboxes.leased, engine.cancelled) == ([], {"t0/0"})
 
 
 async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
@@ -120,13 +120,15 @@ async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
         await play()
 
 
-async def test_an_error_of_a_caller_ends_everything_and_comes_out(boxes: FakeBoxes) -> None:
+async def test_an_error_of_a_caller_ends_everything_and_comes_out(sandboxes: FakeSandboxPool) -> None:
     def refuse(done: ag.Rollout) -> None:
         raise LookupError(done.rollout_id)
 
     engine = Held(lambda name, turn: name != "t1/0")
     with pytest.raises(ExceptionGroup) as raised:
-        async with Scheduler(Boxed, tasks(), engine, Schedule(n=1), boxes=boxes, on_rollout=refuse) as scheduler:
+        async with Scheduler(
+            Boxed, tasks(), engine, Schedule(n=1), sandboxes=sandboxes, on_rollout=refuse
+        ) as scheduler:
             await scheduler.collect(3)
     assert [repr(error) for error in raised.value.exceptions] == ["LookupError('t1/0')"]
-    assert (boxes.leased, engine.cancelled) == ([], {"t0/0", "t2/0"})
+    assert (sandboxes.leased, engine.cancelled) == ([], {"t0/0", "t2/0"})

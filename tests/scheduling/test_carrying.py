@@ -8,7 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import Groups, LifecycleCounts
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
@@ -17,17 +17,19 @@ from tests.scheduling.scheduled import Boxed, Held, Say, batch_stats, cut, ids, 
 from tests.support.virtual_time import run_in_virtual_time
 
 
-async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_policy(boxes: FakeBoxes) -> None:
+async def test_what_is_cut_goes_on_with_its_sandbox_and_its_segment_under_the_next_policy(
+    sandboxes: FakeSandboxPool,
+) -> None:
     engine = Held(lambda name, turn: name == "t0/1" and turn == 1, call("look"), call("look"), say("1"))
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=2, oversample=cut(extra_groups=1, carry=1)), boxes=boxes
+        Boxed, tasks(), engine, Schedule(n=2, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
     ) as scheduler:
         first = await scheduler.collect(1)
         assert ids(first) == ["t1"]
         assert batch_stats(first).rollouts == LifecycleCounts(started=4, finished=2, carried=2)
         assert batch_stats(first).groups == LifecycleCounts(started=2, finished=1, carried=1)
         assert batch_stats(first).requests == LifecycleCounts(started=11, finished=10, carried=1)
-        (box,) = boxes.leased
+        (sandbox,) = sandboxes.leased
         engine.let.set()
         await settle()
         assert engine._played["t0/1"] == 2  # the turn in flight has ended; the next one waits at the gate
@@ -35,7 +37,7 @@ async def test_what_is_cut_goes_on_with_its_box_and_its_segment_under_the_next_p
         second = await scheduler.collect(1)
         assert ids(second) == ["t0"]
         assert batch_stats(second).rollouts == LifecycleCounts(started=2, resumed=2, finished=2, carried=2)
-        assert box not in boxes.leased
+        assert sandbox not in sandboxes.leased
     (segment,) = second.rollouts[1].segments
     assert [v.version for turn in segment.turns for v in turn.versions] == [0, 0, 1]
     assert second.metrics()["staleness/max"] == 1

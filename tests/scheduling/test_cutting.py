@@ -10,7 +10,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import Groups, LifecycleCounts
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.schedule import Schedule
@@ -56,11 +56,11 @@ async def test_a_dropped_rollout_that_never_began_is_no_cut_one() -> None:
     assert stats.cut <= 1  # the one that had the slot behind the first
 
 
-async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -> None:
+async def test_a_cut_reaches_the_engine_the_tool_and_the_sandbox(sandboxes: FakeSandboxPool) -> None:
     in_tool, cancelled, closed = asyncio.Event(), list[str](), list[str]()
 
     class Boxed(Say):
-        sandbox = ag.AnyBox()
+        sandbox_spec = ag.AnySandbox()
 
         @ag.tool
         async def look(self) -> str:
@@ -82,12 +82,12 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_box(boxes: FakeBoxes) -
 
     engine = Mixed(lambda name, turn: name.startswith("t1"))
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=2)), boxes=boxes
+        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=2)), sandboxes=sandboxes
     ) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
         assert (ids(groups), cancelled, engine.cancelled) == (["t2"], ["t0"], {"t1/0"})
-        assert (boxes.leased, sorted(closed)) == ([], ["t0", "t1", "t2"])
+        assert (sandboxes.leased, sorted(closed)) == ([], ["t0", "t1", "t2"])
         assert batch_stats(groups).requests == LifecycleCounts(started=3, finished=2, dropped=1)
 
 

@@ -93,7 +93,7 @@ def test_a_measure_that_only_some_rollouts_have_is_their_mean_and_a_count_is_0_i
 
 def test_every_count_of_a_rollout_is_known_as_one() -> None:
     written = "".join(path.read_text() for path in (ROOT / "agentgym/rollouts").rglob("*.py"))
-    counted = set(re.findall(r'state\.count\("(\w+)"\)', written)) | {"forks", "subagents", "box_killed"}
+    counted = set(re.findall(r'state\.count\("(\w+)"\)', written)) | {"forks", "subagents", "sandbox_killed"}
     assert len(counted) > 6
     assert [name for name in counted if not is_counter(name)] == []
 

@@ -11,7 +11,7 @@ from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.recorder import open_recorder
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.reward_failures import RewardFailures
-from agentgym.testing import FakeBox, FakeBoxes, Scripted, say
+from agentgym.testing import FakeSandbox, FakeSandboxPool, Scripted, say
 from agentgym.types.rollout import Group
 
 LINES = Path(__file__).read_text().splitlines()
@@ -30,11 +30,11 @@ class Numbers(ag.ToolEnv[ag.Task]):
 class Files(ag.ToolEnv[ag.Task]):
     """An env whose reward reads the file that the answer names."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     @ag.reward
     async def read(self) -> float:
-        return float(await self.box.read_text(self.answer or ""))
+        return float(await self.sandbox.read_text(self.answer or ""))
 
 
 def task(number: int) -> ag.Task:
@@ -82,8 +82,8 @@ async def test_a_score_and_a_group_reward_that_raise_are_said_too() -> None:
 
 
 async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_their_line() -> None:
-    boxes = FakeBoxes(lambda: FakeBox(files={"one": "1"}))
-    rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), boxes=boxes) for path in ("one", "two")]
+    sandboxes = FakeSandboxPool(lambda: FakeSandbox(files={"one": "1"}))
+    rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), sandboxes=sandboxes) for path in ("one", "two")]
     (said,) = RewardFailures().add(rollouts)
     assert said.startswith(
         "1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what the policy said or left in"

@@ -13,7 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import AgentGymError, SandboxError
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.completion import Completion
 from agentgym.types.rollout import Group, Rollout
@@ -138,29 +138,29 @@ async def test_no_tasks_are_no_groups() -> None:
     assert (len(groups), groups.metrics()["rollouts/started"]) == (0, 0)
 
 
-async def test_cancelling_cancels_them_all_and_gives_every_box_back(boxes: FakeBoxes) -> None:
+async def test_cancelling_cancels_them_all_and_gives_every_sandbox_back(sandboxes: FakeSandboxPool) -> None:
     closed: list[str] = []
     asked = asyncio.Event()
 
     class Boxed(Say):
-        sandbox = ag.AnyBox()
+        sandbox_spec = ag.AnySandbox()
 
         async def close(self) -> None:
             closed.append(self.task.id)
 
     class Waiting(Scripted):
         async def generate(self, *args: Any, **kwargs: Any) -> Completion:
-            if len(boxes.leased) == 4:
+            if len(sandboxes.leased) == 4:
                 asked.set()
             await asyncio.Event().wait()
             raise AssertionError
 
-    playing = asyncio.create_task(ag.run_groups(Boxed, tasks(3), Waiting([]), n=2, boxes=boxes, concurrency=4))
+    playing = asyncio.create_task(ag.run_groups(Boxed, tasks(3), Waiting([]), n=2, sandboxes=sandboxes, concurrency=4))
     await asked.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
-    assert boxes.leased == []
+    assert sandboxes.leased == []
     assert sorted(closed) == ["t0", "t0", "t1", "t1"]
 
 
@@ -213,9 +213,9 @@ class Chaos(Scripted):
 
 
 class Rough(Say):
-    """Tools that overflow and boxes that die."""
+    """Tools that overflow and sandboxes that die."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, context_tokens=900, turn_tokens=300)
     context = ag.Compact(at=0.5)
 
@@ -226,13 +226,15 @@ class Rough(Say):
 
     @ag.tool
     async def unplug(self) -> str:
-        """Lose the box."""
-        raise SandboxError("the box died")
+        """Lose the sandbox."""
+        raise SandboxError("the sandbox died")
 
 
-async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts_add_up(boxes: FakeBoxes) -> None:
+async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts_add_up(
+    sandboxes: FakeSandboxPool,
+) -> None:
     engine = Chaos(0)
-    groups = await ag.run_groups(Rough, tasks(125), engine, n=8, boxes=boxes)
+    groups = await ag.run_groups(Rough, tasks(125), engine, n=8, sandboxes=sandboxes)
     numbers = groups.metrics()
     assert numbers["rollouts/started"] == numbers["rollouts/finished"] + numbers["rollouts/failed"] == 1000
     for played in groups.rollouts:
@@ -241,7 +243,7 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
             assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs) <= 900
     stops = Counter(played.stop_reason for played in groups.rollouts)
     assert {"answer", "context", "length", "error"} <= set(stops)
-    assert (engine.sessions, boxes.leased, len(boxes.made)) == (set(), [], 1000)
+    assert (engine.sessions, sandboxes.leased, len(sandboxes.made)) == (set(), [], 1000)
 
 
 async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:

@@ -12,7 +12,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import Groups, LifecycleCounts, raise_if_all_failed
 from agentgym.scheduling.oversampling import Oversample
 from agentgym.scheduling.schedule import Schedule
@@ -154,11 +154,15 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_under_faults_everything_that_was_started_is_in_one_count(name: str, boxes: FakeBoxes) -> None:
+async def test_under_faults_everything_that_was_started_is_in_one_count(name: str, sandboxes: FakeSandboxPool) -> None:
     settings, staleness = SETTINGS[name]
     engine, seen = Faulty(7), list[str]()
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=4, concurrency=16, oversample=settings, staleness=staleness), boxes=boxes
+        Boxed,
+        tasks(),
+        engine,
+        Schedule(n=4, concurrency=16, oversample=settings, staleness=staleness),
+        sandboxes=sandboxes,
     ) as scheduler:
         totals: dict[str, int] = {}
         for version in range(1, 25):
@@ -177,7 +181,7 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
             ended = [totals[f"{kind} {field}"] for field in ("finished", "dropped", "failed", "carried")]
             assert totals[f"{kind} started"] == sum(ended) > 0
     assert len(set(seen)) == len(seen) >= 96
-    assert boxes.leased == []
+    assert sandboxes.leased == []
 
 
 async def test_thousands_of_rollouts_do_not_begin_in_one_pass_of_the_event_loop() -> None:

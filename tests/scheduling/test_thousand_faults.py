@@ -11,7 +11,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import EngineError, SandboxError
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.sandboxes.protocol import ExecResult, HostFunction
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.completion import Completion
@@ -29,8 +29,8 @@ FAULTS = (
     "fails_late",
     "output_past_the_context",
     "budget_0",
-    "box_dies",
-    "box_dies_in_a_kid",
+    "sandbox_dies",
+    "sandbox_dies_in_a_kid",
     "tool_raises",
     "malformed_call",
     "env_raises",
@@ -43,7 +43,7 @@ def fault_of(rollout_id: str) -> str:
     return random.Random(rollout_id).choice(FAULTS)
 
 
-class Dying(FakeBox):
+class Dying(FakeSandbox):
     """Dies when it is told to, and can be told by a branch too."""
 
     async def python(
@@ -56,14 +56,14 @@ class Dying(FakeBox):
         output_limit: int = 0,
     ) -> ExecResult:
         if code == "die":
-            raise SandboxError("the box died")
+            raise SandboxError("the sandbox died")
         return ExecResult(status="ok", exit_code=0, stdout=code, stderr="")
 
 
 class Desk(ag.ToolEnv[ag.Task]):
     """Tools, sub-agents, forks, a small context and compaction, all at once."""
 
-    sandbox: ClassVar[Any] = ag.AnyBox()
+    sandbox_spec: ClassVar[Any] = ag.AnySandbox()
     limits = ag.Limits(turns=8, context_tokens=2400, turn_tokens=400, tokens=1200, retries=1)
     context = ag.Compact(at=0.7)
 
@@ -75,7 +75,7 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool
     async def python(self, code: str) -> str:
         """Run code."""
-        return (await self.box.python(code)).text(limit=100_000) * (1000 if code == "flood" else 1)
+        return (await self.sandbox.python(code)).text(limit=100_000) * (1000 if code == "flood" else 1)
 
     @ag.tool
     async def ask(self) -> str:
@@ -85,8 +85,10 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool
     async def split(self) -> str:
-        """Fork, with a branch of the box."""
-        async with self.fork("fork", [Message(role="tool", content="on", name="split")], box=True, turns=1) as agent:
+        """Fork, with a branch of the sandbox."""
+        async with self.fork(
+            "fork", [Message(role="tool", content="on", name="split")], sandbox=True, turns=1
+        ) as agent:
             return await agent.run()
 
     @ag.tool
@@ -107,8 +109,8 @@ class Desk(ag.ToolEnv[ag.Task]):
 SCRIPTS: dict[str, list[Reply]] = {
     "output_past_the_context": [call("python", code="1"), call("python", code="flood"), say("never")],
     "budget_0": [call("python", code="x" * 250)] * 9,
-    "box_dies": [call("python", code="1"), call("python", code="die")],
-    "box_dies_in_a_kid": [call("ask"), call("python", code="die")],
+    "sandbox_dies": [call("python", code="1"), call("python", code="die")],
+    "sandbox_dies_in_a_kid": [call("ask"), call("python", code="die")],
     "tool_raises": [call("fail"), say("done")],
     "malformed_call": [raw("<tool_call>\n{oops\n</tool_call>"), say("done")],
     "env_raises": [call("python", code="1"), say("break")],
@@ -176,10 +178,10 @@ def check(rollout: Rollout, engine: Faulty) -> None:
 
 
 async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_leaks: None) -> None:
-    engine, boxes = Faulty(), FakeBoxes(Dying)
+    engine, sandboxes = Faulty(), FakeSandboxPool(Dying)
     seen: list[Rollout] = []
     groups: Groups = await ag.run_groups(
-        Desk, Desk.tasks("train"), engine, n=EACH, boxes=boxes, concurrency=64, on_rollout=seen.append
+        Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=sandboxes, concurrency=64, on_rollout=seen.append
     )
     rollouts = groups.rollouts
     assert len(rollouts) == len(seen) == GROUPS * EACH == 1000
@@ -190,13 +192,13 @@ async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_lea
     assert numbers["rollouts/started"] == numbers["rollouts/finished"] + numbers["rollouts/failed"] == 1000
     assert numbers["rollouts/finished"] == sum(fault_of(r.rollout_id) in SCORED for r in rollouts)
     assert sum(value for name, value in numbers.items() if name.startswith("stop/")) == 1.0
-    assert (engine._played, engine._sessions, boxes.leased) == ({}, {}, [])
-    assert len(boxes.made) == 1000 + sum(fault_of(r.rollout_id) == "fails_at_first" for r in rollouts)
+    assert (engine._played, engine._sessions, sandboxes.leased) == ({}, {}, [])
+    assert len(sandboxes.made) == 1000 + sum(fault_of(r.rollout_id) == "fails_at_first" for r in rollouts)
 
 
 async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() -> None:
     engine = Faulty()
-    groups = await ag.run_groups(Desk, Desk.tasks("train"), engine, n=EACH, boxes=FakeBoxes(Dying))
+    groups = await ag.run_groups(Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=FakeSandboxPool(Dying))
     for merged in (False, True):
         batch = ag.build_samples(groups, merge=merged)
         assert batch.rollouts == 1000
@@ -211,9 +213,11 @@ async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() 
 
 async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no_token(no_leaks: None) -> None:
     tasks = Desk.tasks("train")[:30]
-    plain = await ag.run_groups(Desk, tasks, Faulty(), n=4, boxes=FakeBoxes(Dying))
-    engine, boxes = Faulty(), FakeBoxes(Dying)
-    groups = await ag.run_groups(Desk, tasks, engine, n=4, boxes=boxes, branching=ag.Branching(per_state=2, every=2))
+    plain = await ag.run_groups(Desk, tasks, Faulty(), n=4, sandboxes=FakeSandboxPool(Dying))
+    engine, sandboxes = Faulty(), FakeSandboxPool(Dying)
+    groups = await ag.run_groups(
+        Desk, tasks, engine, n=4, sandboxes=sandboxes, branching=ag.Branching(per_state=2, every=2)
+    )
     of_branches = Counter[str]()
     for rollout, without in zip(groups.rollouts, plain.rollouts, strict=True):
         own = [segment for segment in rollout.segments if segment.branch is None]
@@ -231,7 +235,7 @@ async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no
             before = sum(t.stop - t.start for s in own for t in s.turns if t.number < branch.turn)
             assert before + branch.metrics["tokens"] <= 1200
     assert set(of_branches) == set(FAULTS)
-    assert (engine._played, engine._sessions, boxes.leased) == ({}, {}, [])
+    assert (engine._played, engine._sessions, sandboxes.leased) == ({}, {}, [])
     for merged in (False, True):
         batch = ag.build_samples(groups, merge=merged, advantage_level="branches")
         with_signal = {row.group_id for row in batch}

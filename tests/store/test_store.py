@@ -82,7 +82,7 @@ def rollout(name: str = "task/0", reward: float | None = 1.0, **changes: Any) ->
         stop_reason="answer" if reward is not None else "error",
         failure=failure if reward is None else None,
         metrics={"seconds": 1.5, "tool_calls": 2.0},
-        box="sha256:1",
+        sandbox="sha256:1",
     )
 
 

@@ -1,4 +1,4 @@
-"""What env tests stand on: the byte tokenizer, the script, the fake box, and the contract check."""
+"""What env tests stand on: the byte tokenizer, the script, the fake sandbox, and the contract check."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, raw, say
 from agentgym.errors import EngineError
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.testing import NOOP, check_env, sample
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Name the secret."),))
@@ -52,17 +52,17 @@ def test_json_too_deep_to_read_is_a_malformed_call() -> None:
 
 
 class Secret(ag.ToolEnv[ag.Task]):
-    """The secret is in the box; naming it is worth 1."""
+    """The secret is in the sandbox; naming it is worth 1."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     async def setup(self) -> None:
-        await self.box.write({"secret": "swordfish"})
+        await self.sandbox.write({"secret": "swordfish"})
 
     @ag.tool
     async def look(self) -> str:
         """Read the secret."""
-        return (await self.box.read("secret")).decode()
+        return (await self.sandbox.read("secret")).decode()
 
     @ag.reward
     def named(self) -> float:
@@ -72,24 +72,24 @@ class Secret(ag.ToolEnv[ag.Task]):
 ORACLE = [call("look"), say("swordfish")]
 
 
-async def test_each_rollout_plays_the_script_from_its_start(boxes: FakeBoxes) -> None:
+async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandboxPool) -> None:
     engine = Scripted(ORACLE)
-    played = await ag.run_groups(Secret, [TASK], engine, n=3, boxes=boxes)
+    played = await ag.run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
     assert [r.reward for r in played.rollouts] == [1.0, 1.0, 1.0]
-    again = await ag.rollout(Secret, TASK, engine, boxes=boxes)
+    again = await ag.rollout(Secret, TASK, engine, sandboxes=sandboxes)
     assert again.reward == 1.0
 
 
-async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(boxes: FakeBoxes) -> None:
-    played = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), boxes=boxes)
+async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(sandboxes: FakeSandboxPool) -> None:
+    played = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), sandboxes=sandboxes)
     assert played.error == "EngineError: the script ended after 1 replies, and the env asked for one more"
 
 
-async def test_a_script_may_be_a_function_of_the_text(boxes: FakeBoxes) -> None:
+async def test_a_script_may_be_a_function_of_the_text(sandboxes: FakeSandboxPool) -> None:
     def reads(text: str) -> ag.Message:
         return say("swordfish") if "tool\nswordfish" in text else call("look")
 
-    assert (await ag.rollout(Secret, TASK, Scripted(reads), boxes=boxes)).reward == 1.0
+    assert (await ag.rollout(Secret, TASK, Scripted(reads), sandboxes=sandboxes)).reward == 1.0
 
 
 async def test_a_script_is_cut_at_the_token_limit() -> None:
@@ -97,25 +97,25 @@ async def test_a_script_is_cut_at_the_token_limit() -> None:
     assert (spoken.token_ids.tolist(), spoken.finish_reason) == ([49, 50, 51], "length")
 
 
-async def test_the_namespace_of_a_fake_box_lasts_until_it_is_reset() -> None:
-    box = FakeBox()
-    await box.python("x = 6")
-    assert (await box.python("print('x is'); x * 7")).stdout == "x is\n42\n"
-    assert "NameError" in (await box.python("x", fresh=True)).stderr
-    assert (await box.python("x")).ok
-    await box.reset()
-    failed = await box.python("x")
+async def test_the_namespace_of_a_fake_sandbox_lasts_until_it_is_reset() -> None:
+    sandbox = FakeSandbox()
+    await sandbox.python("x = 6")
+    assert (await sandbox.python("print('x is'); x * 7")).stdout == "x is\n42\n"
+    assert "NameError" in (await sandbox.python("x", fresh=True)).stderr
+    assert (await sandbox.python("x")).ok
+    await sandbox.reset()
+    failed = await sandbox.python("x")
     assert (failed.status, failed.exit_code, failed.ok) == ("error", 1, False)
 
 
-async def test_code_in_a_fake_box_calls_plain_and_async_functions_of_the_host() -> None:
+async def test_code_in_a_fake_sandbox_calls_plain_and_async_functions_of_the_host() -> None:
     opened = asyncio.Event()
 
     async def slow(value: int) -> int:
         opened.set()
         return value + 1
 
-    ran = await FakeBox().python("slow(value=plain(1))", functions={"plain": lambda n: n * 10, "slow": slow})
+    ran = await FakeSandbox().python("slow(value=plain(1))", functions={"plain": lambda n: n * 10, "slow": slow})
     assert ran.stdout == "11\n"
     assert opened.is_set()
 
@@ -125,36 +125,36 @@ async def test_what_a_function_of_the_host_raises_is_raised_in_the_code() -> Non
         raise LookupError("no")
 
     code = "try:\n    refuse()\nexcept LookupError as e:\n    print('caught', e)"
-    assert (await FakeBox().python(code, functions={"refuse": refuse})).stdout == "caught no\n"
+    assert (await FakeSandbox().python(code, functions={"refuse": refuse})).stdout == "caught no\n"
 
 
-async def test_the_files_of_a_fake_box_are_bytes_in_folders() -> None:
-    box = FakeBox(files={"kept": b"\xff"})
-    await box.write({"a/b.txt": "é", "./a/c/d": "", "e": "1"})
-    assert await box.read("a/b.txt") == "é".encode()
-    assert await box.list() == ["a/", "e", "kept"]
-    assert await box.list("a") == ["b.txt", "c/"]
+async def test_the_files_of_a_fake_sandbox_are_bytes_in_folders() -> None:
+    sandbox = FakeSandbox(files={"kept": b"\xff"})
+    await sandbox.write({"a/b.txt": "é", "./a/c/d": "", "e": "1"})
+    assert await sandbox.read("a/b.txt") == "é".encode()
+    assert await sandbox.list() == ["a/", "e", "kept"]
+    assert await sandbox.list("a") == ["b.txt", "c/"]
     with pytest.raises(FileNotFoundError, match="nothing"):
-        await box.read("nothing")
+        await sandbox.read("nothing")
     with pytest.raises(ValueError, match="e: 1 bytes, the limit is 0"):
-        await box.read("e", limit=0)
-    await box.reset()
-    assert await box.list() == ["kept"]
+        await sandbox.read("e", limit=0)
+    await sandbox.reset()
+    assert await sandbox.list() == ["kept"]
 
 
-async def test_the_shell_of_a_fake_box_answers_what_it_was_told_and_nothing_else() -> None:
-    box = FakeBox({"ls": "a\n"})
-    assert (await box.exec("ls")).stdout == "a\n"
-    assert (await FakeBox(str.upper).exec("ls")).stdout == "LS"
+async def test_the_shell_of_a_fake_sandbox_answers_what_it_was_told_and_nothing_else() -> None:
+    sandbox = FakeSandbox({"ls": "a\n"})
+    assert (await sandbox.exec("ls")).stdout == "a\n"
+    assert (await FakeSandbox(str.upper).exec("ls")).stdout == "LS"
     with pytest.raises(AssertionError, match=r"no answer for 'rm'; add it to the shell, which knows \['ls'\]"):
-        await box.exec("rm")
-    with pytest.raises(AssertionError, match=r"the env ran 'ls'; give FakeBox\(shell=...\) an answer"):
-        await FakeBox().exec("ls")
-    assert box.log == ["ls", "rm"]
+        await sandbox.exec("rm")
+    with pytest.raises(AssertionError, match=r"the env ran 'ls'; give FakeSandbox\(shell=...\) an answer"):
+        await FakeSandbox().exec("ls")
+    assert sandbox.log == ["ls", "rm"]
 
 
 async def test_a_lease_is_given_back_also_on_an_error() -> None:
-    pool = FakeBoxes()
+    pool = FakeSandboxPool()
 
     async def fail() -> None:
         async with pool.lease():
@@ -208,21 +208,23 @@ class Moody(Secret):
     ("env", "why"),
     [(Generous, "no-op: reward 1.0 >= 1.0"), (Touchy, "malformed call"), (Stubborn, "cancel"), (Moody, "seed")],
 )
-async def test_the_contract_refuses_an_env_that_breaks_it(env: type[Secret], why: str, boxes: FakeBoxes) -> None:
+async def test_the_contract_refuses_an_env_that_breaks_it(
+    env: type[Secret], why: str, sandboxes: FakeSandboxPool
+) -> None:
     with pytest.raises(AssertionError, match=f"\n{why}"):
-        await check_env(env, TASK, oracle=ORACLE, boxes=boxes)
+        await check_env(env, TASK, oracle=ORACLE, sandboxes=sandboxes)
 
 
-async def test_the_contract_accepts_an_env_that_keeps_it(boxes: FakeBoxes) -> None:
-    await check_env(Secret, TASK, oracle=ORACLE, noop=NOOP, boxes=boxes)
-    assert not boxes.leased
+async def test_the_contract_accepts_an_env_that_keeps_it(sandboxes: FakeSandboxPool) -> None:
+    await check_env(Secret, TASK, oracle=ORACLE, noop=NOOP, sandboxes=sandboxes)
+    assert not sandboxes.leased
 
 
-async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(boxes: FakeBoxes) -> None:
+async def test_the_contract_refuses_an_oracle_that_fails_or_falls_short(sandboxes: FakeSandboxPool) -> None:
     with pytest.raises(AssertionError, match=r"\noracle: the rollout failed: EngineError"):
-        await check_env(Secret, TASK, oracle=[call("look")], boxes=boxes)
+        await check_env(Secret, TASK, oracle=[call("look")], sandboxes=sandboxes)
     with pytest.raises(AssertionError, match=r"\noracle: reward 0.0 < 1.0"):
-        await check_env(Secret, TASK, oracle=[raw("herring")], boxes=boxes)
+        await check_env(Secret, TASK, oracle=[raw("herring")], sandboxes=sandboxes)
 
 
 @pytest.mark.parametrize(
@@ -250,32 +252,32 @@ async def test_a_noop_holds_a_reply() -> None:
         await check_env(Secret, TASK, oracle=ORACLE, noop=[])
 
 
-async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(boxes: FakeBoxes) -> None:
+async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(sandboxes: FakeSandboxPool) -> None:
     nothing: Any = lambda text: None  # noqa: E731
-    played = await ag.rollout(Secret, TASK, Scripted(nothing), boxes=boxes)
+    played = await ag.rollout(Secret, TASK, Scripted(nothing), sandboxes=sandboxes)
     assert "what the function of replies returned: must be a reply" in str(played.error)
 
 
-async def test_a_forked_fake_box_goes_on_alone_with_files_and_names() -> None:
-    box = FakeBox(files={"f": "x"})
-    await box.python("import math\nx = [1]")
-    async with await box.fork() as branch:
+async def test_a_forked_fake_sandbox_goes_on_alone_with_files_and_names() -> None:
+    sandbox = FakeSandbox(files={"f": "x"})
+    await sandbox.python("import math\nx = [1]")
+    async with await sandbox.fork() as branch:
         await branch.python("x.append(math.floor(2.5))")
         await branch.write({"g": "y"})
         assert (await branch.python("x")).stdout == "[1, 2]\n"
         assert await branch.list() == ["f", "g"]
-    assert (await box.python("x")).stdout == "[1]\n"
-    assert await box.list() == ["f"]
+    assert (await sandbox.python("x")).stdout == "[1]\n"
+    assert await sandbox.list() == ["f"]
 
 
-async def test_a_fake_box_takes_files_and_gives_them_back(tmp_path: Path) -> None:
-    box = FakeBox(files={"d/a/f": "x"})
-    await box.get("d", tmp_path / "out")
-    await box.put(tmp_path / "out", "copy")
-    await box.put(tmp_path / "out/a/f")
-    assert await box.read("copy/a/f") == await box.read("f") == b"x"
+async def test_a_fake_sandbox_takes_files_and_gives_them_back(tmp_path: Path) -> None:
+    sandbox = FakeSandbox(files={"d/a/f": "x"})
+    await sandbox.get("d", tmp_path / "out")
+    await sandbox.put(tmp_path / "out", "copy")
+    await sandbox.put(tmp_path / "out/a/f")
+    assert await sandbox.read("copy/a/f") == await sandbox.read("f") == b"x"
     with pytest.raises(FileNotFoundError):
-        await box.get("none", tmp_path)
+        await sandbox.get("none", tmp_path)
 
 
 def test_a_sample_is_made_from_its_ids_and_what_differs() -> None:

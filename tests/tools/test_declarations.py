@@ -101,7 +101,7 @@ def needs_answer(self: object, answer: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", ["answer", "task", "metrics", "step", "score", "close", "tools", "fork", "box", "tool_failures"]
+    "name", ["answer", "task", "metrics", "step", "score", "close", "tools", "fork", "sandbox", "tool_failures"]
 )
 def test_a_tool_or_reward_that_the_envs_own_attributes_would_hide_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^tool '{name}' of Quiz: agentgym's own classes use .*@ag\.tool\(name="):
@@ -235,7 +235,10 @@ def test_a_weight_is_a_finite_number(weight: Any) -> None:
     [
         ({"limits": ag.Limits}, r"^Quiz\.limits: must be `ag\.Limits\(\.\.\.\)`, got the class Limits, without \(\)"),
         ({"limits": {"turns": 3}}, r"^Quiz\.limits: must be .*, got {'turns': 3}"),
-        ({"sandbox": ag.AnyBox}, r"^Quiz\.sandbox: must be .* `ag\.AnyBox\(\)`, got the class AnyBox, without \(\)"),
+        (
+            {"sandbox": ag.AnySandbox},
+            r"^Quiz\.sandbox_spec: must be .* `ag\.AnySandbox\(\)`, got the class AnySandbox, without \(\)",
+        ),
         ({"context": ag.Compact}, r"^Quiz\.context: must be .*, got the class Compact, without \(\)"),
         ({"system": 3}, r"^Quiz\.system: must be text, got 3"),
     ],
@@ -252,8 +255,12 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
         ("sysetm", "Be brief.", "sysetm: is no setting of an env; did you mean 'system'?"),
         ("limit", ag.Limits(turns=3), "limit: is no setting of an env; did you mean 'limits'?"),
         ("contxt", ag.Window(), "contxt: is no setting of an env; did you mean 'context'?"),
-        ("sandbx", ag.AnyBox(), "sandbx: is no setting of an env; did you mean 'sandbox'?"),
-        ("box", ag.AnyBox(), "box: is the leased box of a rollout; its kind is declared as `sandbox = ...`"),
+        ("sandbx", ag.AnySandbox(), "sandbx: is no setting of an env; did you mean 'sandbox'?"),
+        (
+            "sandbox",
+            ag.AnySandbox(),
+            "sandbox: is the leased sandbox of a rollout; its kind is declared as `sandbox_spec = ...`",
+        ),
     ],
 )
 def test_a_misspelt_setting_is_refused_when_the_class_is_made(name: str, value: Any, said: str) -> None:
@@ -339,5 +346,7 @@ def test_a_tool_that_an_attribute_of_the_instance_hides_is_an_error_that_names_i
 
 
 def test_a_sandbox_that_cannot_be_opened_is_refused_with_what_to_write() -> None:
-    with pytest.raises(ValueError, match=r"^Boxed\.sandbox: must be a sandbox, such as `ag\.AnyBox\(\)`, got 'docker'"):
+    with pytest.raises(
+        ValueError, match=r"^Boxed\.sandbox_spec: must be a sandbox, such as `ag\.AnySandbox\(\)`, got 'docker'"
+    ):
         type("Boxed", (ag.ToolEnv,), {"sandbox": "docker"})

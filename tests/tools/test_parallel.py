@@ -76,8 +76,8 @@ class Desk(ag.ToolEnv[ag.Task]):
 
     @ag.tool(parallel=True)
     async def unplug(self) -> str:
-        """Lose the box."""
-        raise ag.SandboxError("the box died")
+        """Lose the sandbox."""
+        raise ag.SandboxError("the sandbox died")
 
     @ag.tool(parallel=True)
     async def explode(self) -> str:
@@ -170,10 +170,10 @@ async def test_the_first_of_two_stops_in_the_order_of_the_calls_ends_the_rollout
     assert (rollout.stop_reason, rollout.error) == ("left", None)
 
 
-async def test_a_box_that_dies_fails_the_rollout_when_the_calls_before_it_have_ended(no_leaks: None) -> None:
+async def test_a_sandbox_that_dies_fails_the_rollout_when_the_calls_before_it_have_ended(no_leaks: None) -> None:
     before = [("wait", {"door": "a"}), ("open", {"door": "a"})]
     rollout = await played(calls(*before, ("unplug", {}), ("wait", {"door": "never"})))
-    assert rollout.error == "SandboxError: the box died"
+    assert rollout.error == "SandboxError: the sandbox died"
     assert last[0].noted == ["wait a", "open a", "wait never", "through a", "cancelled never"]
     assert rollout.metrics["tool_calls"] == 2
 

@@ -23,7 +23,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.ran: list[object] = []
-        self.died = SandboxError("the box died")
+        self.died = SandboxError("the sandbox died")
         self.lamp = asyncio.Event()
         self.free = threading.Event()
         self.thread: threading.Thread | None = None
@@ -68,7 +68,7 @@ class Desk:
 
     @ag.tool
     async def unplug(self) -> str:
-        """Lose the box."""
+        """Lose the sandbox."""
         raise self.died
 
     @ag.tool(name="submit")
@@ -174,11 +174,11 @@ async def test_the_model_reads(name: str, arguments: Any, content: str) -> None:
     assert not result.malformed
 
 
-async def test_a_dead_box_is_no_answer_and_names_the_tool_unless_it_says_where_it_died() -> None:
+async def test_a_dead_sandbox_is_no_answer_and_names_the_tool_unless_it_says_where_it_died() -> None:
     for said, where in (("", "tool 'unplug' of Desk"), ("exec", "exec")):
         desk = Desk()
         desk.died.where = said
-        with pytest.raises(SandboxError, match="the box died") as raised:
+        with pytest.raises(SandboxError, match="the sandbox died") as raised:
             await dispatch(desk, "unplug", {})
         assert raised.value.where == where
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
-from agentgym.errors import BoxKilledError
+from agentgym.errors import SandboxKilledError
 from agentgym.errors import tracebacks as failures
 from agentgym.tools.calls import dispatch
 
@@ -153,19 +153,19 @@ async def run(name: str, arguments: Any = None) -> Any:
         await env.close()
 
 
-async def test_a_box_that_its_own_code_ended_is_an_answer_that_the_model_reads() -> None:
+async def test_a_sandbox_that_its_own_code_ended_is_an_answer_that_the_model_reads() -> None:
     class Boxed(Desk):
         @ag.tool
         async def end(self) -> str:
-            """End the box."""
-            raise BoxKilledError("a program in it did not end")
+            """End the sandbox."""
+            raise SandboxKilledError("a program in it did not end")
 
     env = Boxed(TASK)
     try:
         result = await dispatch(env, "end", {})
     finally:
         await env.close()
-    assert (result.content, result.error) == ("[the box was ended by the code that ran in it]", True)
+    assert (result.content, result.error) == ("[the sandbox was ended by the code that ran in it]", True)
     assert not env.tool_failures
 
 
@@ -321,7 +321,7 @@ async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error:
 @pytest.mark.parametrize(
     ("error", "failure", "read"),
     [
-        (ag.SandboxError("the box died"), "SandboxError", None),
+        (ag.SandboxError("the sandbox died"), "SandboxError", None),
         (ag.EngineError("no answer"), "EngineError", None),
         (ag.ToolError("look elsewhere"), None, "error: look elsewhere"),
         (ValueError("v"), None, "error: tool 'look' failed: ValueError: v"),

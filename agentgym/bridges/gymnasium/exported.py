@@ -13,7 +13,7 @@ from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_tasks, split_tasks
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.messages import Message, text_of
 from agentgym.types.task import Task
 
@@ -51,9 +51,9 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
 
     Of a mixture each episode is of the member that its task is of, under that member's limits.
 
-    Everything of the env runs in one task of one private event loop, so several of these never share a box.
-    `sandbox` replaces the one the env declares; `boxes` is an open pool that does not belong to another event
-    loop, such as FakeBoxes. Errors of the env and of its box reach the caller unchanged.
+    Everything of the env runs in one task of one private event loop, so several of these never share a sandbox.
+    `sandbox` replaces the one the env declares; `sandboxes` is an open pool that does not belong to another event
+    loop, such as FakeSandboxPool. Errors of the env and of its sandbox reach the caller unchanged.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -64,8 +64,8 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         *,
         split: Split = "train",
         tasks: Sequence[Task] | None = None,
-        sandbox: Sandbox | None = None,
-        boxes: Boxes | None = None,
+        spec: SandboxSpec | None = None,
+        sandboxes: SandboxPool | None = None,
         max_length: int = 16_384,
     ) -> None:
         self.cls = find_env(env)
@@ -78,8 +78,8 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
             )
         if isinstance(self.tasks, Endless):
             raise ValueError(f"tasks: those of {self.cls.__name__} are endless; pass some, such as tasks=TASKS[:1000]")
-        self.sandbox = sandbox
-        self.boxes = boxes
+        self.sandbox_spec = spec
+        self.sandboxes = sandboxes
         self.max_length = max_length
         self.action_space = gymnasium.spaces.Text(max_length, min_length=0, charset=CHARSET)
         self.observation_space = gymnasium.spaces.Text(max_length, min_length=0, charset=CHARSET)
@@ -105,7 +105,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         return self._text(messages), earned, terminated, truncated, info
 
     def close(self) -> None:
-        """Close the env, give back its box, close the pool and end the thread."""
+        """Close the env, give back its sandbox, close the pool and end the thread."""
         worker, player = self._worker, self._player
         self._worker = self._player = None
         if worker is None or player is None:
@@ -118,7 +118,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
     def _open(self) -> "tuple[LoopThread, EpisodePlayer]":
         # Not in the constructor: a vector env makes one copy only to look at its spaces, and may fork after it.
         self._worker = self._worker or LoopThread()
-        self._player = self._player or EpisodePlayer(self.cls, self.sandbox, self.boxes)
+        self._player = self._player or EpisodePlayer(self.cls, self.sandbox_spec, self.sandboxes)
         return self._worker, self._player
 
     def _text(self, messages: Sequence[Message]) -> str:

@@ -18,7 +18,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
 from agentgym.errors.tracebacks import describe
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.json_values import UNSOUND, is_sound
 from agentgym.types.messages import Function, Message, ToolCall, image_of, is_image, parts_of, text_of
 from agentgym.types.task import Task
@@ -154,11 +154,11 @@ async def open_episode(
     task: Task | dict[str, Any],
     *,
     seed: int = 0,
-    sandbox: Sandbox | None = None,
-    boxes: Boxes | None = None,
+    spec: SandboxSpec | None = None,
+    sandboxes: SandboxPool | None = None,
     answer: str = "answer",
 ) -> AsyncIterator[EpisodeServer]:
-    """Open an episode of the task as an MCP server; its env is closed and its box given back behind the block.
+    """Open an episode of the task as an MCP server; its env is closed and its sandbox given back behind the block.
 
     `answer` is the name of the tool for text. `sandbox` replaces the one that the env declares.
 
@@ -168,7 +168,7 @@ async def open_episode(
     made: Task = as_task(cls, task)
     if issubclass(member_of(cls, made), AgentEnv):
         raise ValueError(f"env: {cls.__name__} is an ag.AgentEnv, whose agent brings its own tools; serve another env")
-    thread, player = LoopThread(), EpisodePlayer(cls, sandbox, boxes)
+    thread, player = LoopThread(), EpisodePlayer(cls, spec, sandboxes)
     try:
         messages, info = await thread.wait_for(lambda: player.reset(made, seed=seed, options=None))
         yield EpisodeServer(player, thread, messages, info["tools"], answer)

@@ -28,7 +28,7 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
     moves again, and `infos` says why in "illegal_move"; one more than the game's `illegal_moves` ends it: the player
     earns `forfeit`, and the others nothing. Else the rewards come at the end, from `returns`.
 
-    :raises ValueError: for a game that needs more than its five functions, such as a box.
+    :raises ValueError: for a game that needs more than its five functions, such as a sandbox.
     """
 
     def __init__(self, game: str | type[Game], *, max_length: int = 16_384) -> None:
@@ -114,6 +114,6 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
 def _check(cls: type[Game]) -> None:
     if not issubclass(cls, Game):
         raise ValueError(f"game: {cls.__name__} is no ag.Game")
-    for name in ("sandbox", "sandbox_for", "open_resources", "setup", "close"):
+    for name in ("sandbox_spec", "sandbox_for", "open_resources", "setup", "close"):
         if getattr_static(cls, name) is not getattr_static(Game, name):
             raise ValueError(f"{cls.__name__}.{name}: an exported game has its five functions alone; leave it out")

@@ -13,7 +13,7 @@ from agentgym.environments.mixture import Mixture
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import split_tasks, task_type
 from agentgym.errors.extras import needs_extra
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.seeds import seed_for
 from agentgym.tools.tool import class_tools
 from agentgym.types.messages import Function, Message, ToolCall
@@ -31,8 +31,8 @@ class TRLEnvironment:
     env: ClassVar[Any]
     """The class whose episodes are played."""
 
-    def __init__(self, sandbox: Sandbox | None, boxes: Boxes | None, seed: int) -> None:
-        self._thread, self._player = LoopThread(), EpisodePlayer(self.env, sandbox, boxes)
+    def __init__(self, spec: SandboxSpec | None, sandboxes: SandboxPool | None, seed: int) -> None:
+        self._thread, self._player = LoopThread(), EpisodePlayer(self.env, spec, sandboxes)
         self._seed, self._episodes = seed, 0
         self._earned: float | None = None
         self._over = False
@@ -86,7 +86,7 @@ class TRLEnvironment:
 
 @contextmanager
 def environment_factory(
-    env: str | type[Env[Any]], *, sandbox: Sandbox | None = None, boxes: Boxes | None = None, seed: int = 0
+    env: str | type[Env[Any]], *, spec: SandboxSpec | None = None, sandboxes: SandboxPool | None = None, seed: int = 0
 ) -> Iterator[Callable[[], TRLEnvironment]]:
     """Make what GRPOTrainer takes as `environment_factory`; the envs of all its rollouts are closed behind the block.
 
@@ -107,7 +107,7 @@ def environment_factory(
     with ExitStack() as stack:
 
         def make() -> TRLEnvironment:
-            environment: TRLEnvironment = made(sandbox, boxes, seed)
+            environment: TRLEnvironment = made(spec, sandboxes, seed)
             stack.callback(environment._close)
             return environment
 

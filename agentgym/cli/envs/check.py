@@ -65,7 +65,7 @@ def check(
         task=chosen,
         oracle=None if oracle is None else _replies(cls, oracle, chosen),
         noop=NOOP,
-        boxes=None,
+        sandboxes=None,
         models={},
         threshold=threshold,
         idle_is_right=idle_is_right,

@@ -14,7 +14,7 @@ from agentgym.cli.output import say
 from agentgym.errors import AgentGymError
 from agentgym.files.names import command
 
-Kind = Literal["tool", "box", "chat", "game"]
+Kind = Literal["tool", "sandbox", "chat", "game"]
 SUFFIXES = (".py", ".md")
 """What a template holds; whatever else lies in its folder was left by a program that ran there."""
 
@@ -24,11 +24,12 @@ def new(folder: tyro.conf.Positional[Path], kind: Kind = "tool") -> int:
 
     For example:
     $ agentgym new hello
-    $ agentgym new mend_code --kind box
+    $ agentgym new mend_code --kind sandbox
 
     Args:
         folder: The folder to write, whose last part is the environment's name, such as hello or envs/my_shop.
-        kind: What it is made from: tool has one tool and one reward, box runs code in a sandbox, chat answers in text
+        kind: What it is made from: tool has one tool and one reward, sandbox runs code in a sandbox, chat answers in
+        text
             as a user would, and game rewards each turn.
     """
     name = folder.name

@@ -154,7 +154,8 @@ async def _played(
 ) -> "Evaluation":
     """Play it; an endpoint and the named models are opened for it.
 
-    The first SIGINT or SIGTERM stops it and comes into `signals`: boxes and engines are closed. The next one ends it.
+    The first SIGINT or SIGTERM stops it and comes into `signals`: sandboxes and engines are closed. The next one ends
+    it.
     """
     from agentgym.launch.evaluate import evaluate
 

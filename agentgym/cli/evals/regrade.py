@@ -35,7 +35,7 @@ def regrade_run(
     The rollouts are written with their new rewards to a folder inside the old one, whose own files stay; `agentgym
     show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is kept, and
     the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the env's own
-    `restore_played` sets; a reward that reads the box, or something that a tool has set, is refused by name.
+    `restore_played` sets; a reward that reads the sandbox, or something that a tool has set, is refused by name.
 
     A judge or another model that the rewards ask by name is given as in an evaluation: --models.judge.url URL/v1.
     For example:

@@ -3,7 +3,7 @@
 ::
 
     rollout     turn 0  turn 1 | turn 2 ...
-    branch 0                   | turn 2  turn 3   end        each with a copy of the env, a branch of the box
+    branch 0                   | turn 2  turn 3   end        each with a copy of the env, a branch of the sandbox
     branch 1                   | turn 2  end                 and draws of its own
 """
 
@@ -24,7 +24,7 @@ from agentgym.rollouts.attempt import Attempt, Ending
 from agentgym.rollouts.conversation import Conversation
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.segment import OpenSegment
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.tools.tool_threads import Threads
 from agentgym.types.arrays import Floats
 from agentgym.types.branching import Branching
@@ -148,17 +148,17 @@ class BranchAttempt(Attempt):
                 opened.parent = (opened.parent or 0) + first
         return [opened.close() for opened in self.state.segments]
 
-    async def _opened(self, boxes: Boxes | None) -> str:
-        """Copy the env and fork its box, play, and close what was opened, whatever happens; the stop reason."""
+    async def _opened(self, sandboxes: SandboxPool | None) -> str:
+        """Copy the env and fork its sandbox, play, and close what was opened, whatever happens; the stop reason."""
         origin = self.root.env
         assert origin is not None
         async with at_exit(EngineError, "release", self.state.release_all), AsyncExitStack() as stack:
             memo = self._memo(origin)
-            if origin._box is not None:
-                with boundary(SandboxError, "the branch of the box"):
-                    memo[id(origin.box)] = await stack.enter_async_context(await origin.box.fork())
+            if origin._sandbox is not None:
+                with boundary(SandboxError, "the branch of the sandbox"):
+                    memo[id(origin.sandbox)] = await stack.enter_async_context(await origin.sandbox.fork())
             self.env = env = await self._copied(origin, memo)
-            env._box = memo.get(id(origin._box))
+            env._sandbox = memo.get(id(origin._sandbox))
             env._models, env._forks, env._threads = self.state.models, None, Threads(env)
             # A shallow copy of an env's own making shares them.
             env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)

@@ -1,4 +1,4 @@
-"""The env class of a run: one env or a mixture, with the values of their parameters and their boxes."""
+"""The env class of a run: one env or a mixture, with the values of their parameters and their sandboxes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ Envs = str | Mapping[str, float]
 """An env by name, or the members of a mixture with their weights."""
 
 
-def open_envs(envs: Envs, arguments: Mapping[str, Any], box: Kind) -> type[Env[Any]]:
+def open_envs(envs: Envs, arguments: Mapping[str, Any], sandbox: Kind) -> type[Env[Any]]:
     """Return the env class of a run, whose parameters have these values.
 
-    In a mixture a parameter's name is MEMBER.PARAMETER, and a `box` other than "auto" takes the place of each member's
-    own sandbox; a single env keeps what it declares.
+    In a mixture a parameter's name is MEMBER.PARAMETER, and a `sandbox` other than "auto" takes the place of each
+    member's own sandbox; a single env keeps what it declares.
 
     :raises ValueError: for a parameter that the env does not declare, or of an env that is no member.
     """
@@ -30,7 +30,7 @@ def open_envs(envs: Envs, arguments: Mapping[str, Any], box: Kind) -> type[Env[A
     made = {
         name: configured(env, given.get(name, {}), prefix=f"env_args.{name}.") for name, (env, _) in members.items()
     }
-    return mix({name: Member(_in_box(env, box), members[name][1]) for name, env in made.items()})
+    return mix({name: Member(_in_sandbox(env, sandbox), members[name][1]) for name, env in made.items()})
 
 
 def read_env_arguments(envs: Envs, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -109,11 +109,14 @@ def _by_member(members: Mapping[str, Any], arguments: Mapping[str, Any], prefix:
     return found
 
 
-def _in_box(env: type[Env[Any]], box: Kind) -> type[Env[Any]]:
-    """Return the env with boxes of that kind, where it has boxes and the kind is not "auto"."""
-    if box == "auto" or env.sandbox is None:
+def _in_sandbox(env: type[Env[Any]], sandbox: Kind) -> type[Env[Any]]:
+    """Return the env with sandboxes of that kind, where it has sandboxes and the kind is not "auto"."""
+    if sandbox == "auto" or env.sandbox_spec is None:
         return env
     body: dict[str, Any] = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body |= {"sandbox": as_kind(env.sandbox, box), "sandbox_for": classmethod(lambda cls, task: cls.sandbox)}
+    body |= {
+        "sandbox_spec": as_kind(env.sandbox_spec, sandbox),
+        "sandbox_for": classmethod(lambda cls, task: cls.sandbox_spec),
+    }
     made: type[Env[Any]] = type(env.__name__, (env,), body)
     return made

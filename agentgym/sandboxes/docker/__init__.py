@@ -1,1 +1,2 @@
-"""Boxes in containers: the engine and its client, the wire to a box, settings, heartbeat, the image's name."""
+"""SandboxPool in containers: the engine and its client, the wire to a sandbox, settings, heartbeat, the image's
+name."""

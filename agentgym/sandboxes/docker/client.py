@@ -30,7 +30,7 @@ class EngineDown(SandboxError):
 
 
 class EngineFailed(SandboxError):
-    """The engine reported an internal error, or a box ended before its first frame."""
+    """The engine reported an internal error, or a sandbox ended before its first frame."""
 
 
 class NoDockerPackage(SandboxError):

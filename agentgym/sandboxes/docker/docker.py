@@ -1,4 +1,4 @@
-"""Boxes in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
+"""SandboxPool in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
 
 import asyncio
 import functools
@@ -14,9 +14,9 @@ from agentgym.sandboxes.docker.engine import Engine
 from agentgym.sandboxes.docker.images.names import default_image, image_digest
 from agentgym.sandboxes.docker.settings import GVISOR, GVISOR_LACKS, DockerSettings
 from agentgym.sandboxes.pool import open_pool
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.sandboxes.protocol.arguments import check_size
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.volumes import check_sockets
 
 RETRIES = 2
@@ -28,12 +28,12 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 @config(frozen=True, kw_only=True)
 class Docker(DockerSettings):
-    """Boxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
+    """SandboxPool in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+    def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         """Open a pool of at most `size` containers; a lease starts one in some 200 ms. All are removed at the end.
 
-        While an engine is down, leases wait for it up to a minute; the boxes that it took along raise SandboxError.
+        While an engine is down, leases wait for it up to a minute; the sandboxes that it took along raise SandboxError.
         """
         check_size(size)
         if self.runtime == GVISOR:
@@ -41,7 +41,7 @@ class Docker(DockerSettings):
         return self._open(size)
 
     @asynccontextmanager
-    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+    async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         engines = [Engine(host) for host in self.hosts or (address(),)]
         try:
             await _prepare(engines, self)
@@ -52,14 +52,14 @@ class Docker(DockerSettings):
         finally:
             await finished(_close(engines))
 
-    async def _start(self, engines: Sequence[Engine]) -> RemoteBox:
-        """Start a box on the engine that has the fewest; another engine is tried where one is down or fails."""
+    async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
+        """Start a sandbox on the engine that has the fewest; another engine is tried where one is down or fails."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
         while True:
             now = clock()
-            engine = min(engines, key=lambda engine: (engine.down_until > now, engine.boxes))
+            engine = min(engines, key=lambda engine: (engine.down_until > now, engine.sandboxes))
             try:
                 return await engine.start(self)
             except (EngineDown, EngineFailed) as error:
@@ -106,7 +106,7 @@ async def _sweep(engines: Sequence[Engine]) -> None:
 
 
 def why_no_docker(image: str | None = None) -> str | None:
-    """Return the reason why Docker boxes cannot run here; None where they can."""
+    """Return the reason why Docker sandboxes cannot run here; None where they can."""
 
     def probe() -> None:
         client = connect(timeout_s=5)

@@ -19,7 +19,6 @@ from agentgym.errors import SandboxError, WireError
 from agentgym.machine.finished import finished
 from agentgym.machine.process_identity import new_folder, owner, sweep_folders
 from agentgym.sandboxes.docker.attach import attach
-from agentgym.sandboxes.docker.box_wire import accepted, first_word, listener, network_of
 from agentgym.sandboxes.docker.client import (
     EngineDown,
     EngineTraits,
@@ -42,23 +41,24 @@ from agentgym.sandboxes.docker.heartbeat import (
 )
 from agentgym.sandboxes.docker.images.names import INSIDE
 from agentgym.sandboxes.docker.images.ready import ready_image
+from agentgym.sandboxes.docker.sandbox_wire import accepted, first_word, listener, network_of
 from agentgym.sandboxes.docker.settings import (
     GVISOR,
     DockerSettings,
-    box_user,
     check_memory,
     container_limits,
     named_refusals,
+    sandbox_user,
     server_config,
     system_calls,
 )
 from agentgym.sandboxes.local.local_server import END_S
-from agentgym.sandboxes.network.box_network import release
 from agentgym.sandboxes.network.modes import NONE, proxy_environment
+from agentgym.sandboxes.network.sandbox_network import release
 from agentgym.sandboxes.network.services import LABEL, Services, check_images
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire
-from agentgym.sandboxes.server_files import BOX_KILLED
+from agentgym.sandboxes.server_files import SANDBOX_KILLED
 from agentgym.sandboxes.volumes import read_only_mounts
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Engine:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.boxes = 0
+        self.sandboxes = 0
         self.down_until = 0.0
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="agentgym-docker")
         self._starting = asyncio.Semaphore(OPERATIONS_AT_ONCE)
@@ -122,15 +122,15 @@ class Engine:
             self._digest = await self.do(ready_image, self.host, spec)
         return self._digest
 
-    async def start(self, spec: DockerSettings) -> RemoteBox:
-        """Start a box, and the services beside it; nothing is left of one that failed to start or was cancelled."""
+    async def start(self, spec: DockerSettings) -> RemoteSandbox:
+        """Start a sandbox, and the services beside it; nothing is left of one that failed to start or was cancelled."""
         if spec.needs_sockets and not self.is_here:
             raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
             self._names.add(name)
-            self.boxes += 1
+            self.sandboxes += 1
             try:
                 with named_refusals(spec):
                     start = self._start_connected if self.is_here else self._start_attached
@@ -144,9 +144,9 @@ class Engine:
         """Whether the engine is one of this machine, which shares folders and sockets with its containers."""
         return self.host.startswith("unix://")
 
-    async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
+    async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteSandbox:
         folder = self.new_folder()
-        with listener(folder / "box.sock") as listening:
+        with listener(folder / "sandbox.sock") as listening:
             try:
                 # The thread cannot be cancelled: a cancelled start is waited for and undone.
                 await finished(self.do(self.create, spec, name, folder))
@@ -159,8 +159,8 @@ class Engine:
 
     async def _open(
         self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
-    ) -> RemoteBox:
-        """The box at the other end of a new connection, with its network and its services."""
+    ) -> RemoteSandbox:
+        """The sandbox at the other end of a new connection, with its network and its services."""
         network = await network_of(connection, spec)
         services = Services(self, name, spec.services, network)
 
@@ -174,16 +174,16 @@ class Engine:
             if services.each:
                 network.beside = services
             why_it_ended = functools.partial(self.why_it_ended, spec, name)
-            box = await first_word(await Wire.over(connection), digest, end, why_it_ended, network)
-            services.cut = box.link.cut
-            await box.begin_surroundings()
-            return box
+            sandbox = await first_word(await Wire.over(connection), digest, end, why_it_ended, network)
+            services.cut = sandbox.link.cut
+            await sandbox.begin_surroundings()
+            return sandbox
         except BaseException:
             connection.close()
             await release(network, services.remove)
             raise
 
-    async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteBox:
+    async def _start_attached(self, spec: DockerSettings, name: str, digest: str) -> RemoteSandbox:
         await finished(self.do(self.create, spec, name, None))
         try:
             wire = await attach(self.host, name)
@@ -211,10 +211,11 @@ class Engine:
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            # Always under gVisor, which gives the input to the box's user: else it would be this machine's /dev/null.
+            # Always under gVisor, which gives the input to the sandbox's user: else it would be this machine's
+            # /dev/null.
             stdin_open=folder is None or spec.runtime == GVISOR,
-            user=box_user(spec, engine_maps_users=self._traits.maps_users),
-            hostname="box",
+            user=sandbox_user(spec, engine_maps_users=self._traits.maps_users),
+            hostname="sandbox",
             use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
             network_disabled=spec.network == NONE,
             environment=proxy_environment(spec.network, list(spec.services)),
@@ -257,7 +258,8 @@ class Engine:
         self._names.add(name)
 
     async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
-        """How the code in a box ended it; None where its container goes on or is gone, or its engine does not say."""
+        """How the code in a sandbox ended it; None where its container goes on or is gone, or its engine does not
+        say."""
         deadline = asyncio.get_running_loop().time() + END_S
         try:
             while (state := await self.do(self._state, name))["Running"]:
@@ -270,13 +272,13 @@ class Engine:
         if state["OOMKilled"]:
             return f"it used up the memory of its container ({spec.container_mb} MB: memory_mb, and what disk_mb adds)"
         # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
-        if code == BOX_KILLED or (spec.runtime == "runsc" and code):
+        if code == SANDBOX_KILLED or (spec.runtime == "runsc" and code):
             return f"its container ended with code {code}"
         return None
 
     async def end(self, name: str, folder: Path | None = None) -> None:
         """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
-        self.boxes -= name in self._names
+        self.sandboxes -= name in self._names
         try:
             await self.remove(name)
         finally:
@@ -312,7 +314,7 @@ class Engine:
         mine = found.pop(self._run, None)
         for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            # One that ended beside its box still has its last words to say.
+            # One that ended beside its sandbox still has its last words to say.
             ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
             if ended or not known:
                 self._remove(container["Id"])

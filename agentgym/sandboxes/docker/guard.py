@@ -25,8 +25,8 @@ _log = logging.getLogger("agentgym.sandboxes")
 class Guard:
     """Watches over the services of one client of an engine of this machine.
 
-    A box ends with its wire; a service has none. So a process of its own, in a session that no Ctrl-C reaches, removes
-    what carries the client's token as soon as the client is gone, however it ended.
+    A sandbox ends with its wire; a service has none. So a process of its own, in a session that no Ctrl-C reaches,
+    removes what carries the client's token as soon as the client is gone, however it ended.
     """
 
     def __init__(self, host: str, token: str) -> None:

@@ -1,4 +1,4 @@
-"""Heartbeats of the clients of a Docker engine, and the search for clients that ended without removing their boxes.
+"""Heartbeats of the clients of a Docker engine, and the search for clients that ended without removing their sandboxes.
 
 A client keeps one empty volume in the engine, whose name carries the client's token and a time; every few seconds
 a new one takes its place. The engine is the one thing that all of its clients see: a name of a host or a number of a
@@ -46,7 +46,7 @@ class Traces:
 
     @property
     def holds_a_wire(self) -> bool:
-        """Whether a box of it runs whose wire is a socket: such a box ends with its client, which so lives."""
+        """Whether a sandbox of it runs whose wire is a socket: such a sandbox ends with its client, which so lives."""
         return any(
             container["State"] == "running" and INSIDE in [mount["Destination"] for mount in container["Mounts"]]
             for container in self.containers

@@ -1,4 +1,4 @@
-"""Settings of boxes in Docker containers, and what the engine and the server inside are told of them."""
+"""Settings of sandboxes in Docker containers, and what the engine and the server inside are told of them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from agentgym.sandboxes.docker.images.names import INSIDE
 from agentgym.sandboxes.network.modes import LOOPBACK, NONE, engine_network, has_own_loopback, server_network
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.network.services import Service, check_services
-from agentgym.sandboxes.protocol.arguments import BoxMemory
+from agentgym.sandboxes.protocol.arguments import SandboxMemory
 from agentgym.sandboxes.seccomp import filters, profile
 from agentgym.sandboxes.server_files import BRANCHES, RESERVE, SERVERS, arena, next_user
 from agentgym.sandboxes.volumes import check_volumes
@@ -30,7 +30,7 @@ SPOKEN = ("unix://", "tcp://", "http://", "https://")
 FOLDERS = 3
 """Folders of `disk_mb` that have memory of their own: the working folder, its branches, and the copy of a verifier."""
 OWN_LOOPBACK = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_abort_on_overflow": "1"}
-"""No connection of an episode is there in the next; a server in a box of bubblewrap sets them itself."""
+"""No connection of an episode is there in the next; a server in a sandbox of bubblewrap sets them itself."""
 NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
 """What TCP measured of an address in one episode is not known in the next; bubblewrap's server sets them itself."""
 
@@ -47,13 +47,15 @@ class DockerSettings:
     dockerfile: Name | None = None
     """A folder with a Dockerfile to build the image from, once for each content of the folder; in place of `image`."""
     pip: Words = ()
-    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
+    opened."""
     apt: Words = ()
     """Packages of the image's Debian or Ubuntu; they are installed in the same way."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files of the engine's machine by their path in the box; code in the box can only read them."""
-    memory_mb: BoxMemory = 512
-    """Memory of the programs of a box in MB, all together. Its files have room beside it: see `disk_mb`."""
+    """Folders and files of the engine's machine by their path in the sandbox; code in the sandbox can only read
+    them."""
+    memory_mb: SandboxMemory = 512
+    """Memory of the programs of a sandbox in MB, all together. Its files have room beside it: see `disk_mb`."""
     disk_mb: Positive = 64
     """The size of each of its folders in MB. They are in memory, so that the container may use `memory_mb` and three
     times `disk_mb`: for the working folder, for its branches, and for the copy that `verify` judges."""
@@ -61,10 +63,11 @@ class DockerSettings:
     pids: Positive = 128
     """Processes and threads; the container has 64 more, which a verifier always finds free."""
     network: Word | Allow = NONE
-    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for the
-    hosts listed there through a logging proxy, or the name of one of the engine's networks."""
+    """What the sandbox may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for
+    the hosts listed there through a logging proxy, or the name of one of the engine's networks."""
     services: Mapping[str, Service] = field(default_factory=dict, hash=False)
-    """Containers beside the box by their names: they share its loopback, end with it, and are new in every episode."""
+    """Containers beside the sandbox by their names: they share its loopback, end with it, and are new in every
+    episode."""
     hosts: Names = ()
     """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
     runtime: Word | None = None
@@ -83,7 +86,7 @@ class DockerSettings:
         check_volumes(self.volumes, here=all(host.startswith("unix://") for host in self.hosts or (address(),)))
         check_services(self.services)
         if self.services and self.network == NONE:
-            raise ValueError('services: the box reaches them over its loopback; say network="loopback"')
+            raise ValueError('services: the sandbox reaches them over its loopback; say network="loopback"')
         if self.needs_sockets and self.runtime == GVISOR:
             raise ValueError(f"runtime: {GVISOR!r} hands no sockets to this machine: no services and no Allow(...)")
 
@@ -94,7 +97,7 @@ class DockerSettings:
 
     @property
     def needs_sockets(self) -> bool:
-        """Whether the box is of no use without sockets that its server hands to this machine."""
+        """Whether the sandbox is of no use without sockets that its server hands to this machine."""
         return bool(self.services) or isinstance(self.network, Allow)
 
 
@@ -116,10 +119,11 @@ def named_refusals(spec: DockerSettings) -> Iterator[None]:
 
 
 def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
-    """Raise SandboxError where a box may use more memory than its engine's machine has; 0 MB says that is unknown."""
+    """Raise SandboxError where a sandbox may use more memory than its engine's machine has; 0 MB says that is
+    unknown."""
     if 0 < machine_mb < spec.container_mb:
         raise SandboxError(
-            f"memory_mb, disk_mb: a box may use memory_mb and three times disk_mb, {spec.container_mb} MB, and the "
+            f"memory_mb, disk_mb: a sandbox may use memory_mb and three times disk_mb, {spec.container_mb} MB, and the "
             f"machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
         )
 
@@ -130,7 +134,7 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
     That is a socket in the mounted folder where `connected`, else its own input and output.
     """
     limits = {"NOFILE": 512, "CORE": 0}
-    if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the box with it.
+    if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the sandbox with it.
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
     else:
         limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
@@ -149,11 +153,11 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
         )
     if connected and spec.network != NONE and spec.runtime != GVISOR:
         config["network"] = server_network(spec.network)
-    return config | ({"connect": f"{INSIDE}/box.sock"} if connected else {})
+    return config | ({"connect": f"{INSIDE}/sandbox.sock"} if connected else {})
 
 
-def box_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
-    """Return the user of a new container, which is that of no other box; the code sees itself as nobody (65534).
+def sandbox_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
+    """Return the user of a new container, which is that of no other sandbox; the code sees itself as nobody (65534).
 
     It is nobody itself where the engine maps users, and so has few, and under gVisor, which is nobody in any case.
     """
@@ -196,6 +200,6 @@ def network_settings(spec: DockerSettings) -> dict[str, str] | None:
 def system_calls(spec: DockerSettings) -> str:
     """Return the system calls that the container may make, as the JSON text that an engine takes.
 
-    The keeper of a box makes namespaces; what runs code is under a stricter filter, which the server installs.
+    The keeper of a sandbox makes namespaces; what runs code is under a stricter filter, which the server installs.
     """
     return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

@@ -1,4 +1,4 @@
-"""Files of fake boxes: their paths, and their way from and to this machine."""
+"""Files of fake sandboxes: their paths, and their way from and to this machine."""
 
 import copy
 import errno
@@ -19,13 +19,13 @@ def path_of(path: str) -> str:
     names: list[str] = []
     for name in PurePosixPath(path).parts:
         if name == "/" or (name == ".." and not names):
-            raise WrongContent(f"{path!r} is outside of the working folder: a FakeBox has no other")
+            raise WrongContent(f"{path!r} is outside of the working folder: a FakeSandbox has no other")
         names = names[:-1] if name == ".." else [*names, name]
     return str(PurePosixPath(*names))
 
 
 def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
-    """Return the bytes of one of the files; BoxContentError where there is none, and over `limit` bytes."""
+    """Return the bytes of one of the files; SandboxContentError where there is none, and over `limit` bytes."""
     name = path_of(path)
     if name not in files:
         folder = any(is_below(other, PurePosixPath(name)) for other in files)
@@ -36,7 +36,8 @@ def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
 
 
 def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
-    """Return the sorted names in a folder, those of folders with a slash; BoxContentError where nothing is in it."""
+    """Return the sorted names in a folder, those of folders with a slash; SandboxContentError where nothing is in
+    it."""
     folder = PurePosixPath(path_of(path))
     inside = [PurePosixPath(name).relative_to(folder) for name in files if is_below(name, folder)]
     if str(folder) in files:
@@ -47,7 +48,7 @@ def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
 
 
 def load_tree(source: Path, target: str) -> dict[str, bytes]:
-    """Return the contents of a file, or of all files in a folder, by their paths in the box."""
+    """Return the contents of a file, or of all files in a folder, by their paths in the sandbox."""
     if not source.is_dir():
         return {path_of(source.name if target in ("", ".") else target): source.read_bytes()}
     found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]

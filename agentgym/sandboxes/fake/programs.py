@@ -1,4 +1,4 @@
-"""Programs, shells and cells of fake boxes: programs have ended already with their answer, cells run for real."""
+"""Programs, shells and cells of fake sandboxes: programs have ended already with their answer, cells run for real."""
 
 import ast
 import asyncio
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from signal import SIGKILL
 from typing import Any
 
-from agentgym.sandboxes.protocol import OUTPUT_LIMIT, Box, ExecResult, HostFunction
+from agentgym.sandboxes.protocol import OUTPUT_LIMIT, ExecResult, HostFunction, Sandbox
 from agentgym.sandboxes.protocol.arguments import check_data, check_limit, check_patience, check_text, check_timeout
 
 
 class FakeStream:
-    """An output of a program that has ended; implements `boxes.BoxStream`."""
+    """An output of a program that has ended; implements `sandboxes.SandboxStream`."""
 
     def __init__(self, data: bytes) -> None:
         self.left = data
@@ -31,7 +31,8 @@ class FakeStream:
 
 
 class FakeProcess:
-    """A program that has ended, with its answer; `input` is what it was given. Implements `boxes.BoxProcess`."""
+    """A program that has ended, with its answer; `input` is what it was given. Implements
+    `sandboxes.SandboxProcess`."""
 
     def __init__(self, answer: ExecResult) -> None:
         self.stdout, self.stderr = FakeStream(answer.stdout_bytes), FakeStream(answer.stderr_bytes)
@@ -58,16 +59,16 @@ class FakeProcess:
 
 
 class FakeShell:
-    """A shell whose commands the box answers; implements `boxes.BoxShell`."""
+    """A shell whose commands the sandbox answers; implements `sandboxes.SandboxShell`."""
 
-    def __init__(self, box: Box) -> None:
-        self.box = box
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
-        """Return the box's answer."""
+        """Return the sandbox's answer."""
         check_text("command", command)
         check_timeout(timeout_s)
-        return await self.box.exec(command)
+        return await self.sandbox.exec(command)
 
 
 def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:

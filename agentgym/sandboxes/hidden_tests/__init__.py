@@ -1,1 +1,1 @@
-"""The verification of a box's files by hidden tests: what runs in the box, and what decides on the host."""
+"""The verification of a sandbox's files by hidden tests: what runs in the sandbox, and what decides on the host."""

@@ -1,4 +1,4 @@
-"""The program that runs one case of hidden tests, in a process of its own inside the box.
+"""The program that runs one case of hidden tests, in a process of its own inside the sandbox.
 
 Standard library only, Python 3.9 and later. It reads its orders as JSON from stdin, and writes one line to the
 descriptor `report`: the token, then JSON. A process that ends without this line has not passed, whatever its exit code.
@@ -20,7 +20,7 @@ from json import dumps
 from os import write
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # In the box they are of one text with this.
+if TYPE_CHECKING:  # In the sandbox they are of one text with this.
     from agentgym.sandboxes.hidden_tests.runners import (
         note_pytest,
         read,
@@ -42,7 +42,7 @@ def main(own_imports: Callable[..., Any]) -> None:
     seal(orders["report"])
     orders["places"] = list(sys.path)
     own_imports(orders["folder"], ("<hidden>", "<command>", orders["hidden"] + os.sep), asked_for(orders)).install()
-    sys.path += import_folders(orders)  # Last: no file of the box stands in for a module of the standard library.
+    sys.path += import_folders(orders)  # Last: no file of the sandbox stands in for a module of the standard library.
     try:
         said = {"function": run_function, "value": run_value, "command": run_command}[orders["kind"]](orders)
     except BaseException as error:

@@ -1,6 +1,6 @@
 """The harness of hidden tests: it lays the hidden files beside a copy of the working folder, and runs case by case.
 
-It runs in the box, as a cell in a fresh process, and never imports what it tests. Standard library only, Python 3.9
+It runs in the sandbox, as a cell in a fresh process, and never imports what it tests. Standard library only, Python 3.9
 and later.
 """
 

@@ -1,4 +1,5 @@
-"""The verdict of the host on hidden tests: each case is judged when the box reports it, and its output is let go."""
+"""The verdict of the host on hidden tests: each case is judged when the sandbox reports it, and its output is let
+go."""
 
 import inspect
 import json
@@ -27,12 +28,13 @@ class Judging:
         self.printed: list[str] = []
         self.kept = self.cut = 0
         self.lacks = ""
-        """The module that the command runs and the box does not have."""
+        """The module that the command runs and the sandbox does not have."""
         if kind == "value":
             self.expect = {name: value if callable(value) else plain(value) for name, value in (expect or {}).items()}
 
     def report(self, name: str | None, heard: Mapping[str, Any]) -> None:
-        """Judge a case by what it said and printed; without a name, the harness says of itself what the box lacks."""
+        """Judge a case by what it said and printed; without a name, the harness says of itself what the sandbox
+        lacks."""
         if name is None:
             self.lacks = str(heard["lacks"])
             return
@@ -72,11 +74,12 @@ class Judging:
         return of_value(value, self.expect[name], printed=False)
 
     def verdict(self, result: ExecResult) -> Verdict:
-        """Return the verdict; a case that was not reported has failed. ValueError where the box lacks the runner."""
+        """Return the verdict; a case that was not reported has failed. ValueError where the sandbox lacks the
+        runner."""
         if self.lacks:
             raise ValueError(
-                f"command: the box has no {self.lacks}, so that no test can pass: give it one, such as "
-                f'ag.AnyBox(pip=("{self.lacks}",)), or run the tests with `python3 -m unittest`'
+                f"command: the sandbox has no {self.lacks}, so that no test can pass: give it one, such as "
+                f'ag.AnySandbox(pip=("{self.lacks}",)), or run the tests with `python3 -m unittest`'
             )
         if self.kind != "command" or not self.cases:
             why = reason(f"it did not run to its end: {result.text(500) or 'the process ended'}")

@@ -1,4 +1,5 @@
-"""The plan of hidden tests: what a box is told to run, and what makes no sense refused before any box is used."""
+"""The plan of hidden tests: what a sandbox is told to run, and what makes no sense refused before any sandbox is
+used."""
 
 import ast
 import base64
@@ -28,7 +29,7 @@ SHELL = re.compile(r"[|&;<>()$`\\\"'*?\[\n]|^[#~]")
 def plan(
     code: str | None, command: str | Sequence[str] | None, expect: Mapping[str, Expected] | None
 ) -> dict[str, Any]:
-    """Return the orders for the box; ValueError that names the argument that makes no sense."""
+    """Return the orders for the sandbox; ValueError that names the argument that makes no sense."""
     if (code is None) == (command is None):
         raise ValueError("verify: give either code= (Python tests) or command= (a command that runs tests)")
     if expect is not None:
@@ -153,7 +154,8 @@ def python_words(command: str) -> list[str] | None:
 def after_python(words: list[str]) -> list[str] | None:
     """Return the words of a command behind its Python and that one's options; None for a command of another program.
 
-    ValueError for a Python that is given something else: in a shell its tests would be open to what the box left there.
+    ValueError for a Python that is given something else: in a shell its tests would be open to what the sandbox left
+    there.
     """
     if not words or not PYTHON.fullmatch(PurePosixPath(words[0]).name):
         return None

@@ -1,6 +1,7 @@
 """The runners of hidden tests that have one: unittest and pytest, with an outcome for each test.
 
-It stands before the text of `case` in the program that runs in the box. Standard library only, Python 3.9 and later.
+It stands before the text of `case` in the program that runs in the sandbox. Standard library only, Python 3.9 and
+later.
 """
 
 import os
@@ -158,7 +159,8 @@ def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 
 
 def note_pytest(orders: dict[str, Any]) -> Outcomes:
-    """Have pytest.main work without the configuration that the box's own files give; return where each test is noted.
+    """Have pytest.main work without the configuration that the sandbox's own files give; return where each test is
+    noted.
 
     Its exit code is that of a failure where a test has not passed: a program that calls it overlooks none.
     """
@@ -218,7 +220,7 @@ def settings(orders: dict[str, Any]) -> list[str]:
 
 
 def installed(places: list[str]) -> list[str]:
-    """Return the options that load the plugins of installed packages, and none that the box's files claim to be."""
+    """Return the options that load the plugins of installed packages, and none that the sandbox's files claim to be."""
     from importlib import metadata
 
     found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]

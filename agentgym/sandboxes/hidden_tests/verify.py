@@ -1,4 +1,4 @@
-"""Hidden tests over the files of a box: their run in a copy that no process of the episode reaches."""
+"""Hidden tests over the files of a sandbox: their run in a copy that no process of the episode reaches."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,11 +23,11 @@ MARGIN_S = 2
 
 
 Run = Callable[[str, Mapping[str, HostFunction], float], Awaitable[ExecResult]]
-"""How a box runs a cell in a fresh process: its code, its host functions and its limit in seconds."""
+"""How a sandbox runs a cell in a fresh process: its code, its host functions and its limit in seconds."""
 
 
 async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool) -> Verdict:
-    """Run hidden tests in fresh processes of a box, and judge what they say; see `Box.verify`.
+    """Run hidden tests in fresh processes of a sandbox, and judge what they say; see `Sandbox.verify`.
 
     `copied` is whether a fresh process runs in a copy of the working folder already.
     """
@@ -54,7 +54,7 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
 
 @functools.cache
 def program(name: str) -> str:
-    """Return the text of a program that runs in the box."""
+    """Return the text of a program that runs in the sandbox."""
     return Path(__file__).with_name(f"{name}.py").read_text()
 
 

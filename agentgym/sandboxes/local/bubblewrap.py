@@ -1,4 +1,4 @@
-"""The command that makes a box with bubblewrap: what the code in it sees of this machine."""
+"""The command that makes a sandbox with bubblewrap: what the code in it sees of this machine."""
 
 import os
 import pwd
@@ -28,7 +28,7 @@ def interpreter_of(python: str | None) -> list[str]:
 
 
 def drop_root() -> list[str]:
-    """The command that makes root a user of no other box first: what one box uses up is missing in no other.
+    """The command that makes root a user of no other sandbox first: what one sandbox uses up is missing in no other.
 
     Root's files stay closed, and the process limit holds.
     """
@@ -44,8 +44,8 @@ def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Se
     # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
     return [
         *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--as-pid-1", "--new-session"),
-        # In the box's own user namespace only, and for its keeper alone: what runs code has none.
-        *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "box"),
+        # In the sandbox's own user namespace only, and for its keeper alone: what runs code has none.
+        *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
         *_read_only(interpreter),
@@ -55,14 +55,14 @@ def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Se
         *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
         *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
         *(word for path in ("/dev/shm", "/tmp", BRANCHES) for word in (*memory, path)),
-        # As data: the user that the box runs as may not be able to reach the folder of this package.
+        # As data: the user that the sandbox runs as may not be able to reach the folder of this package.
         *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
     ]
 
 
 def shared_folders() -> list[str]:
-    """Return the folders of the host that a box sees."""
+    """Return the folders of the host that a sandbox sees."""
     below = [f"/{name}" for name in PROGRAMS] + [f"/etc/{name}" for name in SETTINGS]
     return ["/usr", *(path for path in below if Path(path).is_dir() and not Path(path).is_symlink())]
 
@@ -90,7 +90,8 @@ def _prefix(interpreter: str) -> str:
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]
     if prefix == Path("/") or any(home.is_relative_to(prefix) for home in homes if home != Path("/nonexistent")):
         raise SandboxError(
-            f"python: {interpreter!r} would show all of {str(prefix)!r} to the code in the box, and a user's home is "
+            f"python: {interpreter!r} would show all of {str(prefix)!r} to the code in the sandbox, and a user's "
+            f"home is "
             "in it; install that Python into a folder of its own, such as /opt/python"
         )
     return str(prefix)

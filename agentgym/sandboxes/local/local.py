@@ -1,4 +1,4 @@
-"""Boxes without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
+"""SandboxPool without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
 
 import asyncio
 import functools
@@ -23,17 +23,17 @@ from agentgym.sandboxes.local.local_server import memory_file, remove_folders, s
 from agentgym.sandboxes.network.modes import LOOPBACK, NONE, allow_of, proxy_environment, server_network
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.pool import open_pool
-from agentgym.sandboxes.protocol import Boxes
-from agentgym.sandboxes.protocol.arguments import BoxMemory, check_size
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import SandboxPool
+from agentgym.sandboxes.protocol.arguments import SandboxMemory, check_size
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.sandboxes.server_files import (
     BRANCHES,
     RESERVE,
     SERVER,
     SERVERS,
     arena,
-    box_files,
     image_folder,
+    sandbox_files,
     server_digest,
 )
 from agentgym.sandboxes.volumes import check_sockets, check_volumes
@@ -43,26 +43,27 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 @config(frozen=True, kw_only=True)
 class Bubblewrap:
-    """Boxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
+    """SandboxPool in namespaces of their own: no network, no host processes, the host's /usr read-only.
 
     `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
-    box's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
+    sandbox's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
     and user namespaces. See sandbox/README.md.
     """
 
     ELSEWHERE: ClassVar = (Docker,)
-    memory_mb: BoxMemory = 512
+    memory_mb: SandboxMemory = 512
     disk_mb: Positive = 128
     pids: Positive = 128
     python: Name | None = None
-    """The Python inside the box; None takes /usr/bin/python3, else the one that runs this."""
+    """The Python inside the sandbox; None takes /usr/bin/python3, else the one that runs this."""
     pip: Words = ()
-    """Packages that code in the box can import; they are installed once, when a pool of such boxes is first opened."""
+    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
+    opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files of this machine by their path in the box; code in the box can only read them."""
+    """Folders and files of this machine by their path in the sandbox; code in the sandbox can only read them."""
     network: str | Allow = NONE
-    """What the box may reach: "none" for no internet socket at all, "loopback" for itself alone, or `Allow(...)` for
-    the hosts listed there through a logging proxy."""
+    """What the sandbox may reach: "none" for no internet socket at all, "loopback" for itself alone, or `Allow(...)`
+    for the hosts listed there through a logging proxy."""
 
     def __post_init__(self) -> None:
         if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
@@ -71,24 +72,24 @@ class Bubblewrap:
             raise ValueError(f'network: {self.network!r} is none of "none", "loopback" and Allow(...)')
         check_volumes(self.volumes)
 
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
-        """Open a pool of at most `size` boxes, each started by its first lease in some 60 ms.
+    def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
+        """Open a pool of at most `size` sandboxes, each started by its first lease in some 60 ms.
 
-        SandboxError that says what is missing where this machine cannot make such boxes; nothing is started then.
+        SandboxError that says what is missing where this machine cannot make such sandboxes; nothing is started then.
         """
         check_size(size)
         return self._open(size)
 
     @asynccontextmanager
-    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+    async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
-            raise SandboxError(f"no bubblewrap box can be made here: {why_not}")
-        # Here, and not with the first box: it may take minutes, and a lease has no time for that.
+            raise SandboxError(f"no bubblewrap sandbox can be made here: {why_not}")
+        # Here, and not with the first sandbox: it may take minutes, and a lease has no time for that.
         await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
             yield pool
 
-    async def _start(self) -> RemoteBox:
+    async def _start(self) -> RemoteSandbox:
         limits = {
             "AS": self.memory_mb << 20,
             "NPROC": self.pids + SERVERS,
@@ -111,7 +112,7 @@ class Bubblewrap:
         if self.network != NONE:
             config["network"] = server_network(self.network)
         with ExitStack() as stack:
-            given = box_files(tuple(interpreter_of(self.python)))
+            given = sandbox_files(tuple(interpreter_of(self.python)))
             files = {path: stack.enter_context(memory_file(text)).fileno() for path, text in given.items()}
             return await start_server(
                 [*self._command(files), *interpreter_of(self.python), SERVER],
@@ -123,10 +124,11 @@ class Bubblewrap:
             )
 
     def _prepare(self) -> None:
-        """Make what all boxes share; SandboxError where there can be no box, ValueError for sockets in a volume."""
+        """Make what all sandboxes share; SandboxError where there can be no sandbox, ValueError for sockets in a
+        volume."""
         check_sockets(self.volumes)
-        self._command({})  # First: a Python that no box may see is not run here either.
-        box_files(tuple(interpreter_of(self.python)))
+        self._command({})  # First: a Python that no sandbox may see is not run here either.
+        sandbox_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
         interpreter = interpreter_of(self.python)[0]
@@ -140,13 +142,13 @@ class Bubblewrap:
         ]
 
     def _bound(self) -> list[str]:
-        """The paths in a box at which packages and volumes of this machine stand."""
+        """The paths in a sandbox at which packages and volumes of this machine stand."""
         packages = package_binds(self.pip, interpreter_of(self.python)[0])
         return [*packages[2:], *self.volumes]
 
 
 def why_no_bubblewrap() -> str | None:
-    """Return the reason why bubblewrap boxes cannot run here; None where they can, which is found out once."""
+    """Return the reason why bubblewrap sandboxes cannot run here; None where they can, which is found out once."""
     try:
         _check_bubblewrap()
     except SandboxError as error:
@@ -156,7 +158,7 @@ def why_no_bubblewrap() -> str | None:
 
 @functools.cache  # What raises is not kept: it may have been a machine that was full at that moment.
 def _check_bubblewrap() -> None:
-    """Make a box that does nothing; SandboxError in one line where that fails."""
+    """Make a sandbox that does nothing; SandboxError in one line where that fails."""
     if shutil.which("bwrap") is None:
         raise SandboxError("bwrap is not installed (apt-get install bubblewrap)")
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
@@ -168,12 +170,13 @@ def _check_bubblewrap() -> None:
         raise SandboxError(f"bwrap cannot be started: {error}") from error
     if probe.returncode:
         said = " ".join(probe.stderr.split())
-        raise SandboxError(f"bwrap cannot make a box: {said[-300:]}")
+        raise SandboxError(f"bwrap cannot make a sandbox: {said[-300:]}")
 
 
 @config(frozen=True, kw_only=True)
 class Process:
-    """Boxes without protection: plain processes of this user, which reach this user's files, network and processes.
+    """SandboxPool without protection: plain processes of this user, which reach this user's files, network and
+    processes.
 
     Limits of time, memory and output hold against mistakes; nothing holds against intent.
     """
@@ -188,14 +191,14 @@ class Process:
                 "the model's code); use Bubblewrap or Docker, or say Process(unsafe=True)"
             )
 
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+    def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         """Open a pool of at most `size` processes, each with a private working folder."""
         check_size(size)
         _warn_once()
         return self._open(size)
 
     @asynccontextmanager
-    async def _open(self, size: int) -> AsyncIterator[Boxes]:
+    async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         async def sweep() -> None:
             await asyncio.to_thread(sweep_folders)
 
@@ -203,8 +206,8 @@ class Process:
         async with open_pool(self._start, size, sweep) as pool:
             yield pool
 
-    async def _start(self) -> RemoteBox:
-        work, branches = (str(new_folder(name)) for name in ("box", "branches"))
+    async def _start(self) -> RemoteSandbox:
+        work, branches = (str(new_folder(name)) for name in ("sandbox", "branches"))
         limits = {"AS": self.memory_mb << 20, "NOFILE": 512, "CORE": 0}
         environment = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
@@ -227,4 +230,4 @@ class Process:
 
 @functools.cache
 def _warn_once() -> None:
-    _log.warning("unsafe boxes: the model's code runs as this user, with nothing between it and this machine")
+    _log.warning("unsafe sandboxes: the model's code runs as this user, with nothing between it and this machine")

@@ -1,4 +1,4 @@
-"""Servers of boxes as child processes of this one: started, watched and ended."""
+"""Servers of sandboxes as child processes of this one: started, watched and ended."""
 
 import asyncio
 import functools
@@ -13,13 +13,13 @@ from typing import Any
 from agentgym.errors import SandboxError
 from agentgym.machine.process_identity import remove_folder
 from agentgym.sandboxes.faults import exits
-from agentgym.sandboxes.network.box_network import BoxNetwork, receive, release
 from agentgym.sandboxes.network.modes import sockets_of
 from agentgym.sandboxes.network.rules import Allow
-from agentgym.sandboxes.remote.box import START_S, RemoteBox
+from agentgym.sandboxes.network.sandbox_network import SandboxNetwork, receive, release
 from agentgym.sandboxes.remote.link import WhyItEnded
+from agentgym.sandboxes.remote.sandbox import START_S, RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire
-from agentgym.sandboxes.server_files import BOX_KILLED
+from agentgym.sandboxes.server_files import SANDBOX_KILLED
 
 END_S = 3.0
 
@@ -42,11 +42,11 @@ async def start_server(
     held: ExitStack | None = None,
     scratch: Sequence[str] = (),
     allow: Allow | None = None,
-) -> RemoteBox:
+) -> RemoteSandbox:
     """Start a server with one end of a socket pair as its wire; SandboxError with its error output where it fails.
 
     It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
-    a hundred boxes that start at once hold no more files than one.
+    a hundred sandboxes that start at once hold no more files than one.
     """
     with memory_file(b"") as errors:
         ours, theirs = socket.socketpair()
@@ -64,20 +64,20 @@ async def start_server(
             )
         except OSError as error:
             ours.close()
-            raise SandboxError(f"the box did not start: {error}") from error
+            raise SandboxError(f"the sandbox did not start: {error}") from error
         finally:
             theirs.close()
             if held is not None:
                 held.close()
         ending = functools.partial(_end, process, scratch)
         why_it_ended = functools.partial(_why_it_ended, process, open_to_signals=bool(scratch))
-        network = BoxNetwork()
+        network = SandboxNetwork()
         try:
             if "network" in config:
-                network = BoxNetwork(await receive(ours, sockets_of(config["network"]), START_S), allow)
-            box = await _first_word(await Wire.over(ours), digest, ending, network, why_it_ended)
-            await box.begin_surroundings()
-            return box
+                network = SandboxNetwork(await receive(ours, sockets_of(config["network"]), START_S), allow)
+            sandbox = await _first_word(await Wire.over(ours), digest, ending, network, why_it_ended)
+            await sandbox.begin_surroundings()
+            return sandbox
         except BaseException as error:
             ours.close()
             await release(network, ending)
@@ -88,23 +88,25 @@ async def start_server(
             raise
 
 
-async def _first_word(wire: Wire, digest: str, ending: Any, network: BoxNetwork, why_it_ended: WhyItEnded) -> RemoteBox:
+async def _first_word(
+    wire: Wire, digest: str, ending: Any, network: SandboxNetwork, why_it_ended: WhyItEnded
+) -> RemoteSandbox:
     try:
-        return await RemoteBox.open(wire, digest=digest, end=ending, network=network, why_it_ended=why_it_ended)
+        return await RemoteSandbox.open(wire, digest=digest, end=ending, network=network, why_it_ended=why_it_ended)
     except BaseException:
         wire.close()
         raise
 
 
 async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:
-    """How the code in a box ended it; None where it goes on, or the machine or this client ended it.
+    """How the code in a sandbox ended it; None where it goes on, or the machine or this client ended it.
 
     `open_to_signals` is whether the code can kill the server: then whatever ended it is put down to the code.
     """
     if process.poll() is None and not await exits(process.pid, END_S):
         return None
     code = process.poll()
-    if code == BOX_KILLED or (open_to_signals and code):
+    if code == SANDBOX_KILLED or (open_to_signals and code):
         return f"its server ended with code {code}"
     return None
 

@@ -51,7 +51,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            _log.warning("connections of a box wait: %s", error)
+            _log.warning("connections of a sandbox wait: %s", error)
             self._pause()
             asyncio.get_running_loop().call_later(PAUSE_S, self.start)
             return
@@ -66,7 +66,7 @@ class Acceptor:
         # Here and not in the task: one that is cancelled before its first step runs no code of its own.
         self._connections.pop(task).close()
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a connection of a box was given up", exc_info=task.exception())
+            _log.error("a connection of a sandbox was given up", exc_info=task.exception())
         if not self._stopped:
             self.start()
 

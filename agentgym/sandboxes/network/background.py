@@ -1,4 +1,4 @@
-"""A thread with an event loop for the bytes of all boxes' networks, so that the program's own loop never waits."""
+"""A thread with an event loop for the bytes of all sandboxes' networks, so that the program's own loop never waits."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a port inside a box."""
+"""A port of this machine that leads to a port inside a sandbox."""
 
 import logging
 import socket
@@ -13,7 +13,8 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Forward:
-    """Listens on a free port of 127.0.0.1 and connects whoever comes to a port of the box; all in one event loop."""
+    """Listens on a free port of 127.0.0.1 and connects whoever comes to a port of the sandbox; all in one event
+    loop."""
 
     def __init__(self, stock: Stock, port: int) -> None:
         self._stock, self._port = stock, port
@@ -37,22 +38,22 @@ class Forward:
         self._listener.close()
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Carry one connection; where nothing listens in the box, the client's is reset."""
+        """Carry one connection; where nothing listens in the sandbox, the client's is reset."""
         try:
             async with self._stock.connected(self._port) as there:
                 await _join(connection, there)
         except (OSError, TimeoutError) as error:
-            _log.debug("a connection to port %d of a box ended: %s", self._port, error)
+            _log.debug("a connection to port %d of a sandbox ended: %s", self._port, error)
 
 
 async def _join(here: socket.socket, there: socket.socket) -> None:
     client = await Stream.over(here)
     try:
-        box = await Stream.over(there)
+        sandbox = await Stream.over(there)
         try:
-            await both_ways(client, box, _any, _any)
+            await both_ways(client, sandbox, _any, _any)
         finally:
-            box.close()
+            sandbox.close()
     finally:
         client.close()
 

@@ -1,4 +1,4 @@
-"""The values of a box's `network`: no network, its own loopback, a list of hosts, or a network of the engine."""
+"""The values of a sandbox's `network`: no network, its own loopback, a list of hosts, or a network of the engine."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ from agentgym.sandboxes.network.rules import Allow
 
 NONE, LOOPBACK = "none", "loopback"
 SOCKETS = 32
-"""How many connections into a box there can be at once."""
+"""How many connections into a sandbox there can be at once."""
 
 
 def allow_of(network: str | Allow) -> Allow | None:
-    """Return the list of hosts; None where the box has none."""
+    """Return the list of hosts; None where the sandbox has none."""
     return network if isinstance(network, Allow) else None
 
 
@@ -21,7 +21,7 @@ def engine_network(network: str | Allow) -> str:
 
 
 def has_own_loopback(network: str | Allow) -> bool:
-    """Whether the box's network is a loopback that it alone has."""
+    """Whether the sandbox's network is a loopback that it alone has."""
     return isinstance(network, Allow) or network == LOOPBACK
 
 
@@ -36,7 +36,7 @@ def sockets_of(config: Mapping[str, int | None]) -> int:
 
 
 def proxy_environment(network: str | Allow, services: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables by which programs in the box find the proxy; the services are reached without it."""
+    """Return the variables by which programs in the sandbox find the proxy; the services are reached without it."""
     if not isinstance(network, Allow):
         return {}
     proxy = f"http://127.0.0.1:{PROXY_PORT}"

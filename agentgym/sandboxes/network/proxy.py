@@ -1,4 +1,4 @@
-"""The HTTP proxy of one box: it asks the rule, connects to what is allowed, and writes every request down."""
+"""The HTTP proxy of one sandbox: it asks the rule, connects to what is allowed, and writes every request down."""
 
 import asyncio
 import ipaddress
@@ -54,7 +54,8 @@ class Record:
 
 
 class Proxy:
-    """Serves what connects to a listener in the box's network, for one episode; all of it runs in one event loop."""
+    """Serves what connects to a listener in the sandbox's network, for one episode; all of it runs in one event
+    loop."""
 
     def __init__(self, listener: socket.socket, allow: Allow) -> None:
         self.rule = Rule(allow)

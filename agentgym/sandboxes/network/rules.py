@@ -1,4 +1,5 @@
-"""The rule of what code in a box may reach: a list of hosts and ports, and the addresses that no name may lead to."""
+"""The rule of what code in a sandbox may reach: a list of hosts and ports, and the addresses that no name may lead
+to."""
 
 import ipaddress
 import re
@@ -46,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, init=False)
 class Allow:
-    """The hosts that code in a box may reach through the logging proxy, and nothing else: `Allow("pypi.org")`.
+    """The hosts that code in a sandbox may reach through the logging proxy, and nothing else: `Allow("pypi.org")`.
 
     A host is a name, `*.` and a name for all names below it, or an address; `:port` behind it takes the place of the
     ports 80 and 443. https and other tunnels lead to 443, or to the port given there. A name that leads to a private,

@@ -1,4 +1,4 @@
-"""Containers beside a box, which share its loopback: made with it, new in every episode, removed with it."""
+"""Containers beside a sandbox, which share its loopback: made with it, new in every episode, removed with it."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from pydantic import Field
 from agentgym.config_fields import Above0, Name, Positive, Text, Word, config
 from agentgym.errors import SandboxError
 from agentgym.machine.finished import finished
-from agentgym.sandboxes.network.box_network import BoxNetwork
+from agentgym.sandboxes.network.sandbox_network import SandboxNetwork
 from agentgym.sandboxes.seccomp import profile
 from agentgym.types.transcript import one_line
 
@@ -31,17 +31,18 @@ KILLED = 128 + signal.SIGKILL
 """The exit code of a container whose first process was ended by SIGKILL."""
 _log = logging.getLogger("agentgym.sandboxes")
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535)]
-TAKEN = ("localhost", "box")
+TAKEN = ("localhost", "sandbox")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 
 
 @config(frozen=True, kw_only=True)
 class Service:
-    """A container beside a box: an application or a database that code in the box talks to by the service's name.
+    """A container beside a sandbox: an application or a database that code in the sandbox talks to by the service's
+    name.
 
-    The names of all services lead to the one loopback that they share with the box: two cannot listen on the same port,
-    and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in memory, and
-    root in it to its /dev, 64 MB that are new in each episode, too.
+    The names of all services lead to the one loopback that they share with the sandbox: two cannot listen on the same
+    port, and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in
+    memory, and root in it to its /dev, 64 MB that are new in each episode, too.
     """
 
     image: Word
@@ -92,7 +93,7 @@ def check_services(services: Mapping[str, Service]) -> None:
     """Raise ValueError for a name that cannot be a host's, and for a `ready` that asks a host that is no service."""
     for name, service in services.items():
         if name in TAKEN:
-            raise ValueError(f"services: {name!r} is the name of the box itself; give the service another one")
+            raise ValueError(f"services: {name!r} is the name of the sandbox itself; give the service another one")
         if not _NAME.fullmatch(name):
             raise ValueError(f"services: {name!r} is no name; use lower-case letters, digits and '-', a letter first")
         host = urlsplit(service.ready).hostname if isinstance(service.ready, str) else None
@@ -115,7 +116,7 @@ def check_images(client: "docker.APIClient", services: Mapping[str, Service]) ->
 
 
 class ServiceEngine(Protocol):
-    """What the services need of the engine that their box runs on."""
+    """What the services need of the engine that their sandbox runs on."""
 
     @property
     def client(self) -> "docker.APIClient": ...
@@ -143,11 +144,15 @@ class ServiceEngine(Protocol):
 
 
 class Services:
-    """The services of one box."""
+    """The services of one sandbox."""
 
-    def __init__(self, engine: ServiceEngine, box: str, settings: Mapping[str, Service], network: BoxNetwork) -> None:
+    def __init__(
+        self, engine: ServiceEngine, sandbox: str, settings: Mapping[str, Service], network: SandboxNetwork
+    ) -> None:
         self._network = network
-        self.each = {name: RunningService(engine, box, name, service, self._lose) for name, service in settings.items()}
+        self.each = {
+            name: RunningService(engine, sandbox, name, service, self._lose) for name, service in settings.items()
+        }
         self.cut: Callable[..., None] | None = None
         """`Link.cut`, for where a service has ended: what is left of the episode could only fail."""
         self.lost = 0
@@ -163,11 +168,11 @@ class Services:
         await _all(each.remove() for each in self.each.values())
 
     def _lose(self, end: "ServiceEnd") -> None:
-        """Count a service that ended; its box ends too where the episode goes on."""
+        """Count a service that ended; its sandbox ends too where the episode goes on."""
         self.lost += 1
         if end.in_the_episode and self.cut is not None:
             self.cut(end.how, by_its_code=end.by_code)
-        _log.warning("%s, number %d beside this box; its last output: %s", end.how, self.lost, end.last_words)
+        _log.warning("%s, number %d beside this sandbox; its last output: %s", end.how, self.lost, end.last_words)
 
 
 async def _all(works: Any) -> None:
@@ -184,20 +189,20 @@ class ServiceEnd:
     how: str
     last_words: str
     by_code: bool
-    """Whether it ended by itself or for want of memory: of what the code in the box sent it. Nothing inside of a
+    """Whether it ended by itself or for want of memory: of what the code in the sandbox sent it. Nothing inside of a
     container can send SIGKILL to its first process."""
     in_the_episode: bool
     """Whether the episode goes on, or it was noticed when the episode ended."""
 
 
 class RunningService:
-    """One service; implements `boxes.BoxService`."""
+    """One service; implements `sandboxes.SandboxService`."""
 
     def __init__(
-        self, engine: ServiceEngine, box: str, name: str, service: Service, lose: Callable[["ServiceEnd"], None]
+        self, engine: ServiceEngine, sandbox: str, name: str, service: Service, lose: Callable[["ServiceEnd"], None]
     ) -> None:
-        self._engine, self._box, self._name, self._service, self._lose = engine, box, name, service, lose
-        self._container = f"{box}-{name}"
+        self._engine, self._sandbox, self._name, self._service, self._lose = engine, sandbox, name, service, lose
+        self._container = f"{sandbox}-{name}"
         self._id = ""
         self._in_use = False
         """Whether it was ready, and has not ended since."""
@@ -242,7 +247,7 @@ class RunningService:
         )
         return said[-MAX_LOGS:].decode("utf-8", "replace")
 
-    async def wait_until_ready(self, network: BoxNetwork) -> None:
+    async def wait_until_ready(self, network: SandboxNetwork) -> None:
         """Return when it is ready; SandboxError with its last output where it ends first, or takes too long."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._service.ready_s
@@ -261,7 +266,7 @@ class RunningService:
         )
         return state
 
-    async def _is_ready(self, network: BoxNetwork) -> bool:
+    async def _is_ready(self, network: SandboxNetwork) -> bool:
         ready, port = self._service.ready, self._service.ready_port
         if port is None:
             return True
@@ -290,17 +295,17 @@ class RunningService:
             user=service.user,
             environment=dict(service.env),
             labels={**self._engine.labels(), LABEL: self._name},
-            host_config=client.create_host_config(**_limits(service, self._box)),
+            host_config=client.create_host_config(**_limits(service, self._sandbox)),
         )
         return made["Id"]
 
 
-def _limits(service: Service, box: str) -> dict[str, Any]:
+def _limits(service: Service, sandbox: str) -> dict[str, Any]:
     from docker.types import LogConfig, Ulimit
 
     memory = f"rw,exec,nosuid,nodev,mode=1777,size={service.disk_mb}m"
     return {
-        "network_mode": f"container:{box}",
+        "network_mode": f"container:{sandbox}",
         "read_only": True,
         "tmpfs": dict.fromkeys(service.writable, memory),
         "shm_size": service.disk_mb << 20,

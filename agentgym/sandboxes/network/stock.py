@@ -1,4 +1,4 @@
-"""Unconnected sockets of a box's network, which its server made: each connects there, again and again."""
+"""Unconnected sockets of a sandbox's network, which its server made: each connects there, again and again."""
 
 import asyncio
 import ctypes
@@ -19,7 +19,7 @@ _NOWHERE = ctypes.create_string_buffer(struct.pack("=H14x", socket.AF_UNSPEC))
 
 
 class Stock:
-    """Connects to 127.0.0.1 inside the box; as many connections at once as there are sockets, others wait.
+    """Connects to 127.0.0.1 inside the sandbox; as many connections at once as there are sockets, others wait.
 
     All of it runs in one event loop.
     """
@@ -33,7 +33,7 @@ class Stock:
 
     @asynccontextmanager
     async def connected(self, port: int) -> AsyncIterator[socket.socket]:
-        """Yield a socket that is connected to the port; OSError or TimeoutError where the box does not answer."""
+        """Yield a socket that is connected to the port; OSError or TimeoutError where the sandbox does not answer."""
         one = await self._free.get()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -55,10 +55,10 @@ class Stock:
         """Return when something listens at the port, and answers the URL; TimeoutError where nothing does in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self.answers(port, url):  # noqa: ASYNC110 - nothing in the box tells of it
+                while not await self.answers(port, url):  # noqa: ASYNC110 - nothing in the sandbox tells of it
                     await asyncio.sleep(READY_EVERY_S)
         except TimeoutError:
-            raise TimeoutError(f"nothing listens on port {port} of the box after {timeout_s:g} s") from None
+            raise TimeoutError(f"nothing listens on port {port} of the sandbox after {timeout_s:g} s") from None
 
     def close(self) -> None:
         """Close every socket."""

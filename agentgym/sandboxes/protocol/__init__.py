@@ -1,38 +1,32 @@
-"""The protocols of boxes: the box itself, the programs that run in it, and what it is connected to."""
+"""The protocols of sandboxes: the sandbox itself, the programs that run in it, and what it is connected to."""
 
-from agentgym.sandboxes.protocol.box import (
+from agentgym.sandboxes.protocol.lifetime import Lifetime
+from agentgym.sandboxes.protocol.network import LocalAddress, NetworkRequest, RequestOutcome, SandboxService
+from agentgym.sandboxes.protocol.programs import (
+    OUTPUT_LIMIT,
+    ExecResult,
+    SandboxProcess,
+    SandboxShell,
+    SandboxStream,
+    Status,
+    Verdict,
+    cut_middle,
+)
+from agentgym.sandboxes.protocol.sandbox import (
     FILE_LIMIT,
-    Box,
-    Boxes,
     Branch,
     Expected,
     HiddenTests,
     HostFunction,
     Progress,
     Sandbox,
-)
-from agentgym.sandboxes.protocol.lifetime import Lifetime
-from agentgym.sandboxes.protocol.network import BoxService, LocalAddress, NetworkRequest, RequestOutcome
-from agentgym.sandboxes.protocol.programs import (
-    OUTPUT_LIMIT,
-    BoxProcess,
-    BoxShell,
-    BoxStream,
-    ExecResult,
-    Status,
-    Verdict,
-    cut_middle,
+    SandboxPool,
+    SandboxSpec,
 )
 
 __all__ = [
     "FILE_LIMIT",
     "OUTPUT_LIMIT",
-    "Box",
-    "BoxProcess",
-    "BoxService",
-    "BoxShell",
-    "BoxStream",
-    "Boxes",
     "Branch",
     "ExecResult",
     "Expected",
@@ -44,6 +38,12 @@ __all__ = [
     "Progress",
     "RequestOutcome",
     "Sandbox",
+    "SandboxPool",
+    "SandboxProcess",
+    "SandboxService",
+    "SandboxShell",
+    "SandboxSpec",
+    "SandboxStream",
     "Status",
     "Verdict",
     "cut_middle",

@@ -1,4 +1,5 @@
-"""Checks of what the calls of a box are given; each raises a ValueError that names the argument and what to give."""
+"""Checks of what the calls of a sandbox are given; each raises a ValueError that names the argument and what to
+give."""
 
 import keyword
 import os
@@ -10,8 +11,8 @@ from pydantic import Field
 
 from agentgym.sandboxes.protocol.content import WrongContent
 
-BoxMemory: TypeAlias = Annotated[int, Field(ge=32)]
-"""Memory of a box in MB, in which at least a Python can start."""
+SandboxMemory: TypeAlias = Annotated[int, Field(ge=32)]
+"""Memory of a sandbox in MB, in which at least a Python can start."""
 MAX_OUTPUT = 16 << 20
 """Bytes of output that a call can ask for."""
 MAX_SECONDS = 7 * 24 * 3600
@@ -21,13 +22,13 @@ MAX_PATH = 4096
 
 
 def check_text(name: str, value: object) -> None:
-    """Raise ValueError where it is no text; paths in a box are text."""
+    """Raise ValueError where it is no text; paths in a sandbox are text."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be text, got {value!r:.80}")
 
 
 def check_path(path: object, name: str = "path") -> None:
-    """Raise ValueError if it is not a path that a box takes."""
+    """Raise ValueError if it is not a path that a sandbox takes."""
     check_text(name, path)
     size = len(str(path).encode("utf-8", "surrogatepass"))
     if size > MAX_PATH:
@@ -83,9 +84,9 @@ def check_progress(progress: object) -> None:
 
 
 def check_size(size: object) -> None:
-    """Raise ValueError where it is no number of boxes that a pool can have."""
+    """Raise ValueError where it is no number of sandboxes that a pool can have."""
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"size: must be a whole number of boxes of at least 1, got {size!r:.80}")
+        raise ValueError(f"size: must be a whole number of sandboxes of at least 1, got {size!r:.80}")
 
 
 def check_limit(name: str, value: object, least: int = 0, most: int | None = None) -> None:
@@ -124,7 +125,7 @@ def check_command(command: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a program of a box is started with; None leaves a part out."""
+    """What a program of a sandbox is started with; None leaves a part out."""
 
     command: str | Sequence[str] | None
     """None for a shell that reads its commands later."""

@@ -1,4 +1,4 @@
-"""What a box says if its content is not what was asked for, by reason."""
+"""What a sandbox says if its content is not what was asked for, by reason."""
 
 import asyncio
 import errno
@@ -7,31 +7,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentgym.errors import BoxContentError
+from agentgym.errors import SandboxContentError
 
 
-class WrongContent(BoxContentError, ValueError):
-    """It is of another kind, too large or no text, or the box cannot be given it."""
+class WrongContent(SandboxContentError, ValueError):
+    """It is of another kind, too large or no text, or the sandbox cannot be given it."""
 
 
 class NotAFile(WrongContent):
     """The path of a file call names a link, a folder, a pipe, a socket or a device."""
 
 
-class MissingContent(BoxContentError, FileNotFoundError):
+class MissingContent(SandboxContentError, FileNotFoundError):
     """Nothing has this path."""
 
 
-class LateContent(BoxContentError, TimeoutError):
+class LateContent(SandboxContentError, TimeoutError):
     """There was so much of it that it could not be moved within the time limit."""
 
 
-class NoMoreInput(BoxContentError, BrokenPipeError):
-    """A program of the box takes no more input."""
+class NoMoreInput(SandboxContentError, BrokenPipeError):
+    """A program of the sandbox takes no more input."""
 
 
-class UnusablePath(BoxContentError, OSError, ValueError):
-    """What a box's kernel says against a path, by its number: no permission, a file in the way, a full disk."""
+class UnusablePath(SandboxContentError, OSError, ValueError):
+    """What a sandbox's kernel says against a path, by its number: no permission, a file in the way, a full disk."""
 
 
 class NoPermission(UnusablePath, PermissionError):

@@ -1,4 +1,4 @@
-"""The time in which a pool, a box, a branch, a program or a shell can be used."""
+"""The time in which a pool, a sandbox, a branch, a program or a shell can be used."""
 
 import asyncio
 import time

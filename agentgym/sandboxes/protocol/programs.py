@@ -1,4 +1,4 @@
-"""Programs in a box: the protocols of those that run, and the results of those that ran."""
+"""Programs in a sandbox: the protocols of those that run, and the results of those that ran."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,13 @@ from typing import Literal, Protocol, TypeAlias
 
 OUTPUT_LIMIT = 64 << 10
 """Bytes of each stream of a program that a result keeps, where the call does not say how many."""
-Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "box_killed"]
+Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "sandbox_killed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """The result of a program in a box. A program that fails is a result; a box that is lost raises SandboxError."""
+    """The result of a program in a sandbox. A program that fails is a result; a sandbox that is lost raises
+    SandboxError."""
 
     status: Status
     exit_code: int
@@ -22,7 +23,7 @@ class ExecResult:
     truncated: bool = False
     """Whether the output was cut in the middle; its head and tail are kept."""
     state_lost: bool = False
-    """Whether the Python namespace of the box, or the shell, was lost and started anew."""
+    """Whether the Python namespace of the sandbox, or the shell, was lost and started anew."""
     seconds: float = 0.0
     raw: tuple[bytes, bytes] | None = field(default=None, repr=False)
     """Both streams as they were written, where they are not UTF-8; None where the texts say all."""
@@ -96,7 +97,7 @@ def cut_middle(text: str, limit: int) -> str:
     return (text[: room - room // 2] + note + text[len(text) - room // 2 :])[:limit]
 
 
-class BoxStream(Protocol):
+class SandboxStream(Protocol):
     """An output of a program that runs: `async for piece in process.stdout`."""
 
     async def read(self, size: int = 1 << 16, *, timeout_s: float | None = None) -> bytes:
@@ -106,19 +107,19 @@ class BoxStream(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
-class BoxProcess(Protocol):
+class SandboxProcess(Protocol):
     """A program that goes on beside other calls. It waits where nobody reads what it writes, 256 KiB ahead.
 
-    SandboxError where its box, or its branch, has ended.
+    SandboxError where its sandbox, or its branch, has ended.
     """
 
     @property
-    def stdout(self) -> BoxStream:
+    def stdout(self) -> SandboxStream:
         """What it writes to its standard output."""
         ...
 
     @property
-    def stderr(self) -> BoxStream:
+    def stderr(self) -> SandboxStream:
         """What it writes to its standard error, which has to be read too."""
         ...
 
@@ -144,7 +145,7 @@ class BoxProcess(Protocol):
         ...
 
 
-class BoxShell(Protocol):
+class SandboxShell(Protocol):
     """A shell whose state stays from run to run."""
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:

@@ -1,4 +1,4 @@
-"""The verdicts of one rollout: each that a box gives is noted for whoever asked for them."""
+"""The verdicts of one rollout: each that a sandbox gives is noted for whoever asked for them."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar

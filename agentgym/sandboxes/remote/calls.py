@@ -1,4 +1,4 @@
-"""What every call of a box does: it is sent for its session, and its answer comes back."""
+"""What every call of a sandbox does: it is sent for its session, and its answer comes back."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,16 +10,17 @@ from agentgym.sandboxes.remote.link import TRUNK, Carry, Link
 from agentgym.sandboxes.remote.wire import Frame
 
 MARGIN_S = 20.0
-"""Seconds beyond a call's own limit after which the host gives the box up."""
+"""Seconds beyond a call's own limit after which the host gives the sandbox up."""
 MAX_CODE = 1 << 20
 
 
 class Calls:
-    """One session of a box: a box makes one call at a time, its branches' calls included; others wait their turn."""
+    """One session of a sandbox: a sandbox makes one call at a time, its branches' calls included; others wait their
+    turn."""
 
     def __init__(self, link: Link, session: int = TRUNK, lifetime: Lifetime | None = None) -> None:
         self.link = link
-        self.lifetime = lifetime or Lifetime("the box")
+        self.lifetime = lifetime or Lifetime("the sandbox")
         """The time in which calls can be made: a lease, or the life of a branch."""
         self._session = session
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from agentgym.errors import BoxContentError, SandboxError, WireError
+from agentgym.errors import SandboxContentError, SandboxError, WireError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.host_files import (
     MAX_DEPTH,
@@ -205,12 +205,12 @@ class Files(Programs):
 
     @contextmanager
     def _transfer(self) -> Iterator[int]:
-        """Number a transfer, and have the box forget it where it is broken off here, and not refused there."""
+        """Number a transfer, and have the sandbox forget it where it is broken off here, and not refused there."""
         number = self.link.new_number()
         try:
             yield number
         except BaseException as error:
-            if isinstance(error, LateContent) or not isinstance(error, BoxContentError | ValueError):
+            if isinstance(error, LateContent) or not isinstance(error, SandboxContentError | ValueError):
                 self.link.end_later("end_transfer", transfer=number)
             raise
 
@@ -222,7 +222,7 @@ class Files(Programs):
     async def _list(self, path: str, timeout_s: float) -> Sequence[str]:
         """Read a folder's names, those of folders with a slash behind them; names that are not text keep their bytes.
 
-        A box that answers anything else, such as a path, is cut: its names become paths of this machine.
+        A sandbox that answers anything else, such as a path, is cut: its names become paths of this machine.
         """
         check_path(path)
         body = (await self._call("list", b"", timeout_s, path=path)).body
@@ -234,7 +234,7 @@ class Files(Programs):
 
     def _make_no_sense(self, what: str) -> NoReturn:
         self.link.cut("it was closed")
-        raise SandboxError(f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {what}")
+        raise SandboxError(f"{SANDBOX_LOST}: the sandbox gave an answer that makes no sense: {what}")
 
 
 async def _check_task(task: RemoteProcess, path: str) -> None:
@@ -247,9 +247,9 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
         envelope = json.loads(said)
     except (ValueError, RecursionError):
         envelope = {}
-    with suppress(SandboxError, WireError):  # Code in the box may have written it: it is no fault of the machine.
+    with suppress(SandboxError, WireError):  # Code in the sandbox may have written it: it is no fault of the machine.
         raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
-    raise UnusablePath(errno.EINTR, f"the task was ended from inside the box, with {code}", path)
+    raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with {code}", path)
 
 
 async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:

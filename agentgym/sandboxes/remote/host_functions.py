@@ -1,4 +1,4 @@
-"""Answers to the code in a box that calls functions of the host."""
+"""Answers to the code in a sandbox that calls functions of the host."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ class _Asked:
         return answer
 
     def _refusal(self, error: BaseException) -> bytes:
-        """The answer that code in the box reads; an error of infrastructure is raised here instead.
+        """The answer that code in the sandbox reads; an error of infrastructure is raised here instead.
 
         Only the text of a ToolError is meant for it. That of another error may hold what the function keeps.
         """

@@ -1,4 +1,4 @@
-"""Calls over the wire of one box, one at a time, and the host functions that code in the box calls."""
+"""Calls over the wire of one sandbox, one at a time, and the host functions that code in the sandbox calls."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
-from agentgym.errors import BoxKilledError, SandboxError, WireError
+from agentgym.errors import SandboxError, SandboxKilledError, WireError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.protocol import HostFunction
 from agentgym.sandboxes.protocol.content import WrongContent
@@ -19,7 +19,7 @@ from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.remote.wire import Frame, FrameTooLarge, Wire
 
 TRUNK = 0
-"""The number of the session that a box starts with; forks get the others."""
+"""The number of the session that a sandbox starts with; forks get the others."""
 MAX_OPEN_ASKS = 8
 """Calls of host functions that wait for their answer at once; the server's limit is the same."""
 SERVER_ASKS = 2 * MAX_ASKS
@@ -34,11 +34,11 @@ _log = logging.getLogger("agentgym.sandboxes")
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Takes each part of a stream, and returns the bytes to answer it with."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
-"""Waits for the end of a box whose wire has closed: how the code in it ended it; None where something else did."""
+"""Waits for the end of a sandbox whose wire has closed: how the code in it ended it; None where something else did."""
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
-"""The boxes whose code waits for the host function that runs now."""
+"""The sandboxes whose code waits for the host function that runs now."""
 
 
 class Listener(Protocol):
@@ -50,7 +50,7 @@ class Listener(Protocol):
 
 
 class Link:
-    """The wire of one box: one call at a time, whichever session it is for; others wait for their turn."""
+    """The wire of one sandbox: one call at a time, whichever session it is for; others wait for their turn."""
 
     def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
         self._wire = wire
@@ -65,17 +65,18 @@ class Link:
         """The programs in the background, by their numbers."""
         wire.aside, wire.lost = self._hear, self.lose_processes
         self.needs_replacement = False
-        """Whether the box works but should be replaced by a new one before its next lease."""
+        """Whether the sandbox works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = self._loop.time()
         """The times at which the wire was opened and the last call began or ended, on the loop's clock."""
 
     @property
     def broken(self) -> str | None:
-        """The reason why no call can be answered any more; None while the box works."""
+        """The reason why no call can be answered any more; None while the sandbox works."""
         return self._broken or self._wire.error
 
     def cut(self, why: str, *, by_its_code: bool = False) -> None:
-        """Close the wire at once; the box then ends by itself. Where its code did it, calls raise BoxKilledError."""
+        """Close the wire at once; the sandbox then ends by itself. Where its code did it, calls raise
+        SandboxKilledError."""
         if by_its_code and self.broken is None:
             self._killed = why
         self._broken = self.broken or why
@@ -90,13 +91,14 @@ class Link:
         carry: Carry | None = None,
         **fields: object,
     ) -> Frame:
-        """Make one call and return its answer; SandboxError if the box gives none, BoxContentError if it refuses.
+        """Make one call and return its answer; SandboxError if the sandbox gives none, SandboxContentError if it
+        refuses.
 
-        A call that is cancelled is ended inside the box too. `carry` gets each part of a stream and returns the bytes
-        to answer it with, before which the box sends no other part.
+        A call that is cancelled is ended inside the sandbox too. `carry` gets each part of a stream and returns the
+        bytes to answer it with, before which the sandbox sends no other part.
         """
         if id(self) in _serving.get():
-            raise RuntimeError("a host function cannot call the box whose code waits for it")
+            raise RuntimeError("a host function cannot call the sandbox whose code waits for it")
         async with self._lock:
             if self.broken:
                 raise await self.lost()
@@ -109,14 +111,14 @@ class Link:
                 now = self.used = self._loop.time()
                 frame = await self._answer(call, now + patience_s, serve or {}, carry)
             except FrameTooLarge as error:
-                raise WrongContent(f"the call is too large: {error}") from None  # The box has heard nothing of it.
+                raise WrongContent(f"the call is too large: {error}") from None  # The sandbox has heard nothing of it.
             except WireError as error:
                 raise await self.lost(str(error)) from error
             except TimeoutError as error:
                 self.cut(str(error))
                 raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
             except BaseException:
-                # The call still runs in the box: end it. The next call skips its answer.
+                # The call still runs in the sandbox: end it. The next call skips its answer.
                 with suppress(WireError):
                     self._wire.send({"id": call, "op": "cancel"})
                 raise
@@ -126,7 +128,7 @@ class Link:
         return frame
 
     def _check_refusal(self, frame: Frame, fields: Mapping[str, object]) -> None:
-        """Raise what the box says against a call; a box that says what makes no sense is cut."""
+        """Raise what the sandbox says against a call; a sandbox that says what makes no sense is cut."""
         try:
             raise_refusal(frame.envelope, fields)
         except WireError as error:
@@ -139,7 +141,8 @@ class Link:
         self.used = self._loop.time()
 
     async def finish(self, op: str, patience_s: float, **fields: Any) -> None:
-        """Make a call that ends something, also where this task is cancelled; it is nothing where the box is gone."""
+        """Make a call that ends something, also where this task is cancelled; it is nothing where the sandbox is
+        gone."""
         with suppress(SandboxError):
             await finished(asyncio.ensure_future(self.call(op, b"", patience_s, **fields)))
 
@@ -157,17 +160,17 @@ class Link:
             listener.lose()
 
     async def lost(self, why: str = "") -> SandboxError:
-        """Return the error for a box that is gone: BoxKilledError where it ended of what the code in it did."""
+        """Return the error for a sandbox that is gone: SandboxKilledError where it ended of what the code in it did."""
         if self._broken is None and self._why_it_ended is not None:
-            self._wire.close()  # A box that still runs ends now, by our will, and not of its code.
+            self._wire.close()  # A sandbox that still runs ends now, by our will, and not of its code.
             self._killed = await self._why_it_ended()
         self.cut(self._killed or why or "the wire is closed")
         if self._killed is not None:
-            return BoxKilledError(f"the box was ended by the code that ran in it: {self._killed}")
+            return SandboxKilledError(f"the sandbox was ended by the code that ran in it: {self._killed}")
         return SandboxError(f"{SANDBOX_LOST}: {self.broken}")
 
     def new_number(self) -> int:
-        """Return a number that no other call, session or program of this box ever has."""
+        """Return a number that no other call, session or program of this sandbox ever has."""
         return next(self._ids)
 
     def end_later(self, op: str, **fields: object) -> None:
@@ -224,7 +227,7 @@ class Link:
             else:
                 late += 1
                 if late > MAX_OPEN_ASKS:
-                    raise TimeoutError("the box did not answer in time")
+                    raise TimeoutError("the sandbox did not answer in time")
 
     async def _serve(
         self,
@@ -270,7 +273,7 @@ class Link:
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once for each kind of box, how it is reset; as a warning, what its kernel does not let it have."""
+    """Log, once for each kind of sandbox, how it is reset; as a warning, what its kernel does not let it have."""
     if hello.get("place") == "new":
         _tell_once(digest, "each episode has a place of its own", logging.INFO)
     elif hello.get("why"):
@@ -278,7 +281,7 @@ def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
     else:
         _tell_once(digest, IN_PLACE, logging.INFO)
     if hello.get("not_private"):
-        _tell_once(digest, f"boxes share the locks and watches of {hello['not_private']} with this machine")
+        _tell_once(digest, f"sandboxes share the locks and watches of {hello['not_private']} with this machine")
 
 
 @functools.cache

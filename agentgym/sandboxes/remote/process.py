@@ -1,4 +1,4 @@
-"""A program that goes on beside the calls of its box: what it writes, what it is given, and its end."""
+"""A program that goes on beside the calls of its sandbox: what it writes, what it is given, and its end."""
 
 import asyncio
 import errno
@@ -33,7 +33,7 @@ class News:
 
     async def until(self, happened: Callable[[], bool], timeout_s: float | None) -> None:
         """Return when it has happened; TimeoutError after `timeout_s`."""
-        async with in_time(timeout_s, "the program in the box"):
+        async with in_time(timeout_s, "the program in the sandbox"):
             while not happened():
                 waiter = asyncio.get_running_loop().create_future()
                 self._waiting.add(waiter)
@@ -44,7 +44,7 @@ class News:
 
 
 class RemoteStream:
-    """One output of a program; implements `boxes.BoxStream`."""
+    """One output of a program; implements `sandboxes.SandboxStream`."""
 
     def __init__(self, process: "RemoteProcess", name: str) -> None:
         self._process, self._name = process, name
@@ -73,14 +73,14 @@ class RemoteStream:
             yield piece
 
     def take(self, data: bytes) -> None:
-        """Take what came; WireError where the box sent more than there is room for."""
+        """Take what came; WireError where the sandbox sent more than there is room for."""
         self._held += len(data)
         if self._held > WINDOW:
             raise WireError(f"over {WINDOW} bytes that nobody asked for")
         self._pieces.append(data)
 
     async def _give_back(self, count: int) -> None:
-        """Let the box send as much again as was read, in large steps."""
+        """Let the sandbox send as much again as was read, in large steps."""
         self._owed += count
         if self._owed * 2 >= WINDOW and not self.ended:
             self._held -= self._owed
@@ -89,7 +89,7 @@ class RemoteStream:
 
 
 class RemoteProcess:
-    """A program that runs in a box; implements `boxes.BoxProcess`."""
+    """A program that runs in a sandbox; implements `sandboxes.SandboxProcess`."""
 
     def __init__(self, link: Link, within: Lifetime) -> None:
         self.number = link.new_number()
@@ -125,7 +125,7 @@ class RemoteProcess:
         check_patience(timeout_s)
         self.lifetime.check()
         left = memoryview(data.encode() if isinstance(data, str) else data)
-        async with in_time(timeout_s, "the input of the program in the box"):
+        async with in_time(timeout_s, "the input of the program in the sandbox"):
             while left:
                 await self.news.until(lambda: self._room > 0 or not self._takes_input, None)
                 await self._check_input()
@@ -166,7 +166,7 @@ class RemoteProcess:
                 await self.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """End it, and everything that it started; a box whose code keeps it from confirming that is cut."""
+        """End it, and everything that it started; a sandbox whose code keeps it from confirming that is cut."""
         self.lifetime.end("its block ended")
         try:
             if not (self._lost or self._gone):
@@ -175,13 +175,13 @@ class RemoteProcess:
         except TimeoutError:
             self._link.cut("a program in it did not end", by_its_code=True)
         except SandboxError:
-            pass  # It ended with its box.
+            pass  # It ended with its sandbox.
         finally:
             self._link.processes.pop(self.number, None)
             self.lose()
 
     async def tell(self, op: str, body: bytes = b"", **fields: object) -> None:
-        """Say something about it to the box, at once; SandboxError where the box is gone."""
+        """Say something about it to the sandbox, at once; SandboxError where the sandbox is gone."""
         with suppress(WireError):
             self._link.tell({"process": self.number, "op": op, **fields}, body)
             return
@@ -190,7 +190,7 @@ class RemoteProcess:
     async def check(self) -> None:
         """Raise where its end was not seen.
 
-        ClosedError after its block or its lease, BoxKilledError where code of the box has ended the box.
+        ClosedError after its block or its lease, SandboxKilledError where code of the sandbox has ended the sandbox.
         """
         if not self._lost or self._exit_code is not None:
             return
@@ -198,7 +198,7 @@ class RemoteProcess:
         raise await self._link.lost()
 
     def hear(self, frame: Frame) -> None:
-        """Take what the box says of it; WireError where that makes no sense."""
+        """Take what the sandbox says of it; WireError where that makes no sense."""
         said = frame.envelope
         if (written := self._stream(said.get("of"))) is not None:
             written.take(frame.body)

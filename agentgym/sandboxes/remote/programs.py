@@ -1,10 +1,10 @@
-"""Calls that run something in a box: commands, cells, programs that go on, and shells."""
+"""Calls that run something in a sandbox: commands, cells, programs that go on, and shells."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentgym.errors import BoxKilledError, SandboxError, WireError
+from agentgym.errors import SandboxError, SandboxKilledError, WireError
 from agentgym.sandboxes.protocol import OUTPUT_LIMIT, ExecResult, HostFunction, Lifetime
 from agentgym.sandboxes.protocol.arguments import MAX_OUTPUT, Program, check_limit, check_text
 from agentgym.sandboxes.protocol.content import WrongContent
@@ -19,7 +19,7 @@ MAX_PARTS = 20_000
 
 
 class Programs(Calls):
-    """Whatever is run in a session of a box."""
+    """Whatever is run in a session of a sandbox."""
 
     async def _exec(self, program: Program, timeout_s: float, output_limit: int) -> ExecResult:
         body, fields = _frame(program)
@@ -77,39 +77,39 @@ class Programs(Calls):
         serve: Mapping[str, HostFunction] | None = None,
         **fields: Any,
     ) -> ExecResult:
-        """Run something to its end; if it ends the whole box, that is its result."""
+        """Run something to its end; if it ends the whole sandbox, that is its result."""
         if output_limit != OUTPUT_LIMIT:
             fields["keep"] = output_limit
         try:
             return self._result(await self._call(op, body, timeout_s, serve, **fields))
-        except BoxKilledError:
+        except SandboxKilledError:
             return KILLED
 
     def _result(self, frame: Frame) -> ExecResult:
-        """Return the result in an answer; a box whose answer makes no sense is cut."""
+        """Return the result in an answer; a sandbox whose answer makes no sense is cut."""
         try:
             result = parse_result(frame)
         except (KeyError, TypeError, WireError) as error:
             self.link.cut("it was closed")
-            raise SandboxError(f"{SANDBOX_LOST}: the box gave an answer that makes no sense: {error!r}") from error
+            raise SandboxError(f"{SANDBOX_LOST}: the sandbox gave an answer that makes no sense: {error!r}") from error
         self.link.needs_replacement |= result.status in ("oom", "protocol")
         return result
 
 
 class RemoteShell:
-    """A shell in a session of a box; implements `boxes.BoxShell`."""
+    """A shell in a session of a sandbox; implements `sandboxes.SandboxShell`."""
 
-    def __init__(self, box: Programs, number: int) -> None:
-        self._box, self._number = box, number
-        self.lifetime = Lifetime("the shell", box.lifetime)
+    def __init__(self, sandbox: Programs, number: int) -> None:
+        self._sandbox, self._number = sandbox, number
+        self.lifetime = Lifetime("the shell", sandbox.lifetime)
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
-        """Run a command in the shell; see `boxes.BoxShell.run`."""
+        """Run a command in the shell; see `sandboxes.SandboxShell.run`."""
         check_text("command", command)
         check_limit("output_limit", output_limit, 2, MAX_OUTPUT)
         body = encoded(command, "command")
         with self.lifetime.call():
-            return await self._box._run("run", body, timeout_s, output_limit, shell=self._number)
+            return await self._sandbox._run("run", body, timeout_s, output_limit, shell=self._number)
 
 
 def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a box says against a call, as errors of the host."""
+"""What a sandbox says against a call, as errors of the host."""
 
 import errno
 import os
@@ -15,39 +15,41 @@ OUT_OF_MEMORY = re.compile(r"\[oom after|: oom$|MemoryError|exit code -9\b")
 """How the server, a program and the kernel's signal say that memory was used up."""
 MEMORY = "where memory was short: the sandbox's memory_mb is what its programs may use"
 SANDBOX_LOST = "sandbox_lost"
-"""The beginning of a SandboxError's text where an episode's box is gone, or could not be started."""
+"""The beginning of a SandboxError's text where an episode's sandbox is gone, or could not be started."""
 
 
 FULL = (errno.ENOSPC, errno.EFBIG)
 """What a kernel says of a file that does not fit: into the folder, or, with bubblewrap, into the size of a file."""
 MACHINE = (errno.ENFILE, errno.EIO)
-"""What a kernel says if the machine itself has no open files left, or its disk fails: no code in a box is behind it."""
+"""What a kernel says if the machine itself has no open files left, or its disk fails: no code in a sandbox is behind
+it."""
 
 
 def with_advice(why: str) -> str:
-    """Return why something failed in a box, and behind it the setting of the sandbox that gives it more room."""
+    """Return why something failed in a sandbox, and behind it the setting of the sandbox that gives it more room."""
     if NO_SPACE in why and ROOM not in why:
         return f"{why} ({ROOM})"
     return f"{why} ({MEMORY})" if OUT_OF_MEMORY.search(why) else why
 
 
 def raise_refusal(envelope: Mapping[str, Any], fields: Mapping[str, object]) -> None:
-    """Raise what a box says against a call, if it says anything: BoxContentError, or ValueError for an argument.
+    """Raise what a sandbox says against a call, if it says anything: SandboxContentError, or ValueError for an
+    argument.
 
-    ClosedError for a branch that has ended, SandboxError for a fault of the machine, and WireError if what the box says
-    makes no sense.
+    ClosedError for a branch that has ended, SandboxError for a fault of the machine, and WireError if what the sandbox
+    says makes no sense.
     """
     if envelope.get("gone") is True:
-        raise ClosedError("the branch was closed, or ended when its box was reset")
+        raise ClosedError("the branch was closed, or ended when its sandbox was reset")
     text, number = envelope.get("error"), envelope.get("errno")
     if text is None and number is None:
         return
     if type(text) is not str or not text or type(number) not in (int, type(None)):
-        raise WireError(f"the box gave an answer that makes no sense: error {text!r:.80}, errno {number!r:.80}")
+        raise WireError(f"the sandbox gave an answer that makes no sense: error {text!r:.80}, errno {number!r:.80}")
     if type(number) is int:
         path = fields.get("path")
         if number in MACHINE:
-            raise SandboxError(f"the machine of the box could not do it: {text}")
+            raise SandboxError(f"the machine of the sandbox could not do it: {text}")
         text += f" ({ROOM})" if number in FULL else ""
         raise of_number(number, path if isinstance(path, str) else None, text)
     if envelope.get("late") is True:

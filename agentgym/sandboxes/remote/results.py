@@ -1,4 +1,4 @@
-"""The results of programs, as a box says them."""
+"""The results of programs, as a sandbox says them."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -7,11 +7,11 @@ from agentgym.errors import WireError
 from agentgym.sandboxes.protocol import ExecResult, Status
 from agentgym.sandboxes.remote.wire import Frame
 
-STATUSES = frozenset(get_args(Status)) - {"box_killed"}
-"""What a box can say of a program; that the box itself was ended is for the host to say."""
+STATUSES = frozenset(get_args(Status)) - {"sandbox_killed"}
+"""What a sandbox can say of a program; that the sandbox itself was ended is for the host to say."""
 MAX_SECONDS = 1e9
 """More than any program takes; an answer that says more makes no sense."""
-KILLED = ExecResult(status="box_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
+KILLED = ExecResult(status="sandbox_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
 
 
 def parse_result(frame: Frame) -> ExecResult:

@@ -1,11 +1,11 @@
-"""The calls of a box that reach beyond it: its network, forwarded ports, the services beside it, and snapshots."""
+"""The calls of a sandbox that reach beyond it: its network, forwarded ports, the services beside it, and snapshots."""
 
 import asyncio
 from pathlib import Path
 
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.host_files import new_file, open_snapshot
-from agentgym.sandboxes.network.box_network import Networked
+from agentgym.sandboxes.network.sandbox_network import Networked
 from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.remote.calls import Calls
 
@@ -13,7 +13,7 @@ PART = 1 << 20
 
 
 class Surroundings(Calls, Networked):
-    """What a box and its branches share: one network, one log of requests, the same services."""
+    """What a sandbox and its branches share: one network, one log of requests, the same services."""
 
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None:
         size = 0
@@ -38,7 +38,8 @@ class Surroundings(Calls, Networked):
             await self._call("restore", b"", timeout_s, carry=give)
 
     async def begin_surroundings(self) -> None:
-        """Begin an episode beside a clean box; SandboxError, and a broken box, where a service does not start."""
+        """Begin an episode beside a clean sandbox; SandboxError, and a broken sandbox, where a service does not
+        start."""
         try:
             await self.network.begin()
         except BaseException as error:

@@ -205,7 +205,7 @@ class Wire(asyncio.Protocol):
         if self._deadline > self._loop.time():
             self._wake_at(self._deadline)
         else:
-            self._waiter.set_exception(TimeoutError("the box did not answer in time"))
+            self._waiter.set_exception(TimeoutError("the sandbox did not answer in time"))
 
     def close(self) -> None:
         """Cut the wire at once; the server at its other end then ends everything below it."""
@@ -241,12 +241,12 @@ class Wire(asyncio.Protocol):
             (self._transport.pause_reading if paused else self._transport.resume_reading)()
 
     def eof_received(self) -> None:
-        """Cut the wire: a box that says no more answers nothing, and what is left to be sent would wait for it."""
-        self._fail(WireError("the wire was closed by the box"))
+        """Cut the wire: a sandbox that says no more answers nothing, and what is left to be sent would wait for it."""
+        self._fail(WireError("the wire was closed by the sandbox"))
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(WireError(f"the wire was closed by the box{f': {exc}' if exc else ''}"))
+        self._fail(WireError(f"the wire was closed by the sandbox{f': {exc}' if exc else ''}"))
 
     def _fail(self, error: WireError) -> None:
         if self._timer is not None:

@@ -13,7 +13,7 @@ MAX_NAMES = 256 << 10
 
 @contextmanager
 def about(*paths: str) -> Iterator[None]:
-    """Name the file in what a box's kernel says against a write; of several, the first and the last."""
+    """Name the file in what a sandbox's kernel says against a write; of several, the first and the last."""
     try:
         yield
     except OSError as error:

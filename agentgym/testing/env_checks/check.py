@@ -13,10 +13,10 @@ from agentgym.engines.base import Engine
 from agentgym.engines.scripted import Reply, ReplyPolicy, Scripted, raw
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
-from agentgym.environments.task_boxes import chooses, open_boxes
+from agentgym.environments.task_sandboxes import chooses, open_sandboxes
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake.box import FakeBoxes
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing.env_checks.comparing import compare, compare_state, failed_again, shared_state
 from agentgym.testing.env_checks.declared import check_class, check_tasks
 from agentgym.testing.env_checks.findings import Finding, report
@@ -45,7 +45,7 @@ class Settings:
     oracle: Sequence[Reply] | ReplyPolicy | None
     """None plays only the parts that need no solution."""
     noop: Sequence[Reply] | ReplyPolicy
-    boxes: Boxes | None
+    sandboxes: SandboxPool | None
     threshold: float
     idle_is_right: bool
     repeatable: bool
@@ -107,7 +107,9 @@ async def find_mistakes(settings: Settings) -> list[Finding]:
     findings = check_class(settings.cls)
     if not findings:
         findings = check_tasks(settings.cls)
-        with LeakWatch(processes=settings.boxes is None or isinstance(settings.boxes, FakeBoxes)) as leaks:
+        with LeakWatch(
+            processes=settings.sandboxes is None or isinstance(settings.sandboxes, FakeSandboxPool)
+        ) as leaks:
             leaks.see_tasks()
             findings += await _played(settings)
             left = [*await leaks.left_tasks(), *await asyncio.to_thread(leaks.left)]
@@ -128,10 +130,10 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
     """Play everything that is checked, and again with an engine that sees images if the env shows one."""
     async with AsyncExitStack() as stack:
-        boxes, no_box = await stack.enter_async_context(_boxes(settings.cls, settings.boxes))
-        stage = Stage(settings.cls, settings.task, boxes, settings.models, sees=sees)
+        sandboxes, no_sandbox = await stack.enter_async_context(_sandboxes(settings.cls, settings.sandboxes))
+        stage = Stage(settings.cls, settings.task, sandboxes, settings.models, sees=sees)
         await stack.enter_async_context(open_resources(stage.cls))
-        findings, plays = await _solved(settings, stage, no_box)
+        findings, plays = await _solved(settings, stage, no_sandbox)
         solved = plays[-1] if plays else None
         for check in (_check_noop, _check_broken_call):
             found, play = await check(settings, stage)
@@ -146,12 +148,12 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
     return [*findings, *_check_rewards(settings, plays), *_check_closed(plays)]
 
 
-async def _solved(settings: Settings, stage: Stage, no_box: str) -> tuple[list[Finding], list[ObservedRollout]]:
+async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[list[Finding], list[ObservedRollout]]:
     """Play the oracle, and again if that went well; return the findings and the plays, none without an oracle."""
     if settings.oracle is None:
         return [], []
     first = await stage.run("oracle", Scripted(settings.oracle))
-    findings = list(_check_oracle(settings, first, no_box))
+    findings = list(_check_oracle(settings, first, no_sandbox))
     if first.error is not None:
         return findings, [first]
     found, second = await _again(settings, settings.oracle, stage, first)
@@ -159,21 +161,27 @@ async def _solved(settings: Settings, stage: Stage, no_box: str) -> tuple[list[F
 
 
 @asynccontextmanager
-async def _boxes(cls: type[Env[Any]], boxes: Boxes | None) -> AsyncIterator[tuple[Boxes | None, str]]:
-    """Yield the given boxes, a pool of what the env declares, or fake boxes; and the reason for fake ones, or ""."""
-    if boxes is not None or (cls.sandbox is None and not chooses(cls)):
-        yield boxes, ""
+async def _sandboxes(
+    cls: type[Env[Any]], sandboxes: SandboxPool | None
+) -> AsyncIterator[tuple[SandboxPool | None, str]]:
+    """Yield the given sandboxes, a pool of what the env declares, or fake sandboxes; and the reason for fake ones, or
+    ""."""
+    if sandboxes is not None or (cls.sandbox_spec is None and not chooses(cls)):
+        yield sandboxes, ""
         return
     async with AsyncExitStack() as stack:
         try:
-            found, reason = await stack.enter_async_context(open_boxes(cls, 1)), ""
+            found, reason = await stack.enter_async_context(open_sandboxes(cls, 1)), ""
         except (SandboxError, ImportError) as error:
-            found, reason = FakeBoxes(), f"no box of {cls.__name__} can be had here ({error}), a FakeBox was used"
+            found, reason = (
+                FakeSandboxPool(),
+                f"no sandbox of {cls.__name__} can be had here ({error}), a FakeSandbox was used",
+            )
             warnings.warn(f"check_env: {reason}", stacklevel=2)
         yield found, reason
 
 
-def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Iterator[Finding]:
+def _check_oracle(settings: Settings, play: ObservedRollout, no_sandbox: str) -> Iterator[Finding]:
     failed = [
         text_of(message["content"]).removeprefix("error: ")
         for turn in play.turns
@@ -181,7 +189,7 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Ite
         if message["role"] == "tool" and text_of(message["content"]).startswith("error: ")
     ]
     if play.error is not None and not play.bad_rewards:
-        change = no_box or "make the oracle's script play to the end"
+        change = no_sandbox or "make the oracle's script play to the end"
         yield Finding("oracle", f"the rollout failed: {play.error}", change)
     elif play.reward is not None and play.reward < settings.threshold:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
@@ -190,12 +198,12 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_box: str) -> Ite
         if cases:
             name, why = next(iter(cases.items()))
             hint = f"look at why {len(cases)} of its hidden cases failed, such as {name!r:.100}: {why:.300}"
-        yield Finding("oracle", f"reward {play.reward} < {settings.threshold}, {scores}", no_box or hint)
+        yield Finding("oracle", f"reward {play.reward} < {settings.threshold}, {scores}", no_sandbox or hint)
     for text in failed:
-        yield from _check_failure(text, no_box)
+        yield from _check_failure(text, no_sandbox)
 
 
-def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
+def _check_failure(text: str, no_sandbox: str) -> Iterator[Finding]:
     """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is no finding."""
     late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
     broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
@@ -204,7 +212,7 @@ def _check_failure(text: str, no_box: str) -> Iterator[Finding]:
         yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
     elif broken is not None:
         change = "fix the tool, or raise ag.ToolError if the model is meant to read that"
-        yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_box or change)
+        yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_sandbox or change)
 
 
 async def _again(

@@ -14,7 +14,7 @@ CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
 ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
 """Fields that no exception of a tool may show. A tool's answer may: a tool is there to find the answer."""
 LONG = 8
-CHANGE = "keep it out of what tools return and raise, and out of files that the box can read"
+CHANGE = "keep it out of what tools return and raise, and out of files that the sandbox can read"
 
 
 def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The check that nothing a policy says or leaves in its box makes the env raise, which would cost the reward."""
+"""The check that nothing a policy says or leaves in its sandbox makes the env raise, which would cost the reward."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -78,9 +78,9 @@ async def check_hostile(
             raised.add_play(f"a model that calls {name!r} with {what}", play)
         answers = [(f"the answer {what}", text) for what, text in (texts if is_agent else [])]
         silent = [("a model that gives no answer", None)] if is_tools else []
-        again = Hostile(box=True, answers=[*silent, *answers])
+        again = Hostile(sandbox=True, answers=[*silent, *answers])
         engine = Repeating(noop) if oracle is None else Scripted(oracle)
-        raised.add_play("hostile content of its box", await stage.run("hostile", engine, hostile=again))
+        raised.add_play("hostile content of its sandbox", await stage.run("hostile", engine, hostile=again))
         if scored and has_group_reward(stage.cls):
             await _add_group_reward(raised, stage, scored[:8])
     return list(raised.findings())

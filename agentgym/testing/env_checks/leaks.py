@@ -40,7 +40,7 @@ class LeakWatch:
     """Watches a block of code that should leave nothing behind; `left()` says in words what it left.
 
     What the process had before the block does not count. With `processes=False` child processes and the library's own
-    threads and tasks do not count either: an open pool of boxes starts them when it needs them.
+    threads and tasks do not count either: an open pool of sandboxes starts them when it needs them.
     """
 
     def __init__(self, *, processes: bool = True) -> None:

@@ -45,7 +45,7 @@ class ObservedRollout:
     score_twice: bool = False
     """Whether the env is asked for its score a second time."""
     hostile: Hostile | None = None
-    """What the env meets in this rollout in place of the model's text, and of what is in its box."""
+    """What the env meets in this rollout in place of the model's text, and of what is in its sandbox."""
     prompt: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     bad_rewards: dict[str, str] = field(default_factory=dict)

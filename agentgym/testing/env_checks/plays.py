@@ -9,7 +9,7 @@ from agentgym.engines.scripted import Reply, Scripted, Seeing
 from agentgym.environments.env import Env
 from agentgym.errors import EngineError
 from agentgym.rollouts.rollout import rollout
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing.env_checks.observed import ObservedRollout, observed_class
 from agentgym.testing.env_checks.spoiled import Hostile
 from agentgym.types.completion import Completion
@@ -69,12 +69,12 @@ class Stage:
         self,
         cls: type[Env[Any]],
         task: Any,
-        boxes: Boxes | None,
+        sandboxes: SandboxPool | None,
         models: Mapping[str, Engine] | None = None,
         *,
         sees: bool = False,
     ) -> None:
-        self.task, self.boxes, self.models, self.sees = task, boxes, models, sees
+        self.task, self.sandboxes, self.models, self.sees = task, sandboxes, models, sees
         self.shows_images = False
         """Whether the env has shown an image to a model."""
         self.play = ObservedRollout()
@@ -119,7 +119,9 @@ class Stage:
     def _begin(self, name: str, engine: Scripted) -> "asyncio.Task[Rollout]":
         named = f"{self.task.id}/{_NAMED}{name}"
         asked: Engine = Seeing(engine) if self.sees else engine
-        playing = rollout(self.cls, self.task, asked, boxes=self.boxes, seed=7, rollout_id=named, models=self.models)
+        playing = rollout(
+            self.cls, self.task, asked, sandboxes=self.sandboxes, seed=7, rollout_id=named, models=self.models
+        )
         return asyncio.create_task(playing)
 
     def read(self, messages: Any) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Hostile content that a policy may say or leave in its box, and the box that shows it to an env."""
+"""Hostile content that a policy may say or leave in its sandbox, and the sandbox that shows it to an env."""
 
 import asyncio
 import copy
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentgym.errors import BoxContentError, EngineError, EnvError, MachineError, SandboxError
-from agentgym.sandboxes.protocol import Box, ExecResult, Verdict
+from agentgym.errors import EngineError, EnvError, MachineError, SandboxContentError, SandboxError
+from agentgym.sandboxes.protocol import ExecResult, Sandbox, Verdict
 from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
 from agentgym.types.messages import Message, ToolCall
 
@@ -81,8 +81,8 @@ class Hostile:
     """The text that replaces everything that the model says; None leaves that as it is."""
     answers: Sequence[tuple[str, str | None]] = ()
     """Answers with which the env is scored again, after their description; None is a missing answer."""
-    box: bool = False
-    """Whether the env is scored again for each hostile content of its box."""
+    sandbox: bool = False
+    """Whether the env is scored again for each hostile content of its sandbox."""
     raised: list[tuple[str, BaseException]] = field(default_factory=list)
     """The content that the env met in those scores, and the error that it raised."""
 
@@ -99,18 +99,18 @@ Score = Callable[[], Awaitable[dict[str, float]]]
 
 
 async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, float]:
-    """Return the score of an env, and score it again for each answer and each hostile content of its box."""
-    real, metrics = env._box, dict(env.metrics)
-    shown = SpoiledBox(real) if hostile.box and real is not None else None
-    env._box = real if shown is None else shown
+    """Return the score of an env, and score it again for each answer and each hostile content of its sandbox."""
+    real, metrics = env._sandbox, dict(env.metrics)
+    shown = SpoiledSandbox(real) if hostile.sandbox and real is not None else None
+    env._sandbox = real if shown is None else shown
     try:
         first = await score()
         for what, content in [] if shown is None else shown.contents():
             assert shown is not None
             shown.spoil(content)
-            await _scored(hostile, f"a box that holds {what}", score)
+            await _scored(hostile, f"a sandbox that holds {what}", score)
     finally:
-        env._box = real
+        env._sandbox = real
     given = getattr(env, "answer", None)
     for what, env.answer in hostile.answers:
         await _scored(hostile, what, score)
@@ -121,7 +121,7 @@ async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, f
 
 
 async def _scored(hostile: Hostile, what: str, score: Score) -> None:
-    """Score once more, and note errors that come neither from an engine nor from a box."""
+    """Score once more, and note errors that come neither from an engine nor from a sandbox."""
     try:
         wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
         if wrong:
@@ -132,12 +132,12 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
         hostile.raised.append((what, error))
 
 
-class SpoiledBox:
-    """A box that answers like the real one, and later as if all its files and programs held one hostile content."""
+class SpoiledSandbox:
+    """A sandbox that answers like the real one, and later as if all its files and programs held one hostile content."""
 
-    def __init__(self, real: Box) -> None:
+    def __init__(self, real: Sandbox) -> None:
         self.real = real
-        self.content: bytes | BoxContentError | None = None
+        self.content: bytes | SandboxContentError | None = None
         """The content of every file; None for the real one."""
         self.seen: list[bytes] = []
         """The content of the files that were read, and the output of programs."""
@@ -145,15 +145,15 @@ class SpoiledBox:
         self.verdicts: list[Verdict] = []
         self.asked_verdicts = 0
 
-    def spoil(self, content: bytes | BoxContentError) -> None:
+    def spoil(self, content: bytes | SandboxContentError) -> None:
         """Let all files hold, and all programs print, this content from now on."""
         self.content, self.asked_verdicts = content, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def contents(self) -> Iterator[tuple[str, bytes | BoxContentError]]:
-        """Yield hostile contents of the box, each after its description; none if no reward reads the box."""
+    def contents(self) -> Iterator[tuple[str, bytes | SandboxContentError]]:
+        """Yield hostile contents of the sandbox, each after its description; none if no reward reads the sandbox."""
         if not self.is_asked:
             return
         yield "a file that is missing", of_number(errno.ENOENT, "it")
@@ -166,7 +166,7 @@ class SpoiledBox:
 
     def _spoiled(self, limit: int = 1 << 62) -> bytes:
         assert self.content is not None
-        if isinstance(self.content, BoxContentError):
+        if isinstance(self.content, SandboxContentError):
             raise self.content.with_traceback(None)
         if len(self.content) > limit:
             raise WrongContent(f"{len(self.content)} bytes, the limit is {limit}")
@@ -180,7 +180,7 @@ class SpoiledBox:
         self.seen.append(await self.real.read(path, limit=limit, timeout_s=timeout_s))
         return self.seen[-1]
 
-    read_text = Box.read_text
+    read_text = Sandbox.read_text
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
         """Return names that nobody expects."""
@@ -222,7 +222,7 @@ class SpoiledBox:
             result = await run(*args, **settings)
             self.seen.append(result.stdout_bytes)
             return result
-        if isinstance(self.content, BoxContentError):
+        if isinstance(self.content, SandboxContentError):
             return ExecResult(status="timeout", exit_code=-9, stdout="", stderr="", state_lost=True)
         text = self.content[: 64 << 10].decode("utf-8", "replace")
         return ExecResult(status="ok", exit_code=0, stdout=text, stderr="")

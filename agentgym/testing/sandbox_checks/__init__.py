@@ -1,1 +1,1 @@
-"""What every sandbox owes its users, as checks of real boxes: behind `agentgym.testing.check_sandbox`."""
+"""What every sandbox owes its users, as checks of real sandboxes: behind `agentgym.testing.check_sandbox`."""

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable
 from typing import get_args
 
-from agentgym.errors import BoxContentError
+from agentgym.errors import SandboxContentError
 from agentgym.sandboxes.protocol import ExecResult, Status
 
 
@@ -33,7 +33,8 @@ def result(what: str, got: object, **promised: object) -> ExecResult:
 
 
 async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> None:
-    """Raise AssertionError unless the call raises a BoxContentError of that kind: in a reward any other one is None."""
+    """Raise AssertionError unless the call raises a SandboxContentError of that kind: in a reward any other one is
+    None."""
     await raises(what, kind, call, content=True)
 
 
@@ -42,9 +43,9 @@ async def raises(what: str, kind: type[Exception], call: Awaitable[object], *, c
     try:
         answer = await call
     except kind as error:
-        if content and not isinstance(error, BoxContentError):
+        if content and not isinstance(error, SandboxContentError):
             said = f"{type(error).__name__}: {error}"
-            raise AssertionError(f"{what}: a BoxContentError is promised, got {said}") from error
+            raise AssertionError(f"{what}: a SandboxContentError is promised, got {said}") from error
         return
     except Exception as error:
         raise AssertionError(f"{what}: {kind.__name__} is promised, got {type(error).__name__}: {error}") from error

@@ -1,10 +1,10 @@
-"""Checks of what runs in a box: commands, cells, hidden tests, programs that go on, and shells."""
+"""Checks of what runs in a sandbox: commands, cells, hidden tests, programs that go on, and shells."""
 
 import asyncio
 import hashlib
 
 from agentgym.errors import ClosedError
-from agentgym.sandboxes.protocol import Box, BoxProcess, BoxShell, Verdict
+from agentgym.sandboxes.protocol import Sandbox, SandboxProcess, SandboxShell, Verdict
 from agentgym.testing.sandbox_checks.claims import holds, raises, result, same
 from agentgym.testing.sandbox_checks.files import CONTENT
 
@@ -23,51 +23,51 @@ MANY = 17 << 20
 """Bytes of output that no program may write."""
 
 
-async def exec_(box: Box) -> None:
+async def exec_(sandbox: Sandbox) -> None:
     """A command has its own streams and exit code, folder, variables and input; a program of words needs no shell."""
-    failed = await box.exec("echo out; echo err >&2; exit 7")
+    failed = await sandbox.exec("echo out; echo err >&2; exit 7")
     result("a command that fails", failed, status="error", exit_code=7, stdout="out\n", stderr="err\n")
-    done = await box.exec(["printf", "%s", "a b; $HOME"])
+    done = await sandbox.exec(["printf", "%s", "a b; $HOME"])
     result("a program and its arguments", done, status="ok", exit_code=0, stdout="a b; $HOME", stderr="")
-    await box.exec("mkdir -p below")
-    given = await box.exec('basename "$PWD"; echo "$GIVEN"; cat', cwd="below", env={"GIVEN": "x"}, stdin="input")
+    await sandbox.exec("mkdir -p below")
+    given = await sandbox.exec('basename "$PWD"; echo "$GIVEN"; cat', cwd="below", env={"GIVEN": "x"}, stdin="input")
     result("cwd, env and stdin", given, stdout="below\nx\ninput")
-    same("stdin without one", (await box.exec("cat")).stdout, "")
-    same("a variable of an earlier command", (await box.exec('echo "$GIVEN"')).stdout, "\n")
-    raw = await box.exec(r"printf '\377\001'")
+    same("stdin without one", (await sandbox.exec("cat")).stdout, "")
+    same("a variable of an earlier command", (await sandbox.exec('echo "$GIVEN"')).stdout, "\n")
+    raw = await sandbox.exec(r"printf '\377\001'")
     same("the bytes of stdout", raw.stdout_bytes, b"\xff\x01")
-    result("a program that there is none of", await box.exec(["no-such-program"]), status="error", exit_code=127)
-    result("a program that is killed", await box.exec(["sh", "-c", "kill -9 $$"]), status="killed", exit_code=-9)
+    result("a program that there is none of", await sandbox.exec(["no-such-program"]), status="error", exit_code=127)
+    result("a program that is killed", await sandbox.exec(["sh", "-c", "kill -9 $$"]), status="killed", exit_code=-9)
 
 
-async def output_limits(box: Box) -> None:
+async def output_limits(sandbox: Sandbox) -> None:
     """Of a stream the head and the tail are kept up to the limit; what writes without end is ended."""
-    cut = await box.exec("printf begin; head -c 100000 /dev/zero | tr '\\0' x; printf end", output_limit=1000)
+    cut = await sandbox.exec("printf begin; head -c 100000 /dev/zero | tr '\\0' x; printf end", output_limit=1000)
     result("output over its limit", cut, status="ok", truncated=True)
     holds("the head and the tail are kept", cut.stdout.startswith("begin") and cut.stdout.endswith("end"))
     holds("cut output is within its limit, but for a note", len(cut.stdout) < 2000)
-    result("output within its limit", await box.exec("echo x"), truncated=False)
-    endless = await box.exec(f"head -c {MANY} /dev/zero", timeout_s=60)
+    result("output within its limit", await sandbox.exec("echo x"), truncated=False)
+    endless = await sandbox.exec(f"head -c {MANY} /dev/zero", timeout_s=60)
     result("output over 16 MiB", endless, status="output_limit")
 
 
-async def time_limits(box: Box) -> None:
-    """What runs past its limit is ended with what it printed, and the box goes on."""
+async def time_limits(sandbox: Sandbox) -> None:
+    """What runs past its limit is ended with what it printed, and the sandbox goes on."""
     for name, ended in (
-        ("exec", await box.exec("echo begun; sleep 60", timeout_s=1.0)),
-        ("python", await box.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)),
+        ("exec", await sandbox.exec("echo begun; sleep 60", timeout_s=1.0)),
+        ("python", await sandbox.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)),
     ):
         result(f"{name} past its limit", ended, status="timeout", stdout="begun\n")
-    same("a cell after time-outs", (await box.python("6 * 7")).stdout, "42\n")
+    same("a cell after time-outs", (await sandbox.python("6 * 7")).stdout, "42\n")
     for limit in (0.0, float("nan")):
-        await raises(f"exec with timeout_s={limit}", ValueError, box.exec("true", timeout_s=limit))
+        await raises(f"exec with timeout_s={limit}", ValueError, sandbox.exec("true", timeout_s=limit))
 
 
-async def cancellations(box: Box) -> None:
-    """A call that is cancelled is ended in the box, and the box goes on."""
+async def cancellations(sandbox: Sandbox) -> None:
+    """A call that is cancelled is ended in the sandbox, and the sandbox goes on."""
     begun = asyncio.Event()
     code = "import subprocess\nsleeper = subprocess.Popen(['sleep', '74.25'])\nbegun()\nsleeper.wait()"
-    running = asyncio.create_task(box.python(code, functions={"begun": begun.set}, timeout_s=60))
+    running = asyncio.create_task(sandbox.python(code, functions={"begun": begun.set}, timeout_s=60))
     waiting = asyncio.create_task(begun.wait())
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -78,61 +78,61 @@ async def cancellations(box: Box) -> None:
         raise AssertionError("a cancelled cell: CancelledError is promised, got an answer")
     except asyncio.CancelledError:
         pass
-    same("a cell after a cancelled one", (await box.python("6 * 7")).stdout, "42\n")
+    same("a cell after a cancelled one", (await sandbox.python("6 * 7")).stdout, "42\n")
 
 
-async def python(box: Box) -> None:
+async def python(sandbox: Sandbox) -> None:
     """Names persist from cell to cell, a last expression is printed by repr, an exception is a result."""
-    await box.python("x = 'a'")
-    result("a cell", await box.python("x * 2"), status="ok", exit_code=0, stdout="'aa'\n", stderr="")
-    raised = result("a cell that raises", await box.python("1 / 0"), status="error", exit_code=1)
+    await sandbox.python("x = 'a'")
+    result("a cell", await sandbox.python("x * 2"), status="ok", exit_code=0, stdout="'aa'\n", stderr="")
+    raised = result("a cell that raises", await sandbox.python("1 / 0"), status="error", exit_code=1)
     holds("the traceback is in stderr", "ZeroDivisionError" in raised.stderr)
-    fresh = await box.python("'x' in globals()", fresh=True)
+    fresh = await sandbox.python("'x' in globals()", fresh=True)
     same("a fresh cell", fresh.stdout, "False\n")
-    same("the cell after it", (await box.python("x")).stdout, "'a'\n")
-    result("a cell that leaves", await box.python("import os; os._exit(3)"), exit_code=3, state_lost=True)
-    holds("a name of a lost session", "NameError" in (await box.python("x")).stderr)
+    same("the cell after it", (await sandbox.python("x")).stdout, "'a'\n")
+    result("a cell that leaves", await sandbox.python("import os; os._exit(3)"), exit_code=3, state_lost=True)
+    holds("a name of a lost session", "NameError" in (await sandbox.python("x")).stderr)
 
 
-async def functions(box: Box) -> None:
-    """Code in the box calls functions of the host, whose errors are exceptions there."""
+async def functions(sandbox: Sandbox) -> None:
+    """Code in the sandbox calls functions of the host, whose errors are exceptions there."""
 
     async def ask(number: int) -> int:
         if number < 0:
             raise ValueError(SECRET)
         return 2 * number
 
-    asked = await box.python("ask(20) + 1", functions={"ask": ask})
+    asked = await sandbox.python("ask(20) + 1", functions={"ask": ask})
     same("a host function", asked.stdout, "41\n")
-    failed = await box.python("ask(-1)", functions={"ask": ask})
+    failed = await sandbox.python("ask(-1)", functions={"ask": ask})
     result("a host function that fails", failed, status="error", exit_code=1)
     holds("the text of a host function's error stays on this side", SECRET not in failed.stderr)
-    gone = await box.python("ask(1)")
+    gone = await sandbox.python("ask(1)")
     holds("a function of an earlier cell is gone", "NameError" in gone.stderr)
 
 
-async def verify(box: Box) -> None:
+async def verify(sandbox: Sandbox) -> None:
     """Hidden tests give a verdict for each case, which leaving early does not forge; nothing of them is left."""
-    await box.write({"work.py": "def double(number): return 2 * number\n"})
-    verdict = _verdict("verify(code=)", await box.verify(code=TESTS))
+    await sandbox.write({"work.py": "def double(number): return 2 * number\n"})
+    verdict = _verdict("verify(code=)", await sandbox.verify(code=TESTS))
     same("the cases", sorted(verdict.cases), ["test_none", "test_two"])
     same("the case that passed", verdict.cases["test_two"], None)
     holds("the case that failed has a reason", bool(verdict.cases["test_none"]))
-    compared = await box.verify(code="from work import double", expect={"double(2)": 4, "double(3)": 7})
+    compared = await sandbox.verify(code="from work import double", expect={"double(2)": 4, "double(3)": 7})
     same("verify(code=, expect=)", _verdict("verify(expect=)", compared).fraction, 0.5)
-    await box.write({"echo.py": "print(input())\n"})
-    printed = await box.verify(command="python3 echo.py", expect={"a\n": "a\n", "b\n": "a\n"})
+    await sandbox.write({"echo.py": "print(input())\n"})
+    printed = await sandbox.verify(command="python3 echo.py", expect={"a\n": "a\n", "b\n": "a\n"})
     same("verify(command=, expect=)", _verdict("verify(command=)", printed).fraction, 0.5)
-    await box.write({"large": CONTENT * 64})
-    read = await box.verify(code=READ_LARGE, expect={"read()": hashlib.sha256(CONTENT * 64).hexdigest()})
+    await sandbox.write({"large": CONTENT * 64})
+    read = await sandbox.verify(code=READ_LARGE, expect={"read()": hashlib.sha256(CONTENT * 64).hexdigest()})
     same("what verify reads of a large file", _verdict("verify(expect=)", read).fraction, 1.0)
-    await box.exec("rm large")
-    hidden = await box.verify(command="python3 hidden.py", files={"hidden.py": "import work\n"})
+    await sandbox.exec("rm large")
+    hidden = await sandbox.verify(command="python3 hidden.py", files={"hidden.py": "import work\n"})
     same("verify(files=)", _verdict("verify(files=)", hidden).fraction, 1.0)
-    await box.write({"work.py": "import os\nos._exit(0)\n"})
-    same("code that leaves early", _verdict("verify", await box.verify(code=TESTS)).passed, 0)
-    same("the files after it", await box.list(), ["echo.py", "work.py"])
-    await raises("verify without code and command", ValueError, box.verify())
+    await sandbox.write({"work.py": "import os\nos._exit(0)\n"})
+    same("code that leaves early", _verdict("verify", await sandbox.verify(code=TESTS)).passed, 0)
+    same("the files after it", await sandbox.list(), ["echo.py", "work.py"])
+    await raises("verify without code and command", ValueError, sandbox.verify())
 
 
 def _verdict(what: str, got: object) -> Verdict:
@@ -141,38 +141,38 @@ def _verdict(what: str, got: object) -> Verdict:
     return got
 
 
-async def start(box: Box) -> None:
+async def start(sandbox: Sandbox) -> None:
     """A program goes on beside other calls, is fed and read, and ends with its block."""
-    async with box.start(["cat"]) as cat:
+    async with sandbox.start(["cat"]) as cat:
         await cat.write("hello\n")
         same("what a program writes", await _read(cat, 6), b"hello\n")
-        same("a call beside it", (await box.python("1")).stdout, "1\n")
+        same("a call beside it", (await sandbox.python("1")).stdout, "1\n")
         same("the exit code while it runs", cat.exit_code, None)
         await raises("wait past its limit", TimeoutError, cat.wait(timeout_s=0.1))
         await cat.close_stdin()
         same("its exit code", await cat.wait(timeout_s=30), 0)
         same("the end of its output", await cat.stdout.read(timeout_s=30), b"")
-    async with box.start("echo err >&2; exit 7", cwd=".", env={"A": "b"}) as failing:
+    async with sandbox.start("echo err >&2; exit 7", cwd=".", env={"A": "b"}) as failing:
         same("what a program writes to stderr", b"".join([piece async for piece in failing.stderr]), b"err\n")
         same("the exit code of a program that fails", await failing.wait(timeout_s=30), 7)
-    async with box.start(["sleep", "60"]) as killed:
+    async with sandbox.start(["sleep", "60"]) as killed:
         await killed.kill()
         same("the exit code of a program that is killed", await killed.wait(timeout_s=30), -9)
-    async with box.start(["cat"]) as left:
+    async with sandbox.start(["cat"]) as left:
         pass
     await raises("a program after its block", ClosedError, left.write("x"))
 
 
-async def _read(program: BoxProcess, size: int) -> bytes:
+async def _read(program: SandboxProcess, size: int) -> bytes:
     got = b""
     while len(got) < size and (piece := await program.stdout.read(timeout_s=30)):
         got += piece
     return got
 
 
-async def shell(box: Box) -> None:
+async def shell(sandbox: Sandbox) -> None:
     """A shell remembers its folder and variables, and ends with its block."""
-    async with box.shell(env={"GIVEN": "x"}) as opened:
+    async with sandbox.shell(env={"GIVEN": "x"}) as opened:
         result("a shell's command", await opened.run("mkdir -p a; cd a; NAME=y"), status="ok", exit_code=0)
         shown = await opened.run('basename "$PWD"; echo "$NAME$GIVEN"; echo err >&2; (exit 7)')
         result("a shell's next command", shown, exit_code=7, stdout="a\nyx\n", stderr="err\n")
@@ -181,5 +181,5 @@ async def shell(box: Box) -> None:
     await raises("a shell after its block", ClosedError, opened.run("true"))
 
 
-async def _goes_on(opened: BoxShell) -> None:
+async def _goes_on(opened: SandboxShell) -> None:
     same("a shell after a time-out", (await opened.run("echo z")).stdout, "z\n")

@@ -1,10 +1,10 @@
-"""Checks of what a box is to its host: its name, its branches, its network, and its reset."""
+"""Checks of what a sandbox is to its host: its name, its branches, its network, and its reset."""
 
 import asyncio
 from collections.abc import Sequence
 
 from agentgym.errors import ClosedError
-from agentgym.sandboxes.protocol import Box, LocalAddress
+from agentgym.sandboxes.protocol import LocalAddress, Sandbox
 from agentgym.testing.sandbox_checks.claims import holds, raises, same
 from agentgym.testing.sandbox_checks.files import CONTENT
 
@@ -22,53 +22,53 @@ def answer():
 threading.Thread(target=answer, daemon=True).start()
 listener.getsockname()[1]
 """
-"""A server in the box, which can only begin where there is a loopback."""
+"""A server in the sandbox, which can only begin where there is a loopback."""
 
 
-async def digest(box: Box) -> None:
-    """The digest is a text that names what the box is made of."""
-    same("the type of digest", type(box.digest).__name__, "str")
-    holds("digest is not empty", bool(box.digest))
+async def digest(sandbox: Sandbox) -> None:
+    """The digest is a text that names what the sandbox is made of."""
+    same("the type of digest", type(sandbox.digest).__name__, "str")
+    holds("digest is not empty", bool(sandbox.digest))
 
 
-async def fork(box: Box) -> None:
+async def fork(sandbox: Sandbox) -> None:
     """A branch goes on from here, and neither side sees what the other does."""
-    await box.write({"f": "before", "large": CONTENT * 64})
-    await box.python("x = 1")
-    async with await box.fork() as branch:
+    await sandbox.write({"f": "before", "large": CONTENT * 64})
+    await sandbox.python("x = 1")
+    async with await sandbox.fork() as branch:
         same("a file that a branch has from before", await branch.read("f"), b"before")
         same("a large file that a branch has from before", await branch.read("large", limit=1 << 24), CONTENT * 64)
         await branch.write({"f": "branch"})
         same("a name in a branch", (await branch.python("x += 1; x")).stdout, "2\n")
         same("a file in a branch", (await branch.exec("cat f")).stdout, "branch")
-        same("a file beside a branch", await box.read("f"), b"before")
-        same("a name beside a branch", (await box.python("x")).stdout, "1\n")
+        same("a file beside a branch", await sandbox.read("f"), b"before")
+        same("a name beside a branch", (await sandbox.python("x")).stdout, "1\n")
     await raises("a call of a closed branch", ClosedError, branch.python("1"))
     await branch.close()
 
 
-async def requests(box: Box) -> None:
+async def requests(sandbox: Sandbox) -> None:
     """The requests of a new episode are an empty sequence."""
-    made = box.requests()
+    made = sandbox.requests()
     holds("requests() is a sequence", isinstance(made, Sequence) and not isinstance(made, str))
     same("the requests of a new episode", [*made], [])
 
 
-async def port(box: Box) -> None:
-    """An address leads to what listens in the box; ValueError where the box has no network of its own."""
+async def port(sandbox: Sandbox) -> None:
+    """An address leads to what listens in the sandbox; ValueError where the sandbox has no network of its own."""
     for wrong in (0, 65536):
-        await raises(f"port {wrong}", ValueError, _greeting(box, wrong))
-    served = await box.python(SERVE)
+        await raises(f"port {wrong}", ValueError, _greeting(sandbox, wrong))
+    served = await sandbox.python(SERVE)
     number = int(served.stdout) if served.ok else 8000
     try:
-        greeted = await _greeting(box, number)
+        greeted = await _greeting(sandbox, number)
     except ValueError:
         return
     same("what answers at the address that port lends", greeted, b"hello")
 
 
-async def _greeting(box: Box, number: int) -> bytes:
-    async with box.port(number, timeout_s=10) as address:
+async def _greeting(sandbox: Sandbox, number: int) -> bytes:
+    async with sandbox.port(number, timeout_s=10) as address:
         if not isinstance(address, LocalAddress):
             raise AssertionError(f"port: a LocalAddress is promised, got {address!r:.300}")
         reader, writer = await asyncio.open_connection(*address)
@@ -78,23 +78,23 @@ async def _greeting(box: Box, number: int) -> bytes:
             writer.close()
 
 
-async def service(box: Box) -> None:
+async def service(sandbox: Sandbox) -> None:
     """A service that there is none of is a ValueError."""
     try:
-        found = box.service("no-such-service")
+        found = sandbox.service("no-such-service")
     except ValueError:
         return
     raise AssertionError(f"a service that there is none of: ValueError is promised, got {found!r:.300}")
 
 
-async def reset(box: Box) -> None:
+async def reset(sandbox: Sandbox) -> None:
     """A reset leaves no file, no name, no process and no branch."""
-    await box.write({"a/f": "x"})
-    await box.python("import subprocess\nx = subprocess.Popen(['sleep', '73.25'])")
-    branch = await box.fork()
-    await box.reset()
-    same("list after a reset", await box.list(), [])
-    holds("a name after a reset", "NameError" in (await box.python("x")).stderr)
-    left = await box.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '[s]leep 73.25'")
+    await sandbox.write({"a/f": "x"})
+    await sandbox.python("import subprocess\nx = subprocess.Popen(['sleep', '73.25'])")
+    branch = await sandbox.fork()
+    await sandbox.reset()
+    same("list after a reset", await sandbox.list(), [])
+    holds("a name after a reset", "NameError" in (await sandbox.python("x")).stderr)
+    left = await sandbox.exec("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c '[s]leep 73.25'")
     same("processes after a reset", left.stdout.strip(), "0")
     await raises("a branch after a reset", ClosedError, branch.python("1"))

@@ -111,7 +111,7 @@ def steering_texts(folder: Path) -> None:
 def lying_values(folder: Path) -> None:
     """Values of other kinds than what is computed with: they come back as damage, never as a traceback."""
     with closing(sqlite3.connect(folder / FILE, isolation_level=None)) as store:
-        detail = {"rewards": {"a": "much"}, "metrics": {}, "box": None, "failed_cases": {}, "failure": None}
+        detail = {"rewards": {"a": "much"}, "metrics": {}, "sandbox": None, "failed_cases": {}, "failure": None}
         packed = zlib.compress(json.dumps(detail).encode())
         store.execute("UPDATE rollouts SET detail = ? WHERE reward IS NOT NULL", (packed,))
 

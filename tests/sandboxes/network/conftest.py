@@ -1,4 +1,4 @@
-"""Boxes with a network of their own, and hosts of this machine that they talk to."""
+"""SandboxPool with a network of their own, and hosts of this machine that they talk to."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,18 +10,18 @@ import pytest
 
 from agentgym.sandboxes.docker.docker import Docker
 from agentgym.sandboxes.local.local import Bubblewrap
-from agentgym.sandboxes.protocol import Sandbox
+from agentgym.sandboxes.protocol import SandboxSpec
 from tests.sandboxes.conftest import ISOLATED, make
 
 
 @pytest.fixture(params=ISOLATED)
 def kind(request: pytest.FixtureRequest) -> str:
-    """The name of each kind of box that has a network of its own and runs here."""
+    """The name of each kind of sandbox that has a network of its own and runs here."""
     make(request.param)
     return str(request.param)
 
 
-def sandbox_of(kind: str, **settings: Any) -> Sandbox:
+def sandbox_of(kind: str, **settings: Any) -> SandboxSpec:
     """A sandbox of that kind with these settings."""
     return Bubblewrap(**settings) if kind == "bubblewrap" else Docker(**settings)
 

@@ -24,7 +24,7 @@ from tests.sandboxes.network.conftest import Host, host
 
 
 class Client:
-    """The side of the box: connections to the proxy."""
+    """The side of the sandbox: connections to the proxy."""
 
     def __init__(self, proxy: Proxy, port: int) -> None:
         self.proxy, self.port = proxy, port

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.choose import AnyBox
+from agentgym.sandboxes.choose import AnySandbox
 from agentgym.sandboxes.docker.docker import Docker
 from agentgym.sandboxes.docker.settings import DockerSettings
 from agentgym.sandboxes.local.local import Bubblewrap, Process
@@ -144,15 +144,15 @@ SETTINGS: list[tuple[type, dict[str, Any], str]] = [
         for name in ("memory_mb", "disk_mb", "cpus", "ready_s")
         for bad in BAD
     ),
-    *((kind, {"pip": bad}, "pip") for kind in (Docker, Bubblewrap, AnyBox) for bad in ("numpy", None, [1], [""])),
-    *((kind, {"volumes": bad}, "volumes") for kind in (Docker, Bubblewrap, AnyBox) for bad in BAD_VOLUMES),
+    *((kind, {"pip": bad}, "pip") for kind in (Docker, Bubblewrap, AnySandbox) for bad in ("numpy", None, [1], [""])),
+    *((kind, {"volumes": bad}, "volumes") for kind in (Docker, Bubblewrap, AnySandbox) for bad in BAD_VOLUMES),
     *((Docker, {"network": bad}, "network") for bad in ("", "host", "container:x", None, ["a.org"])),
     *((Docker, {"network": "loopback", "services": bad}, "services") for bad in (["x"], {"db": "x"}, {"A": SERVICE})),
     *((Docker, {name: ""}, name) for name in ("image", "dockerfile", "runtime")),
     (Docker, {"cpus": math.nan}, "cpus"),
     *((Bubblewrap, {"python": bad}, "python") for bad in ("", "/nope", "python3", 3)),
-    (AnyBox, {"kind": "dokcer"}, "kind"),
-    (AnyBox, {"memory_mb": 0}, "memory_mb"),
+    (AnySandbox, {"kind": "dokcer"}, "kind"),
+    (AnySandbox, {"memory_mb": 0}, "memory_mb"),
     (Process, {"unsafe": True, "memory_mb": 0}, "memory_mb"),
     *(
         (Service, {"image": "x", "ready": bad}, "ready")
@@ -179,7 +179,7 @@ def test_volumes_of_an_engine_elsewhere_are_not_looked_for_here() -> None:
 def test_settings_that_cannot_work_are_refused_when_they_are_written() -> None:
     with pytest.raises(ValueError, match="network: 'bridge'"):
         Bubblewrap(network="bridge")
-    with pytest.raises(ValueError, match="services: the box reaches them over its loopback"):
+    with pytest.raises(ValueError, match="services: the sandbox reaches them over its loopback"):
         DockerSettings(services={"db": Service(image="x")})
     with pytest.raises(ValueError, match="services: 'localhost'"):
         DockerSettings(network="loopback", services={"localhost": Service(image="x")})

@@ -1,4 +1,4 @@
-"""Containers beside a box: an app with a database that an agent's tool talks to, from its start to its end."""
+"""Containers beside a sandbox: an app with a database that an agent's tool talks to, from its start to its end."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.cli.gc import gc
-from agentgym.errors import BoxKilledError, SandboxError
+from agentgym.errors import SandboxError, SandboxKilledError
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.docker import guard
 from agentgym.sandboxes.docker.client import connect
@@ -25,11 +25,11 @@ from agentgym.sandboxes.docker.heartbeat import traces
 from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.network.services import LABEL, Service, Services
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from agentgym.testing import Scripted, call, say
 from tests.sandboxes.conftest import below, wait_for_end
 from tests.sandboxes.network.conftest import host
-from tests.sandboxes.network.test_box_networks import FETCH, get, text
+from tests.sandboxes.network.test_sandbox_networks import FETCH, get, text
 from tests.sandboxes.test_engine import relay, wait_until_gone
 
 if TYPE_CHECKING:
@@ -118,35 +118,35 @@ class Errand(ag.Task):
 class Buys(ag.ToolEnv[Errand]):
     """Reward 1 where the shop has sold one of what was asked for, and nothing else."""
 
-    sandbox = with_shop()
+    sandbox_spec = with_shop()
 
     @ag.tool
     async def buy(self, name: str) -> str:
         """Buy one of what the shop has."""
         code = f"import urllib.request\nurllib.request.urlopen('http://shop:8000/', {name.encode()!r}).status"
-        return (await self.box.python(code)).text()
+        return (await self.sandbox.python(code)).text()
 
     @ag.reward
     async def bought(self) -> float:
-        async with self.box.port(8000) as address:
+        async with self.sandbox.port(8000) as address:
             return float(json.loads(await asyncio.to_thread(get, address.url)) == {self.task.name: 2})
 
 
 async def test_an_agents_tool_talks_to_an_app_with_a_database_in_a_second_container() -> None:
     task = Errand(id="apple", prompt="Buy an apple.", name="apple")
-    async with with_shop().open(1) as boxes:
+    async with with_shop().open(1) as sandboxes:
         for name, reward in (("apple", 1.0), ("pear", 0.0), ("apple", 1.0)):
-            played = await ag.rollout(Buys, task, Scripted([call("buy", name=name), say("Done.")]), boxes=boxes)
+            played = await ag.rollout(Buys, task, Scripted([call("buy", name=name), say("Done.")]), sandboxes=sandboxes)
             assert (played.error, played.reward) == (None, reward)
 
 
-async def test_services_are_new_in_every_episode_and_gone_with_their_box() -> None:
-    async with with_shop().open(1) as boxes:
+async def test_services_are_new_in_every_episode_and_gone_with_their_sandbox() -> None:
+    async with with_shop().open(1) as sandboxes:
         for _ in range(3):
-            async with boxes.lease() as box:
-                assert await text(box, BUY) == "204"
-                assert await text(box, FETCH + "fetch('http://shop:8000/')") == "b'{\"apple\": 2}'"
-                assert "the shop is open" in await box.service("shop").logs()
+            async with sandboxes.lease() as sandbox:
+                assert await text(sandbox, BUY) == "204"
+                assert await text(sandbox, FETCH + "fetch('http://shop:8000/')") == "b'{\"apple\": 2}'"
+                assert "the shop is open" in await sandbox.service("shop").logs()
                 assert len(containers_of(os.getpid())) == 2
     assert containers_of(os.getpid()) == []
 
@@ -167,36 +167,40 @@ async def test_services_reach_each_other_by_name_and_nothing_outside() -> None:
         ready=9000,
     )
     services = {"shop": shop(), "front": front}
-    async with host() as there, Docker(network="loopback", services=services).open(1) as boxes, boxes.lease() as box:
-        await text(box, FETCH)
-        assert await text(box, "fetch('http://front:9000/shop:8000/')") == "b'{\"apple\": 3}'"
+    async with (
+        host() as there,
+        Docker(network="loopback", services=services).open(1) as sandboxes,
+        sandboxes.lease() as sandbox,
+    ):
+        await text(sandbox, FETCH)
+        assert await text(sandbox, "fetch('http://front:9000/shop:8000/')") == "b'{\"apple\": 3}'"
         for away in (there.address, "172.17.0.1", "169.254.169.254", "1.1.1.1"):
-            said = await text(box, f"fetch('http://front:9000/{away}/')")
+            said = await text(sandbox, f"fetch('http://front:9000/{away}/')")
             assert "refused" in said or "unreachable" in said
-        assert "name resolution" in await text(box, "fetch('http://front:9000/example.org/')")
+        assert "name resolution" in await text(sandbox, "fetch('http://front:9000/example.org/')")
 
 
-async def test_a_box_with_services_may_have_an_allow_list_too() -> None:
+async def test_a_sandbox_with_services_may_have_an_allow_list_too() -> None:
     async with host() as there:
         spec = Docker(network=Allow(there.address), services={"shop": shop()})
-        async with spec.open(1) as boxes, boxes.lease() as box:
-            assert await text(box, BUY) == "204"
-            await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
-            assert await text(box, f"fetch('http://{there.address}/')") == "b'hello'"
-            assert [each.host for each in box.requests()] == ["127.0.0.1"]
+        async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
+            assert await text(sandbox, BUY) == "204"
+            await text(sandbox, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            assert await text(sandbox, f"fetch('http://{there.address}/')") == "b'hello'"
+            assert [each.host for each in sandbox.requests()] == ["127.0.0.1"]
 
 
 async def test_a_service_that_ends_or_is_not_ready_is_an_error_with_its_last_words() -> None:
     ends = program(r"print('no such table\n2026-01-01 \x1b[31mforged\r'); raise SystemExit(3)", ready=8000)
     said = r"'db' ended with exit code 3; its last output: no such table\n2026-01-01 \x1b[31mforged"
-    async with Docker(network="loopback", services={"db": ends}).open(1) as boxes:
+    async with Docker(network="loopback", services={"db": ends}).open(1) as sandboxes:
         with pytest.raises(SandboxError, match=re.escape(said)):  # In one line of a log, whatever it wrote.
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
     sleeps = program("print('hm', flush=True); import time; time.sleep(600)", ready=8000, ready_s=1)
-    async with Docker(network="loopback", services={"db": sleeps}).open(1) as boxes:
+    async with Docker(network="loopback", services={"db": sleeps}).open(1) as sandboxes:
         with pytest.raises(SandboxError, match=r"'db' was not ready within 1 s \(ready=8000\); its last output: hm"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
     assert containers_of(os.getpid()) == []
 
@@ -205,18 +209,18 @@ async def test_a_service_that_ended_in_an_episode_still_says_why_and_is_new_in_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pools, "TEND_S", 0.3)
-    async with with_shop().open(1) as boxes:
-        async with boxes.lease() as box:
+    async with with_shop().open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
             await asyncio.to_thread(kill_service)
-            assert isinstance(box, RemoteBox)
-            while box.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+            assert isinstance(sandbox, RemoteSandbox)
+            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has told of it
                 await asyncio.sleep(0)
             with pytest.raises(SandboxError, match=r"sandbox_lost: the service 'shop' ended .* with exit code 137"):
-                await box.python("1")
+                await sandbox.python("1")
             await wait_until_gone(await asyncio.to_thread(make_leftover))  # By a sweep.
-            assert "the shop is open" in await box.service("shop").logs()
-        async with boxes.lease() as box:
-            assert await text(box, BUY) == "204"
+            assert "the shop is open" in await sandbox.service("shop").logs()
+        async with sandboxes.lease() as sandbox:
+            assert await text(sandbox, BUY) == "204"
 
 
 async def test_a_service_that_ended_unnoticed_is_counted_and_named_at_the_end_of_its_episode(
@@ -227,48 +231,48 @@ async def test_a_service_that_ended_unnoticed_is_counted_and_named_at_the_end_of
         yield {}
 
     monkeypatch.setattr(guard, "_events", says_nothing)
-    async with with_shop().open(1) as boxes, boxes.lease() as box:
-        assert isinstance(box, RemoteBox)
-        assert isinstance(box.network.beside, Services)
+    async with with_shop().open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        assert isinstance(sandbox.network.beside, Services)
         await asyncio.to_thread(kill_service)
-        assert (await box.python("1")).ok
-        await box.reset()
-        assert box.network.beside.lost == 1
-        assert await text(box, BUY) == "204"
+        assert (await sandbox.python("1")).ok
+        await sandbox.reset()
+        assert sandbox.network.beside.lost == 1
+        assert await text(sandbox, BUY) == "204"
     assert "'shop' ended in the middle of an episode with exit code 137, number 1" in caplog.text
     assert "its last output: the shop is open" in caplog.text
 
 
-async def test_code_that_brings_down_a_service_has_ended_its_box() -> None:
+async def test_code_that_brings_down_a_service_has_ended_its_sandbox() -> None:
     falls = program(ENDS_ON_A_WORD, ready=8000)
-    async with Docker(network="loopback", services={"app": falls}).open(1) as boxes:
-        async with boxes.lease() as box:
-            assert isinstance(box, RemoteBox)
-            await box.python("import socket; socket.create_connection(('app', 8000)).sendall(b'end')")
-            while box.broken is None:  # noqa: ASYNC110 - until the engine has told of it
+    async with Docker(network="loopback", services={"app": falls}).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert isinstance(sandbox, RemoteSandbox)
+            await sandbox.python("import socket; socket.create_connection(('app', 8000)).sendall(b'end')")
+            while sandbox.broken is None:  # noqa: ASYNC110 - until the engine has told of it
                 await asyncio.sleep(0)
-            assert (await box.exec("true")).status == "box_killed"
-            with pytest.raises(BoxKilledError, match="the service 'app' ended in the middle of an episode"):
-                await box.read("f")
-        async with boxes.lease() as box:
-            assert (await box.exec("true")).ok
+            assert (await sandbox.exec("true")).status == "sandbox_killed"
+            with pytest.raises(SandboxKilledError, match="the service 'app' ended in the middle of an episode"):
+                await sandbox.read("f")
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.exec("true")).ok
 
 
 async def test_a_service_that_has_done_its_work_may_end() -> None:
-    async with Docker(network="loopback", services={"fill": program("print('done')")}).open(1) as boxes:
+    async with Docker(network="loopback", services={"fill": program("print('done')")}).open(1) as sandboxes:
         for _ in range(2):
-            async with boxes.lease() as box:
-                assert isinstance(box, RemoteBox)
-                assert isinstance(box.network.beside, Services)
-                while "done" not in await box.service("fill").logs():
-                    assert (await box.python("1")).ok
-                await box.reset()
-                assert (await box.python("1")).ok
-                assert box.network.beside.lost == 0
+            async with sandboxes.lease() as sandbox:
+                assert isinstance(sandbox, RemoteSandbox)
+                assert isinstance(sandbox.network.beside, Services)
+                while "done" not in await sandbox.service("fill").logs():
+                    assert (await sandbox.python("1")).ok
+                await sandbox.reset()
+                assert (await sandbox.python("1")).ok
+                assert sandbox.network.beside.lost == 0
 
 
 def make_leftover() -> str:
-    """The name of a container of this run that no box knows."""
+    """The name of a container of this run that no sandbox knows."""
     labels = {name: text for name, text in containers_of(os.getpid())[0]["Labels"].items() if name != LABEL}
     with client() as there:
         there.create_container(default_image(), ["{}"], name="agentgym-leftover", labels=labels)
@@ -282,7 +286,7 @@ def kill_service() -> None:
         there.wait(found["Id"])
 
 
-async def test_an_image_that_is_missing_is_named_before_any_box_starts() -> None:
+async def test_an_image_that_is_missing_is_named_before_any_sandbox_starts() -> None:
     spec = Docker(network="loopback", services={"db": Service(image="agentgym-no-such-image")})
     with pytest.raises(SandboxError, match=r"no image 'agentgym-no-such-image' for 'db': docker pull"):
         async with spec.open(1):
@@ -302,13 +306,13 @@ async def test_a_service_is_bounded_and_has_no_rights() -> None:
         "print(tried(lambda: open('/tmp/x', 'wb').write(bytes(3 << 20))))\n"
     )
     service = program(code, user="0:0", disk_mb=2, memory_mb=100, cpus=0.5, pids=50)
-    async with Docker(network="loopback", services={"db": service}).open(1) as boxes, boxes.lease() as box:
+    async with Docker(network="loopback", services={"db": service}).open(1) as sandboxes, sandboxes.lease() as sandbox:
         with client() as there:
             (found,) = [each for each in containers_of(os.getpid()) if LABEL in each["Labels"]]
             await asyncio.to_thread(there.wait, found["Id"])
             said = there.inspect_container(found["Id"])["HostConfig"]
         assert (said["Memory"], said["NanoCpus"], said["PidsLimit"]) == (100 << 20, 500_000_000, 50)
-        assert (await box.service("db").logs()).splitlines() == [
+        assert (await sandbox.service("db").logs()).splitlines() == [
             "Read-only file system",
             "Operation not permitted",
             "Operation not permitted",
@@ -318,9 +322,9 @@ async def test_a_service_is_bounded_and_has_no_rights() -> None:
 
 
 async def test_services_of_an_engine_elsewhere_are_refused() -> None:
-    async with relay() as there, with_shop(hosts=(there.host,)).open(1) as boxes:
+    async with relay() as there, with_shop(hosts=(there.host,)).open(1) as sandboxes:
         with pytest.raises(SandboxError, match=r"services and Allow\(\.\.\.\) need an engine of this machine"):
-            async with boxes.lease():
+            async with sandboxes.lease():
                 pass
 
 
@@ -329,9 +333,9 @@ import asyncio, sys
 from tests.sandboxes.network.test_services import with_shop
 async def main():
     shop = with_shop()
-    async with shop.open(1) as boxes, boxes.lease() as box, with_shop().open(1) as others, others.lease():
-        assert (await box.python("1")).ok
-        async with box.port(8000):
+    async with shop.open(1) as sandboxes, sandboxes.lease() as sandbox, with_shop().open(1) as others, others.lease():
+        assert (await sandbox.python("1")).ok
+        async with sandbox.port(8000):
             print("ready", flush=True)
             await asyncio.sleep(600)
 asyncio.run(main())
@@ -340,7 +344,7 @@ asyncio.run(main())
 
 @contextmanager
 def running_client() -> "Iterator[subprocess.Popen[str]]":
-    """A client in a process group of its own, with two pools that each have a box with a service."""
+    """A client in a process group of its own, with two pools that each have a sandbox with a service."""
     command = [sys.executable, "-c", CLIENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -403,7 +407,7 @@ def pipes_to(pid: int, readers: list[int]) -> list[str]:
 
 @pytest.fixture
 def killed() -> int:
-    """The number of a client that was killed with its watchmen while it had boxes with services."""
+    """The number of a client that was killed with its watchmen while it had sandboxes with services."""
     with running_client() as process:
         for pid in (*watchmen_of(process.pid), process.pid):
             os.kill(pid, signal.SIGKILL)

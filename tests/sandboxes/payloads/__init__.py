@@ -1,4 +1,4 @@
-"""What hostile code does to a box: five groups, each payload with the statuses that it may report.
+"""What hostile code does to a sandbox: five groups, each payload with the statuses that it may report.
 
 An attack prints ESCAPED, and what it reached, where it succeeds; `test_hostile` holds that none of them does.
 Each is a file of its own in the folder of its group, Python or shell by its ending. Its first lines say what is right

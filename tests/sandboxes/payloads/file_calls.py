@@ -1,4 +1,4 @@
-"""What a box's files can be when the host reads, writes and lists them: a command that prepares, and the calls."""
+"""What a sandbox's files can be when the host reads, writes and lists them: a command that prepares, and the calls."""
 
 from tests.sandboxes.payloads.payload import ISOLATED, FileCall, Payload
 

@@ -7,10 +7,10 @@ from agentgym.sandboxes.protocol import Status
 
 Group = Literal["exhaustion", "escape", "forgery", "persistence", "files"]
 ISOLATED = frozenset({"bubblewrap", "docker", "runsc"})
-"""The kinds of box that hold against intent."""
+"""The kinds of sandbox that hold against intent."""
 ANYWHERE = ISOLATED | {"unsafe"}
 BUT_GVISOR = frozenset({"unsafe", "bubblewrap", "docker"})
-"""Where gVisor's kernel ends the whole box, or lets code in it touch process 1: see sandbox/README.md."""
+"""Where gVisor's kernel ends the whole sandbox, or lets code in it touch process 1: see sandbox/README.md."""
 ENDED: tuple[Status, ...] = ("ok", "error")
 """How a program may end that was left alone."""
 
@@ -24,7 +24,7 @@ class FileCall:
     raises: tuple[type[Exception], ...] = ()
     match: str = ""
     may_return: bool = False
-    """Whether it may return as well, as where the box changes the file meanwhile."""
+    """Whether it may return as well, as where the sandbox changes the file meanwhile."""
     content: bytes = b"x"
 
 

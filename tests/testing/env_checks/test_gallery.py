@@ -1,4 +1,4 @@
-"""The gallery's oracles: each env that comes with agentgym is solved by its own, in the box that it needs."""
+"""The gallery's oracles: each env that comes with agentgym is solved by its own, in the sandbox that it needs."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
@@ -12,11 +12,11 @@ import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.cli.envs.check import oracle_of
 from agentgym.environments.registry import find_env, gallery
-from agentgym.environments.task_boxes import open_boxes
+from agentgym.environments.task_sandboxes import open_sandboxes
 from agentgym.sandboxes.docker.docker import why_no_docker
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Scripted
 from envs.polyglot.test_polyglot import build, remove
 
@@ -28,7 +28,7 @@ SPLITS: tuple[ag.Split, ...] = ("train", "test")
 class Needs:
     """What a play of an env's oracle needs to solve every task, and what that is worth."""
 
-    box: str = ""
+    sandbox: str = ""
     """fake, bubblewrap or docker; "" for none."""
     tasks: int = 12
     """So many tasks of each split are played."""
@@ -67,7 +67,8 @@ NEEDED = {
     "web": Needs("bubblewrap", 3),
 }
 PARAMS = [
-    pytest.param(name, marks=[pytest.mark.docker] if needs.box == "docker" else []) for name, needs in NEEDED.items()
+    pytest.param(name, marks=[pytest.mark.docker] if needs.sandbox == "docker" else [])
+    for name, needs in NEEDED.items()
 ]
 
 
@@ -89,17 +90,17 @@ def polyglot(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @asynccontextmanager
-async def boxes_of(env: type[ag.Env[Any]], box: str) -> AsyncIterator[Boxes | None]:
-    """The boxes for a play; skip the test where there can be none."""
-    if box == "fake":
-        yield FakeBoxes()
+async def sandboxes_of(env: type[ag.Env[Any]], sandbox: str) -> AsyncIterator[SandboxPool | None]:
+    """The sandboxes for a play; skip the test where there can be none."""
+    if sandbox == "fake":
+        yield FakeSandboxPool()
         return
-    why_not = why_no_docker() if box == "docker" else why_no_bubblewrap() if box == "bubblewrap" else None
+    why_not = why_no_docker() if sandbox == "docker" else why_no_bubblewrap() if sandbox == "bubblewrap" else None
     if why_not is not None:
-        pytest.skip(f"{box}: {why_not}")
+        pytest.skip(f"{sandbox}: {why_not}")
     local = ag.Bubblewrap(network="loopback" if env.__name__ == "Web" else "none")
-    async with open_boxes(env, 1, local if box == "bubblewrap" else None) as boxes:
-        yield boxes
+    async with open_sandboxes(env, 1, local if sandbox == "bubblewrap" else None) as sandboxes:
+        yield sandboxes
 
 
 def test_every_env_of_the_gallery_has_an_oracle_and_is_played_here() -> None:
@@ -117,13 +118,13 @@ async def test_the_oracle_of_each_env_solves_its_tasks(
     assert oracle is not None
     tasks = [env.tasks(split)[index] for split in SPLITS for index in range(needs.tasks)]
     missed = []
-    async with boxes_of(env, needs.box) as boxes:
+    async with sandboxes_of(env, needs.sandbox) as sandboxes:
         if name == "polyglot":
             images = request.getfixturevalue("polyglot")
             tasks = [task.model_copy(update={"image": images[task.id.rpartition("-")[2]]}) for task in tasks]
         for task in tasks:
             engine = Scripted(oracle(task), tokenizer=tokenizer if name.startswith("chase") else None)
-            played = await ag.rollout(env, task, engine, boxes=boxes)
+            played = await ag.rollout(env, task, engine, sandboxes=sandboxes)
             assert played.error is None, played
             if played.reward is None or not needs.least <= played.reward <= 1.0:
                 missed.append(f"{task.id}: {played.reward}")

@@ -1,4 +1,4 @@
-"""A sound env passes its check and leaves nothing; a real box is used where there is one."""
+"""A sound env passes its check and leaves nothing; a real sandbox is used where there is one."""
 
 import asyncio
 import subprocess
@@ -15,7 +15,7 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.choose import auto
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes, Sandbox
+from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.testing import check_env
 from tests.testing.env_checks.modules import load
 
@@ -33,15 +33,15 @@ async def test_a_sound_env_passes(path: Path, no_leaks: None) -> None:
 class Shell(ag.ToolEnv[ag.Task]):
     """Reads a file with a shell."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     async def setup(self) -> None:
-        await self.box.write({"secret": "swordfish"})
+        await self.sandbox.write({"secret": "swordfish"})
 
     @ag.tool
     async def bash(self, cmd: str) -> str:
         """Run a command."""
-        return (await self.box.exec(cmd)).text()
+        return (await self.sandbox.exec(cmd)).text()
 
     @ag.reward
     async def right(self) -> float:
@@ -51,7 +51,7 @@ class Shell(ag.ToolEnv[ag.Task]):
 ORACLE: list[Reply] = [call("bash", cmd="cat secret"), say("swordfish")]
 
 
-async def test_an_env_with_a_sandbox_is_checked_in_a_real_box(no_leaks: None) -> None:
+async def test_an_env_with_a_sandbox_is_checked_in_a_real_sandbox(no_leaks: None) -> None:
     try:
         auto()
     except SandboxError as error:
@@ -60,31 +60,33 @@ async def test_an_env_with_a_sandbox_is_checked_in_a_real_box(no_leaks: None) ->
 
 
 @pytest.mark.parametrize(
-    "sandbox", [pytest.param(ag.Docker(), marks=pytest.mark.docker), ag.Bubblewrap()], ids=["docker", "bubblewrap"]
+    "spec", [pytest.param(ag.Docker(), marks=pytest.mark.docker), ag.Bubblewrap()], ids=["docker", "bubblewrap"]
 )
-async def test_a_pool_of_real_boxes_leaves_nothing_that_is_held_against_the_env(sandbox: Sandbox) -> None:
-    why = why_no_docker() if isinstance(sandbox, ag.Docker) else why_no_bubblewrap()
+async def test_a_pool_of_real_sandboxes_leaves_nothing_that_is_held_against_the_env(spec: SandboxSpec) -> None:
+    why = why_no_docker() if isinstance(spec, ag.Docker) else why_no_bubblewrap()
     if why is not None:
         pytest.skip(why)
-    async with sandbox.open(1) as boxes:
-        await check_env(Shell, TASK, oracle=ORACLE, boxes=boxes)
+    async with spec.open(1) as sandboxes:
+        await check_env(Shell, TASK, oracle=ORACLE, sandboxes=sandboxes)
 
 
 class Nowhere:
     """A sandbox that cannot be had."""
 
     @asynccontextmanager
-    async def open(self, size: int) -> AsyncIterator[Boxes]:
+    async def open(self, size: int) -> AsyncIterator[SandboxPool]:
         raise SandboxError("no engine runs")
         yield
 
 
-async def test_where_no_box_can_be_had_a_fake_one_is_used_and_it_is_said() -> None:
+async def test_where_no_sandbox_can_be_had_a_fake_one_is_used_and_it_is_said() -> None:
     class Lost(Shell):
-        sandbox = Nowhere()  # type: ignore[assignment]
+        sandbox_spec = Nowhere()  # type: ignore[assignment]
 
-    wanted = r"tool 'bash' raised AssertionError: FakeBox: the env ran 'cat secret'.*: no box of Lost can be had"
-    with pytest.warns(UserWarning, match="a FakeBox was used"), pytest.raises(AssertionError, match=wanted):
+    wanted = (
+        r"tool 'bash' raised AssertionError: FakeSandbox: the env ran 'cat secret'.*: no sandbox of Lost can be had"
+    )
+    with pytest.warns(UserWarning, match="a FakeSandbox was used"), pytest.raises(AssertionError, match=wanted):
         await check_env(Lost, TASK, oracle=ORACLE)
 
 

@@ -1,4 +1,4 @@
-"""Every env of the gallery with a box is scored, whatever code leaves at the paths that its rewards read."""
+"""Every env of the gallery with a sandbox is scored, whatever code leaves at the paths that its rewards read."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,10 +13,10 @@ import agentgym as ag
 from agentgym.cli.envs.check import oracle_of
 from agentgym.cli.envs.names import find
 from agentgym.environments.registry import find_env, gallery
-from agentgym.environments.task_boxes import declares_boxes, open_boxes
+from agentgym.environments.task_sandboxes import declares_sandboxes, open_sandboxes
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
-from agentgym.sandboxes.protocol import Boxes
+from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Scripted
 from envs.logs.env import make_task as make_log
 from envs.polyglot.env import make_task as make_program
@@ -45,15 +45,15 @@ def files_of_terminal(task: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Reads:
-    """What is in the box of an env that its rewards read."""
+    """What is in the sandbox of an env that its rewards read."""
 
     paths: Callable[[Any], list[str]] = lambda _: []
     tasks: Callable[[type[ag.Env[Any]]], list[Any]] = lambda env: [env.tasks("train")[0]]
-    box: str = "bubblewrap"
+    sandbox: str = "bubblewrap"
 
 
 NOTHING = Reads()
-"""Of an env whose rewards look at no file of its box."""
+"""Of an env whose rewards look at no file of its sandbox."""
 READ = {
     "bisect": NOTHING,
     "bisect_long": NOTHING,
@@ -72,7 +72,7 @@ READ = {
     "repo": Reads(lambda task: [path for path in sorted(task.files) if "__" not in path and "/test_" not in path][:2]),
     "terminal": Reads(files_of_terminal, lambda env: [env.tasks("train")[number] for number in range(8)]),
     "web": NOTHING,
-    "templates/box": Reads(lambda _: ["solution.py"]),
+    "templates/sandbox": Reads(lambda _: ["solution.py"]),
 }
 NAMED = [name for name, reads in READ.items() if reads is not NOTHING]
 
@@ -81,17 +81,17 @@ def env_of(name: str) -> type[ag.Env[Any]]:
     if not name.startswith("templates/"):
         return find_env(name)
     try:
-        return find_env("box_template")  # the tests of the template are in this process, too
+        return find_env("sandbox_template")  # the tests of the template are in this process, too
     except ValueError:
-        return find(f"{ROOT / name}/env.py:BoxTemplate")
+        return find(f"{ROOT / name}/env.py:SandboxTemplate")
 
 
 def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
-    """The env, in whose box the command runs when the rollout has ended, before it is scored."""
+    """The env, in whose sandbox the command runs when the rollout has ended, before it is scored."""
     env = env_of(name)
 
     async def score(self: Any) -> dict[str, float]:
-        spoiled = await self.box.exec(command)
+        spoiled = await self.sandbox.exec(command)
         assert spoiled.ok, spoiled
         scores: dict[str, float] = await env.score(self)
         return scores
@@ -103,21 +103,21 @@ def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
 
 
 @asynccontextmanager
-async def boxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[Boxes]:
-    """Boxes for the env; skip the test where there can be none."""
-    docker = on_docker or READ[name].box == "docker"
+async def sandboxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[SandboxPool]:
+    """SandboxPool for the env; skip the test where there can be none."""
+    docker = on_docker or READ[name].sandbox == "docker"
     why_not = why_no_docker() if docker else why_no_bubblewrap()
     if why_not is not None:
         pytest.skip(why_not)
-    own = READ[name].box == "docker"
-    async with open_boxes(
+    own = READ[name].sandbox == "docker"
+    async with open_sandboxes(
         env_of(name), 1, None if own else ag.Docker() if docker else ag.Bubblewrap(disk_mb=40)
-    ) as boxes:
-        assert boxes is not None
-        yield boxes
+    ) as sandboxes:
+        assert sandboxes is not None
+        yield sandboxes
 
 
-async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], boxes: Boxes) -> None:
+async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], sandboxes: SandboxPool) -> None:
     """Play the oracle, spoil a path, and score: it is a number, and less than that of what is right."""
     oracle, wrong = oracle_of(env_of(name)), []
     assert oracle is not None
@@ -125,14 +125,14 @@ async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], boxes
         for path in READ[name].paths(task):
             for kind in kinds:
                 command = f"rm -rf {path}; {SPOILED[kind].format(path, path)}"
-                played = await ag.rollout(spoiled_by(name, command), task, Scripted(oracle(task)), boxes=boxes)
+                played = await ag.rollout(spoiled_by(name, command), task, Scripted(oracle(task)), sandboxes=sandboxes)
                 if played.reward is None or not played.reward < 1.0:
                     wrong.append((task.id, path, kind, played.reward, str(played.failure)))
     assert wrong == []
 
 
-def test_every_env_of_the_gallery_with_a_box_is_spoiled_here() -> None:
-    names = [name for name in gallery() if declares_boxes(find_env(name))]
+def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
+    names = [name for name in gallery() if declares_sandboxes(find_env(name))]
     names += [
         f"templates/{path.parent.name}"
         for path in sorted(ROOT.glob("templates/*/env.py"))
@@ -141,22 +141,22 @@ def test_every_env_of_the_gallery_with_a_box_is_spoiled_here() -> None:
     assert sorted(READ) == sorted(names)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].box != "docker"])
+@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
 async def test_spoiled_files_are_scored(name: str) -> None:
-    async with boxes_of(name) as boxes:
-        await assert_all_scored(name, [*QUICK], READ[name].tasks(env_of(name))[:1], boxes)
+    async with sandboxes_of(name) as sandboxes:
+        await assert_all_scored(name, [*QUICK], READ[name].tasks(env_of(name))[:1], sandboxes)
 
 
 async def test_nothing_that_lies_in_the_place_of_a_log_holds_up_its_reward() -> None:
-    async with boxes_of("logs") as boxes:
-        await assert_all_scored("logs", [*SPOILED], READ["logs"].tasks(env_of("logs")), boxes)
+    async with sandboxes_of("logs") as sandboxes:
+        await assert_all_scored("logs", [*SPOILED], READ["logs"].tasks(env_of("logs")), sandboxes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].box != "docker"])
+@pytest.mark.parametrize("name", [name for name in NAMED if READ[name].sandbox != "docker"])
 async def test_whatever_lies_at_any_path_that_a_reward_reads_is_scored(name: str) -> None:
-    async with boxes_of(name) as boxes:
-        await assert_all_scored(name, [*SPOILED], READ[name].tasks(env_of(name)), boxes)
+    async with sandboxes_of(name) as sandboxes:
+        await assert_all_scored(name, [*SPOILED], READ[name].tasks(env_of(name)), sandboxes)
 
 
 @pytest.fixture
@@ -176,5 +176,5 @@ async def test_it_is_on_docker_too(name: str, request: pytest.FixtureRequest) ->
     tasks = READ[name].tasks(env_of(name))[:2]
     if name == "polyglot":
         tasks = [task.model_copy(update={"image": request.getfixturevalue("program_image")}) for task in tasks]
-    async with boxes_of(name, on_docker=True) as boxes:
-        await assert_all_scored(name, [*SPOILED], tasks, boxes)
+    async with sandboxes_of(name, on_docker=True) as sandboxes:
+        await assert_all_scored(name, [*SPOILED], tasks, sandboxes)

@@ -76,7 +76,7 @@ def rollouts() -> tuple[Rollout, ...]:
         rewards={SCRIPT: 1.0},
         stop_reason=SCRIPT,
         metrics={SCRIPT: 1.0, "seconds": 1.0},
-        box=EVERYTHING,
+        sandbox=EVERYTHING,
         failed_cases={SCRIPT: EVERYTHING},
     )
     failed = Rollout(

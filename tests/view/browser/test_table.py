@@ -23,11 +23,11 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
 ) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-figure="reward"] svg')
-    box = plot.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    sandbox = plot.bounding_box()
+    assert sandbox is not None
+    page.mouse.move(sandbox["x"] + sandbox["width"] * 0.4, sandbox["y"] + 60)
     page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60, steps=4)
+    page.mouse.move(sandbox["x"] + sandbox["width"] * 0.9, sandbox["y"] + 60, steps=4)
     page.mouse.up()
     expect(page.get_by_role("button", name="Show all steps")).to_be_visible()
     assert "zoom=" in page.url
@@ -39,8 +39,8 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
 def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-figure="reward"] svg')
-    box = plot.bounding_box()
-    assert box is not None
+    sandbox = plot.bounding_box()
+    assert sandbox is not None
     plot.click(position={"x": 60, "y": 60})  # near the first step
     page.get_by_role("link", name="Rollouts of this step").click()
     with RolloutStore(made.grpo) as store:

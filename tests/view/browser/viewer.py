@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 def start_recipe(name: str, out: Path, *flags: str) -> "subprocess.Popen[bytes]":
     """Begin a training run of the tiny model."""
-    command = [sys.executable, "-m", f"recipes.{name}", "--box", "unsafe", "--out", str(out), *flags]
+    command = [sys.executable, "-m", f"recipes.{name}", "--sandbox", "unsafe", "--out", str(out), *flags]
     with log_of(out).open("wb") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 

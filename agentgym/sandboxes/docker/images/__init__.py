@@ -1,1 +1,1 @@
-"""Images of Docker boxes: any image gets the server, and packages on top where they are asked for."""
+"""Images of Docker sandboxes: any image gets the server, and packages on top where they are asked for."""

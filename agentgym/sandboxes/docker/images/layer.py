@@ -28,7 +28,7 @@ from py_compile import PycInvalidationMode as mode
 old = sys.version_info < (3, 9)
 sys.exit(old or not compileall.compile_dir({SERVER!r}, quiet=1, invalidation_mode=mode.UNCHECKED_HASH))
 """
-"""Bytecode that is never compared with its source: a new box costs two thirds of the processor time then."""
+"""Bytecode that is never compared with its source: a new sandbox costs two thirds of the processor time then."""
 START_S = 120
 
 
@@ -36,7 +36,7 @@ def put_server_on(client: "docker.APIClient", image: str, name: str, tag: str, l
     """Return the id of a new image with that tag: the given one, and the server on top.
 
     The image's own python3 runs it where there is one of 3.9 or newer; else this machine's Python is put beside it.
-    Volumes that the image declares are folders of the new one: nothing in a box outlives a reset.
+    Volumes that the image declares are folders of the new one: nothing in a sandbox outlives a reset.
     """
     found = client.inspect_image(image)  # type: ignore[no-untyped-call]
     made = _with_its_python(client, image, found["Config"], tag, labels)
@@ -165,7 +165,7 @@ def _environment(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _add_server(archive: tarfile.TarFile) -> None:
-    folder = tarfile.TarInfo("tmp")  # An image may have none, and a box's own takes its mode.
+    folder = tarfile.TarInfo("tmp")  # An image may have none, and a sandbox's own takes its mode.
     folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
     archive.addfile(folder)
     for name, text in server_files().items():

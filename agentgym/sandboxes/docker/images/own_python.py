@@ -60,7 +60,7 @@ def _binary() -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files of a standard library that a box can use, with the bytecode of this Python."""
+    """The files of a standard library that a sandbox can use, with the bytecode of this Python."""
     tag = f".{sys.implementation.cache_tag}.pyc"
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]

@@ -1,4 +1,5 @@
-"""Packages for boxes that run this machine's Python: a folder of them, made once by pip and bound into each box."""
+"""Packages for sandboxes that run this machine's Python: a folder of them, made once by pip and bound into each
+sandbox."""
 
 import functools
 import hashlib
@@ -43,12 +44,12 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
 
 
 def volume_binds(volumes: Mapping[str, str]) -> list[str]:
-    """Return bubblewrap's arguments that show folders and files of this machine in a box, read-only."""
+    """Return bubblewrap's arguments that show folders and files of this machine in a sandbox, read-only."""
     return [word for inside, outside in volumes.items() for word in ("--ro-bind", outside, inside)]
 
 
 def cache_folder() -> Path:
-    """Return the folder of package folders; root's is one that the user inside a box can reach, too."""
+    """Return the folder of package folders; root's is one that the user inside a sandbox can reach, too."""
     if os.geteuid() == 0:
         return Path("/var/cache/agentgym/packages")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")
@@ -59,7 +60,7 @@ def _ask(python: str) -> tuple[str, str]:
     try:
         asked = subprocess.run([python, "-I", "-c", FIRST_SITE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SandboxError(f"pip: the interpreter of the boxes does not run: {error}") from error
+        raise SandboxError(f"pip: the interpreter of the sandboxes does not run: {error}") from error
     version, site = json.loads(asked.stdout)
     if site is None:
         raise SandboxError(f"pip: {python} has no folder for packages; make one of those that `site` names")

@@ -40,7 +40,7 @@ class ImageSpec(Protocol):
 
 
 def ready_image(host: str, spec: ImageSpec) -> str:
-    """Return the id of the image that boxes of this spec run, and build on that engine what it has not.
+    """Return the id of the image that sandboxes of this spec run, and build on that engine what it has not.
 
     :raises SandboxError: with what to do where there is no such image, and with the build's own words where it failed.
     """

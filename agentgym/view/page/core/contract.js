@@ -151,7 +151,7 @@
  * @property {Record<string, number>} metrics
  * @property {string} stop_reason
  * @property {Failure|null} failure
- * @property {string|null} box
+ * @property {string|null} sandbox
  * @property {Record<string, string>} failed_cases
  * @property {{name: string, why: string}[]} suspicious
  * @property {number|null} logprob_gap

@@ -60,7 +60,7 @@ function metrics(rollout) {
   if (rollout.logprob_gap !== null) rows.push(["largest gap, nats", rollout.logprob_gap]);
   return h("section", { class: "panel" }, h("h2", null, "Measured"),
     h("table", { class: "parts" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row", title: name }, name), h("td", { class: "n" }, figure(value)))))),
-    rollout.box && h("p", { class: "box-name", title: rollout.box }, `box ${rollout.box}`));
+    rollout.sandbox && h("p", { class: "sandbox-name", title: rollout.sandbox }, `sandbox ${rollout.sandbox}`));
 }
 
 /** @param {Rollout} rollout */

@@ -12,7 +12,7 @@ const LABEL = 130;
 const MOST = 400;
 /** Each kind of time, in words and with its colour, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
 const KINDS = {
-  open: { words: "before the first turn: box, reset", part: 3 },
+  open: { words: "before the first turn: sandbox, reset", part: 3 },
   wait: { words: "waits for the engine", part: 4 },
   generate: { words: "the model generates", part: 0 },
   tool: { words: "tools and env answer", part: 1 },

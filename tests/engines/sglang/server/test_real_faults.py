@@ -1,4 +1,4 @@
-"""T15 on the real server: faults of every kind, in the engine, the tools and the boxes, over 100 rollouts."""
+"""T15 on the real server: faults of every kind, in the engine, the tools and the sandboxes, over 100 rollouts."""
 
 import random
 from collections import Counter
@@ -13,7 +13,7 @@ import agentgym as ag
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.fake.box import FakeBox, FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, StopReason
 from envs.chase.env import Chase, ChaseCompaction
@@ -70,7 +70,7 @@ class Relay:
 
 
 class Unlucky(ChaseCompaction):
-    """Its tool says too much at times, and its box dies at others."""
+    """Its tool says too much at times, and its sandbox dies at others."""
 
     limits = ag.Limits(turns=6, seconds=600, context_tokens=180)
     deaths = 0
@@ -82,10 +82,10 @@ class Unlucky(ChaseCompaction):
         chance = random.Random(f"{self.task.id}{code}{type(self).deaths}").random() if self.unlucky else 1.0
         if chance < 0.05:
             type(self).deaths += 1
-            raise SandboxError("the box died")
+            raise SandboxError("the sandbox died")
         if chance < 0.2:
             return "see " * 500
-        result = await self.box.python(code, functions={"get": self._get})
+        result = await self.sandbox.python(code, functions={"get": self._get})
         return result.text(limit=200)
 
 
@@ -113,9 +113,9 @@ def assert_lengths(groups: list[Group]) -> int:
 async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_all_counts_add_up(url: str) -> None:
     relay = Relay(url)
     tasks = list(Chase.tasks("train")[:25])
-    boxes = FakeBoxes(FakeBox)
+    sandboxes = FakeSandboxPool(FakeSandbox)
     async with over(relay) as (engine, peers):
-        groups = await ag.run_groups(Unlucky, tasks, engine, n=4, concurrency=16, boxes=boxes, sampling=WARM)
+        groups = await ag.run_groups(Unlucky, tasks, engine, n=4, concurrency=16, sandboxes=sandboxes, sampling=WARM)
         turns = assert_lengths(list(groups))
         rollouts, figures, counts = groups.rollouts, groups.metrics(), engine.counts
         assert figures["rollouts/started"] == 100 == figures["rollouts/finished"] + figures["rollouts/failed"]
@@ -124,7 +124,7 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
         assert figures["rollouts/failed"] == why.total()
         assert why["lies"] == relay.faults["no_logprobs"] + relay.faults["short"] > 0
         assert why["aborted"] == relay.faults["abort"] > 0
-        assert why["box"] == Unlucky.deaths > 0
+        assert why["sandbox"] == Unlucky.deaths > 0
         assert why["other"] == 0
         assert figures["stop/context"] > 0
         # Every turn was answered whole, or failed its rollout; every request reached the relay once.
@@ -132,13 +132,19 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
         assert counts.requests == counts.turns + counts.retried - why["unserved"]
         assert counts.requests == sum(peer.asked["/generate"] for peer in peers) == relay.faults.total()
         assert counts.retried == relay.faults["hang_up"] + relay.faults["unavailable"] > 0
-        assert (counts.lost_servers, boxes.leased, len(engine._turns)) == (0, [], 0)
+        assert (counts.lost_servers, sandboxes.leased, len(engine._turns)) == (0, [], 0)
         assert engine._fleet.router.sessions().total() == 0
         # A rollout that is played again starts from nothing.
         relay.unlucky = Unlucky.unlucky = False
         failed = {r.group_id for r in rollouts if r.reward is None}
         again = await ag.run_groups(
-            Unlucky, [t for t in tasks if t.id in failed], engine, n=4, concurrency=16, boxes=boxes, sampling=WARM
+            Unlucky,
+            [t for t in tasks if t.id in failed],
+            engine,
+            n=4,
+            concurrency=16,
+            sandboxes=sandboxes,
+            sampling=WARM,
         )
         assert_lengths(list(again))
         assert all(r.reward is not None for r in again.rollouts)
@@ -148,7 +154,7 @@ def _kind(error: str) -> str:
     marks = {
         "lies": "log-probabilities of",
         "aborted": "aborted the turn",
-        "box": "the box died",
+        "sandbox": "the sandbox died",
         "unserved": "no server is left",
     }
     return next((kind for kind, mark in marks.items() if mark in error), "other")

@@ -20,7 +20,18 @@ def test_the_recipe_trains_on_a_server_of_its_own_and_ends_it(tmp_path: Path) ->
         "PYTHONPATH": str(ROOT),
         "TMPDIR": str(tmp_path),
     }
-    words = ["--engine", "sglang", "--engine.startup-s", "1200", "--steps", "8", "--eval-tasks", "0", "--box", "unsafe"]
+    words = [
+        "--engine",
+        "sglang",
+        "--engine.startup-s",
+        "1200",
+        "--steps",
+        "8",
+        "--eval-tasks",
+        "0",
+        "--sandbox",
+        "unsafe",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "recipes.chase_grpo", *words, "--out", str(tmp_path / "run")],
         cwd=ROOT,

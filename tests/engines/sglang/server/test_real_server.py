@@ -20,7 +20,7 @@ from agentgym.engines.sglang.server import Server
 from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
 from agentgym.errors import EngineError
 from agentgym.run.collector import Collector
-from agentgym.sandboxes.fake.box import FakeBoxes
+from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.run_groups import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.arrays import Floats
@@ -95,7 +95,7 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url:
         Trainer(MODEL, TrainConfig(temperature=0.7, lr=2e-3, device="cpu")) as trainer,
         SGLangEngine.attach(url, config=config) as engine,
     ):
-        play = Collector(ChaseCompaction, engine, trainer, FakeBoxes(), WARM, concurrency=16)
+        play = Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), WARM, concurrency=16)
         tasks = list(ChaseCompaction.tasks("train")[:4])
         before = await play.collect(tasks, ag.Schedule(n=4, seed=0))
         assert largest_gap(trainer, before) < 1e-4
@@ -321,7 +321,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
                 engine,
                 n=4,
                 concurrency=4,
-                boxes=FakeBoxes(),
+                sandboxes=FakeSandboxPool(),
                 sampling=WARM,
                 on_rollout=lambda _: one_is_done.set(),
             )

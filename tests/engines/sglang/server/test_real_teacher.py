@@ -26,7 +26,7 @@ def test_a_recipe_on_two_processes_learns_from_a_teacher_whose_server_the_first_
     """The teacher is the student's base, so that they diverge by what two engines compute otherwise: almost nothing."""
     command = real_config().command
     flags = ["--model", str(MODEL), "--teacher", str(MODEL), "--teacher-engine", "sglang", "--train.device", "cpu"]
-    flags += ["--teacher-engine.startup-s", "1200", "--teacher-engine.slots", "4", "--box", "unsafe"]
+    flags += ["--teacher-engine.startup-s", "1200", "--teacher-engine.slots", "4", "--sandbox", "unsafe"]
     flags += [
         "--steps",
         "2",

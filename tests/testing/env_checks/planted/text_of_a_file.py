@@ -2,21 +2,21 @@
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, call, say
-from agentgym.testing import FakeBox, FakeBoxes
+from agentgym.testing import FakeSandbox, FakeSandboxPool
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"hostile: for a box that holds nothing \(and for \d+ more\) the rollout has no reward: "
+    r"hostile: for a sandbox that holds nothing \(and for \d+ more\) the rollout has no reward: "
     r"EnvError: Planted: reward 'right' raised ValueError: .*, at text_of_a_file.py:22 in right: score "
 )
 ORACLE: list[Reply] = [call("look"), say("done")]
-OPTIONS = {"boxes": FakeBoxes(lambda: FakeBox(files={"result": "42"})), "idle_is_right": True}
+OPTIONS = {"sandboxes": FakeSandboxPool(lambda: FakeSandbox(files={"result": "42"})), "idle_is_right": True}
 
 
 class Planted(Looking):
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     @ag.reward
     async def right(self) -> float:
-        text = (await self.box.read("result")).decode("utf-8", "replace")
+        text = (await self.sandbox.read("result")).decode("utf-8", "replace")
         return float(int(text) == 42)

@@ -1,4 +1,4 @@
-"""Fake boxes: boxes inside the process of a test."""
+"""Fake sandboxes, inside the process of a test."""
 
 import asyncio
 import errno
@@ -25,18 +25,18 @@ from agentgym.sandboxes.fake.files import (
 from agentgym.sandboxes.fake.programs import FakeProcess, FakeShell, blocking, run_cell
 from agentgym.sandboxes.host_files import open_snapshot
 from agentgym.sandboxes.local.local import Process
-from agentgym.sandboxes.network.box_network import BoxNetwork, Networked
+from agentgym.sandboxes.network.sandbox_network import Networked, SandboxNetwork
 from agentgym.sandboxes.protocol import (
     OUTPUT_LIMIT,
-    Box,
-    BoxProcess,
-    BoxShell,
     Branch,
     ExecResult,
     HiddenTests,
     HostFunction,
     Lifetime,
     Progress,
+    Sandbox,
+    SandboxProcess,
+    SandboxShell,
     Verdict,
 )
 from agentgym.sandboxes.protocol.arguments import Program
@@ -45,8 +45,8 @@ from agentgym.sandboxes.protocol.content import WrongContent, of_number
 Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecResult]
 
 
-class FakeBox(Networked, Branch):
-    """A Box inside the test's own process: files in memory, Python run for real, shell commands by table.
+class FakeSandbox(Networked, Branch):
+    """A Sandbox inside the test's own process: files in memory, Python run for real, shell commands by table.
 
     It is no sandbox: only a test's own code may run in it.
     """
@@ -57,7 +57,7 @@ class FakeBox(Networked, Branch):
         self.answers, self.initial = shell, dict(files or {})
         self.files: dict[str, bytes] = {}
         self.log: list[str] = []
-        self.lifetime, self.network = Lifetime("the box"), BoxNetwork()
+        self.lifetime, self.network = Lifetime("the sandbox"), SandboxNetwork()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -70,10 +70,10 @@ class FakeBox(Networked, Branch):
         command = command if isinstance(command, str) else shlex.join(command)
         self.log.append(command)
         if self.answers is None:
-            raise AssertionError(f"FakeBox: the env ran {command!r}; give FakeBox(shell=...) an answer for it")
+            raise AssertionError(f"FakeSandbox: the env ran {command!r}; give FakeSandbox(shell=...) an answer for it")
         if not callable(self.answers) and command not in self.answers:
             raise AssertionError(
-                f"FakeBox: no answer for {command!r}; add it to the shell, which knows {sorted(self.answers)}"
+                f"FakeSandbox: no answer for {command!r}; add it to the shell, which knows {sorted(self.answers)}"
             )
         answer = self.answers(command) if callable(self.answers) else self.answers[command]
         return answer if isinstance(answer, ExecResult) else _ok(answer)
@@ -89,26 +89,26 @@ class FakeBox(Networked, Branch):
         return await asyncio.to_thread(run_cell, code, namespace)
 
     async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict:
-        """Run the hidden tests for real, over copies of the files in an unsafe box of this machine."""
+        """Run the hidden tests for real, over copies of the files in an unsafe sandbox of this machine."""
         command = tests.command
         line = command if command is None or isinstance(command, str) else shlex.join(command)
         self.log.append("\n".join(map(str, [tests.code or line or "", *(tests.expect or ())])))
-        async with Process(unsafe=True).open(1) as pool, pool.lease() as box:
-            await box.write(self.files)
-            return await box._verify(tests, timeout_s)
+        async with Process(unsafe=True).open(1) as pool, pool.lease() as sandbox:
+            await sandbox.write(self.files)
+            return await sandbox._verify(tests, timeout_s)
 
     @asynccontextmanager
-    async def _start(self, program: Program, timeout_s: float) -> AsyncIterator[BoxProcess]:
+    async def _start(self, program: Program, timeout_s: float) -> AsyncIterator[SandboxProcess]:
         """Yield a program that has ended already, with the shell's answer."""
         yield FakeProcess(await self._exec(program, timeout_s, OUTPUT_LIMIT))
 
     @asynccontextmanager
-    async def _shell(self, program: Program, timeout_s: float) -> AsyncIterator[BoxShell]:
+    async def _shell(self, program: Program, timeout_s: float) -> AsyncIterator[SandboxShell]:
         """Yield a shell whose commands are answered as those of `exec`."""
         yield FakeShell(self)
 
     async def _write(self, files: Mapping[str, bytes], timeout_s: float) -> None:
-        """Keep the files; ValueError for paths that real boxes refuse."""
+        """Keep the files; ValueError for paths that real sandboxes refuse."""
         if "." in map(path_of, files):
             raise WrongContent("files: '.' is a folder")
         self.files |= {path_of(path): data for path, data in files.items()}
@@ -176,10 +176,10 @@ class FakeBox(Networked, Branch):
             contents = {entry.name: archive.extractfile(entry) for entry in archive if entry.isfile()}
             self.files = {name: file.read() for name, file in contents.items() if file is not None}
 
-    async def fork(self, *, timeout_s: float = 30.0) -> "FakeBox":
-        """Return a box with copies of the files and of every name that can be copied; other names are shared."""
+    async def fork(self, *, timeout_s: float = 30.0) -> "FakeSandbox":
+        """Return a sandbox with copies of the files and of every name that can be copied; other names are shared."""
         self._begin(timeout_s)
-        branch = FakeBox(self.answers, self.initial)
+        branch = FakeSandbox(self.answers, self.initial)
         branch.lifetime = Lifetime("the branch", self.lifetime)
         branch.files = dict(self.files)
         branch.namespace = {name: copied(value) for name, value in self.namespace.items()}
@@ -192,29 +192,29 @@ class FakeBox(Networked, Branch):
     async def reset(self, *, timeout_s: float = 10.0) -> None:
         """Begin anew with the first files, and end all branches."""
         self._begin(timeout_s)
-        self.lifetime.end_inner("the box was reset")
+        self.lifetime.end_inner("the sandbox was reset")
         self._begin_anew()
 
 
-class FakeBoxes:
-    """A pool of FakeBoxes; `leased` holds those in use, `made` all that were ever made."""
+class FakeSandboxPool:
+    """A pool of FakeSandboxPool; `leased` holds those in use, `made` all that were ever made."""
 
-    def __init__(self, make: Callable[[], Box] = FakeBox) -> None:
+    def __init__(self, make: Callable[[], Sandbox] = FakeSandbox) -> None:
         self.make = make
-        self.leased: list[Box] = []
-        self.made: list[Box] = []
+        self.leased: list[Sandbox] = []
+        self.made: list[Sandbox] = []
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Box]:
-        box = self.make()
-        self.made.append(box)
-        self.leased.append(box)
+    async def lease(self) -> AsyncIterator[Sandbox]:
+        sandbox = self.make()
+        self.made.append(sandbox)
+        self.leased.append(sandbox)
         try:
-            yield box
+            yield sandbox
         finally:
-            self.leased.remove(box)
-            if isinstance(box, FakeBox):
-                box.lifetime.end("its lease ended")
+            self.leased.remove(sandbox)
+            if isinstance(sandbox, FakeSandbox):
+                sandbox.lifetime.end("its lease ended")
 
 
 def _ok(stdout: str) -> ExecResult:

@@ -1,4 +1,4 @@
-"""The network of boxes: their loopback, the list of hosts, and ports that lead into them."""
+"""The network of sandboxes: their loopback, the list of hosts, and ports that lead into them."""
 
 import asyncio
 import http.server
@@ -15,8 +15,8 @@ from agentgym.errors import ClosedError
 from agentgym.sandboxes.docker.docker import Docker
 from agentgym.sandboxes.local.local import Bubblewrap
 from agentgym.sandboxes.network.rules import Allow
-from agentgym.sandboxes.protocol import Box, LocalAddress
-from agentgym.sandboxes.remote.box import RemoteBox
+from agentgym.sandboxes.protocol import LocalAddress, Sandbox
+from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import make
 from tests.sandboxes.network.conftest import host, sandbox_of
 
@@ -26,7 +26,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"from the box " + self.path.encode())
+        self.wfile.write(b"from the sandbox " + self.path.encode())
     def log_message(self, *_):
         pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Answer)
@@ -59,40 +59,40 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def text(box: Box, code: str) -> str:
-    done = await box.python(code, timeout_s=20)
+async def text(sandbox: Sandbox, code: str) -> str:
+    done = await sandbox.python(code, timeout_s=20)
     assert done.ok, done.text()
     return done.stdout.rstrip("\n")
 
 
-async def test_a_server_in_a_box_is_reached_over_its_loopback_and_nothing_else_is(kind: str) -> None:
-    async with host() as there, sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
-        await text(box, SERVE + FETCH)
-        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
-        assert "refused" in await text(box, f"fetch('http://{there.address}/')")
+async def test_a_server_in_a_sandbox_is_reached_over_its_loopback_and_nothing_else_is(kind: str) -> None:
+    async with host() as there, sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await text(sandbox, SERVE + FETCH)
+        assert await text(sandbox, "fetch('http://127.0.0.1:8000/a')") == "b'from the sandbox /a'"
+        assert "refused" in await text(sandbox, f"fetch('http://{there.address}/')")
         for away in ("http://1.1.1.1/", "http://169.254.169.254/", "http://172.17.0.1/", "http://10.0.0.1/"):
-            assert "unreachable" in await text(box, f"fetch({away!r})")
-        assert "name resolution" in await text(box, "fetch('http://example.org/')")
+            assert "unreachable" in await text(sandbox, f"fetch({away!r})")
+        assert "name resolution" in await text(sandbox, "fetch('http://example.org/')")
         assert there.got == []
 
 
-async def test_code_in_a_box_reaches_listed_hosts_and_the_log_says_what_it_tried(kind: str) -> None:
+async def test_code_in_a_sandbox_reaches_listed_hosts_and_the_log_says_what_it_tried(kind: str) -> None:
     async with host() as there:
-        async with sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
+        async with sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes:
             for _ in range(2):
-                async with boxes.lease() as box:
-                    assert box.requests() == []
-                    await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
-                    assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
-                    assert "403 agentgym proxy: example.org:80" in await text(box, "fetch('http://example.org/')")
-                    assert "403" in await text(box, "fetch('https://example.org/')")
-                    assert [(each.method, each.host, each.outcome) for each in box.requests()] == [
+                async with sandboxes.lease() as sandbox:
+                    assert sandbox.requests() == []
+                    await text(sandbox, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+                    assert await text(sandbox, f"fetch('http://{there.address}/x')") == "b'hello'"
+                    assert "403 agentgym proxy: example.org:80" in await text(sandbox, "fetch('http://example.org/')")
+                    assert "403" in await text(sandbox, "fetch('https://example.org/')")
+                    assert [(each.method, each.host, each.outcome) for each in sandbox.requests()] == [
                         ("GET", "127.0.0.1", "allowed"),
                         ("GET", "example.org", "refused"),
                         ("CONNECT", "example.org", "refused"),
                     ]
-                    async with await box.fork() as branch:
-                        assert branch.requests() == box.requests()
+                    async with await sandbox.fork() as branch:
+                        assert branch.requests() == sandbox.requests()
         assert len(there.got) == 2
 
 
@@ -115,11 +115,15 @@ if os.fork() == 0:
     os.kill(-1, signal.SIGKILL)
 os.wait()
 """
-    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes, boxes.lease() as box:
-        assert (await box.python(code)).stdout in ("[]\n", "")
-        assert await text(box, code.partition("if os.fork")[0]) == "[]"
-        await text(box, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
-        assert await text(box, f"fetch('http://{there.address}/x')") == "b'hello'"
+    async with (
+        host() as there,
+        sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes,
+        sandboxes.lease() as sandbox,
+    ):
+        assert (await sandbox.python(code)).stdout in ("[]\n", "")
+        assert await text(sandbox, code.partition("if os.fork")[0]) == "[]"
+        await text(sandbox, FETCH + "import os\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+        assert await text(sandbox, f"fetch('http://{there.address}/x')") == "b'hello'"
 
 
 async def test_a_request_that_waits_at_the_end_of_an_episode_is_not_made_in_the_next(kind: str) -> None:
@@ -129,15 +133,15 @@ held = [socket.create_connection(("127.0.0.1", 3128)) for _ in range(60)]
 for each in held[32:]:
     each.sendall(b"GET http://%s/late HTTP/1.1\\r\\n\\r\\n")
 """
-    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
-        async with boxes.lease() as box:
-            await text(box, code.replace("%s", there.address))
-            while len(box.requests()) < 32:  # noqa: ASYNC110
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            await text(sandbox, code.replace("%s", there.address))
+            while len(sandbox.requests()) < 32:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        async with boxes.lease() as box:
-            await text(box, FETCH)
-            assert await text(box, "fetch('http://example.org/')")
-            assert len(box.requests()) == 1
+        async with sandboxes.lease() as sandbox:
+            await text(sandbox, FETCH)
+            assert await text(sandbox, "fetch('http://example.org/')")
+            assert len(sandbox.requests()) == 1
         assert there.got == []
 
 
@@ -156,16 +160,16 @@ for each in held:
         pass
 """
     only_the_proxy = "while len(open('/proc/net/tcp').readlines()) > 2: pass"
-    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as boxes:
-        async with boxes.lease() as box:
-            assert isinstance(box, RemoteBox)
-            await box.network.end()  # As a reset begins: the code goes on until its processes are ended.
-            await text(box, code.replace("%s", there.address))
-            await box.reset()
-            assert box.network.late > 0
-            await text(box, only_the_proxy + "\n" + FETCH)
-            assert "403" in await text(box, "fetch('http://example.org/')")
-            assert [each.host for each in box.requests()] == ["example.org"]
+    async with host() as there, sandbox_of(kind, network=Allow(there.address)).open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert isinstance(sandbox, RemoteSandbox)
+            await sandbox.network.end()  # As a reset begins: the code goes on until its processes are ended.
+            await text(sandbox, code.replace("%s", there.address))
+            await sandbox.reset()
+            assert sandbox.network.late > 0
+            await text(sandbox, only_the_proxy + "\n" + FETCH)
+            assert "403" in await text(sandbox, "fetch('http://example.org/')")
+            assert [each.host for each in sandbox.requests()] == ["example.org"]
         assert there.got == []
 
 
@@ -186,12 +190,12 @@ for _ in range(20):
 held = socket.create_connection(("127.0.0.1", 8000))
 """
     connections = "[line.split()[1:4] for line in open('/proc/net/tcp')][1:]"
-    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes:
         for _ in range(2):
-            async with boxes.lease() as box:
-                assert await text(box, connections) == "[]"
-                await text(box, serve)
-                async with box.port(8000) as address:
+            async with sandboxes.lease() as sandbox:
+                assert await text(sandbox, connections) == "[]"
+                await text(sandbox, serve)
+                async with sandbox.port(8000) as address:
                     for _ in range(3):
                         await asyncio.to_thread(socket.create_connection(address).close)
 
@@ -208,19 +212,19 @@ with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as one:
     except OSError as error:
         print(error.errno)
 """
-    async with sandbox_of(kind, network="loopback").open(1) as boxes:
-        async with boxes.lease() as box:
-            assert await text(box, keep) == "92"
-        async with boxes.lease() as box:
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            assert await text(sandbox, keep) == "92"
+        async with sandboxes.lease() as sandbox:
             labels = "open('/proc/net/ip6_flowlabel').read().split('\\n')[1:]"
-            assert await text(box, f"[line for line in {labels} if line.strip()]") == "[]"
+            assert await text(sandbox, f"[line for line in {labels} if line.strip()]") == "[]"
 
 
 async def test_nothing_that_tcp_measured_in_an_episode_is_known_in_the_next(kind: str) -> None:
     """The kernel would keep it by address: the times of replies, and what fast open learnt."""
     settings = "[open(f'/proc/sys/net/ipv4/{name}').read() for name in ('tcp_no_metrics_save', 'tcp_fastopen')]"
-    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
-        assert await text(box, settings) == r"['1\n', '0\n']"
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert await text(sandbox, settings) == r"['1\n', '0\n']"
 
 
 @contextmanager
@@ -250,100 +254,104 @@ def host_in_a_thread() -> Iterator[tuple[int, threading.Event]]:
 async def test_the_proxy_serves_while_the_programs_own_loop_is_held_up(kind: str) -> None:
     with host_in_a_thread() as (port, reached):
         address = f"127.0.0.1:{port}"
-        async with sandbox_of(kind, network=Allow(address)).open(1) as boxes, boxes.lease() as box:
-            await text(box, FETCH + "import os, threading\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
-            await text(box, f"threading.Thread(target=fetch, args=['http://{address}/']).start()")
+        async with sandbox_of(kind, network=Allow(address)).open(1) as sandboxes, sandboxes.lease() as sandbox:
+            await text(sandbox, FETCH + "import os, threading\nos.environ['no_proxy'] = os.environ['NO_PROXY'] = ''")
+            await text(sandbox, f"threading.Thread(target=fetch, args=['http://{address}/']).start()")
             assert reached.wait(30)
 
 
-async def test_a_port_of_a_box_is_reached_from_this_machine(kind: str) -> None:
-    async with sandbox_of(kind, network="loopback").open(1) as boxes:
+async def test_a_port_of_a_sandbox_is_reached_from_this_machine(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes:
         for _ in range(2):
-            async with boxes.lease() as box:
-                await text(box, SERVE)
-                async with box.port(8000) as address, box.port(8000) as other:
-                    assert await fetched(address, "/a") == b"from the box /a"
-                    assert await fetched(other, "/b") == b"from the box /b"
+            async with sandboxes.lease() as sandbox:
+                await text(sandbox, SERVE)
+                async with sandbox.port(8000) as address, sandbox.port(8000) as other:
+                    assert await fetched(address, "/a") == b"from the sandbox /a"
+                    assert await fetched(other, "/b") == b"from the sandbox /b"
                     many = [fetched(address, f"/{number}") for number in range(100)]
-                    assert await asyncio.gather(*many) == [b"from the box /%d" % number for number in range(100)]
+                    assert await asyncio.gather(*many) == [b"from the sandbox /%d" % number for number in range(100)]
                 with pytest.raises(OSError, match="refused"):
                     await fetched(address)
 
 
 async def test_a_port_ends_with_the_episode_that_lent_it(kind: str) -> None:
-    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
-        await text(box, SERVE)
-        async with box.port(8000) as address:
-            assert await fetched(address) == b"from the box /"
-            await box.reset()
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await text(sandbox, SERVE)
+        async with sandbox.port(8000) as address:
+            assert await fetched(address) == b"from the sandbox /"
+            await sandbox.reset()
             with pytest.raises(OSError, match="refused"):
                 await fetched(address)
 
 
 async def test_a_port_is_lent_once_something_listens_there(kind: str) -> None:
-    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
-        with pytest.raises(TimeoutError, match=r"nothing listens on port 8000 of the box after 0\.2 s"):
-            async with box.port(8000, timeout_s=0.2):
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        with pytest.raises(TimeoutError, match=r"nothing listens on port 8000 of the sandbox after 0\.2 s"):
+            async with sandbox.port(8000, timeout_s=0.2):
                 pass
         with pytest.raises(ValueError, match="port: must be a whole number from 1 to 65535, got 0"):
-            async with box.port(0):
+            async with sandbox.port(0):
                 pass
 
         async def lend() -> bytes:
-            async with box.port(8000) as address:
+            async with sandbox.port(8000) as address:
                 return await fetched(address)
 
         lending = asyncio.create_task(lend())
-        await text(box, SERVE)
-        assert await lending == b"from the box /"
+        await text(sandbox, SERVE)
+        assert await lending == b"from the sandbox /"
 
 
-async def test_a_box_without_a_network_lends_no_port(kind: str) -> None:
-    async with sandbox_of(kind).open(1) as boxes, boxes.lease() as box:
+async def test_a_sandbox_without_a_network_lends_no_port(kind: str) -> None:
+    async with sandbox_of(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
         with pytest.raises(ValueError, match=r'port: .*network="loopback"'):
-            async with box.port(8000):
+            async with sandbox.port(8000):
                 pass
-        assert box.requests() == []
-        with pytest.raises(ValueError, match="service: the box has none named 'db'"):
-            box.service("db")
+        assert sandbox.requests() == []
+        with pytest.raises(ValueError, match="service: the sandbox has none named 'db'"):
+            sandbox.service("db")
 
 
 async def test_networks_leave_no_file_and_no_thread_behind(kind: str) -> None:
-    async with sandbox_of(kind, network=Allow("a.org")).open(1) as boxes, boxes.lease():
+    async with sandbox_of(kind, network=Allow("a.org")).open(1) as sandboxes, sandboxes.lease():
         pass
     before = descriptors()
-    async with sandbox_of(kind, network=Allow("a.org")).open(2) as boxes, boxes.lease() as box, boxes.lease():
-        await text(box, SERVE + FETCH)
-        async with box.port(8000) as address:
+    async with (
+        sandbox_of(kind, network=Allow("a.org")).open(2) as sandboxes,
+        sandboxes.lease() as sandbox,
+        sandboxes.lease(),
+    ):
+        await text(sandbox, SERVE + FETCH)
+        async with sandbox.port(8000) as address:
             assert await fetched(address)
-        await text(box, "fetch('http://b.org/')")
+        await text(sandbox, "fetch('http://b.org/')")
     assert descriptors() == before
     assert "agentgym-network" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_a_box_that_dies_ends_its_network(kind: str) -> None:
-    async with sandbox_of(kind, network="loopback").open(1) as boxes:
-        async with boxes.lease() as box:
-            await text(box, SERVE)
-            async with box.port(8000) as address:
+async def test_a_sandbox_that_dies_ends_its_network(kind: str) -> None:
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes:
+        async with sandboxes.lease() as sandbox:
+            await text(sandbox, SERVE)
+            async with sandbox.port(8000) as address:
                 assert await fetched(address)
-                box.cut()  # type: ignore[attr-defined]
-                with pytest.raises(ClosedError, match="the box was closed"):
-                    await box.python("1")
-        async with boxes.lease() as box:
-            await text(box, SERVE)
-            async with box.port(8000) as address:
+                sandbox.cut()  # type: ignore[attr-defined]
+                with pytest.raises(ClosedError, match="the sandbox was closed"):
+                    await sandbox.python("1")
+        async with sandboxes.lease() as sandbox:
+            await text(sandbox, SERVE)
+            async with sandbox.port(8000) as address:
                 assert await fetched(address)
 
 
 @pytest.mark.docker
 async def test_gvisor_has_a_loopback_and_hands_out_no_port() -> None:
     make("runsc")
-    async with Docker(network="loopback", runtime="runsc").open(1) as boxes, boxes.lease() as box:
-        await text(box, SERVE + FETCH)
-        assert await text(box, "fetch('http://127.0.0.1:8000/a')") == "b'from the box /a'"
+    async with Docker(network="loopback", runtime="runsc").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        await text(sandbox, SERVE + FETCH)
+        assert await text(sandbox, "fetch('http://127.0.0.1:8000/a')") == "b'from the sandbox /a'"
         with pytest.raises(ValueError, match="port: "):
-            async with box.port(8000):
+            async with sandbox.port(8000):
                 pass
 
 
@@ -372,20 +380,20 @@ def talk():
 
 
 async def test_hidden_tests_have_a_loopback_of_their_own(kind: str) -> None:
-    async with sandbox_of(kind, network="loopback").open(1) as boxes, boxes.lease() as box:
-        assert isinstance(box, RemoteBox)
-        if box.reset_in_place:
-            pytest.skip("boxes are reset in place: verifiers share their loopback")
-        await text(box, LISTENS)
-        await box.write({"solution.py": TELLS})
+    async with sandbox_of(kind, network="loopback").open(1) as sandboxes, sandboxes.lease() as sandbox:
+        assert isinstance(sandbox, RemoteSandbox)
+        if sandbox.reset_in_place:
+            pytest.skip("sandboxes are reset in place: verifiers share their loopback")
+        await text(sandbox, LISTENS)
+        await sandbox.write({"solution.py": TELLS})
         expect = {"tell()": "refused", "talk()": "hello"}
-        verdict = await box.verify(code="from solution import tell, talk", expect=expect, timeout_s=30)
+        verdict = await sandbox.verify(code="from solution import tell, talk", expect=expect, timeout_s=30)
         assert verdict.ok, verdict
-        assert await text(box, "heard()") == "b''"
+        assert await text(sandbox, "heard()") == "b''"
 
 
-async def test_a_plain_box_has_no_internet_sockets() -> None:
+async def test_a_plain_sandbox_has_no_internet_sockets() -> None:
     make("bubblewrap")
-    async with Bubblewrap().open(1) as boxes, boxes.lease() as box:
-        done = await box.python("import socket\nsocket.socket()")
+    async with Bubblewrap().open(1) as sandboxes, sandboxes.lease() as sandbox:
+        done = await sandbox.python("import socket\nsocket.socket()")
         assert "PermissionError" in done.stderr

@@ -1,4 +1,4 @@
-"""Write a function in a box; hidden cases judge it."""
+"""Write a function in a sandbox; hidden cases judge it."""
 
 from typing import Annotated
 
@@ -8,51 +8,51 @@ import agentgym as ag
 from agentgym.testing import Reply, call, say
 
 
-class BoxTask(ag.Task):
+class SandboxTask(ag.Task):
     """One row of data: the function is `times * x + plus`."""
 
     times: int
     plus: int
 
 
-def make_task(index: int) -> BoxTask:
+def make_task(index: int) -> SandboxTask:
     """Make the task of an index, always the same."""
     times, plus = divmod(index, 10)
     prompt = (
         f"Write solution.py with a function f(x) that returns {times} times x plus {plus}. Say done when it is there."
     )
-    return BoxTask(id=str(index), prompt=prompt, times=times, plus=plus)
+    return SandboxTask(id=str(index), prompt=prompt, times=times, plus=plus)
 
 
-@ag.register("box_template")
-class BoxTemplate(ag.ToolEnv[BoxTask]):
+@ag.register("sandbox_template")
+class SandboxTemplate(ag.ToolEnv[SandboxTask]):
     """The share of hidden cases that the function gets right."""
 
-    sandbox = ag.AnyBox()  # Docker, or else bubblewrap: each attempt has a box of its own, self.box
+    sandbox_spec = ag.AnySandbox()  # Docker, or else bubblewrap: each attempt has a sandbox of its own, self.sandbox
     limits = ag.Limits(turns=6, seconds=120)
 
     @classmethod
-    def tasks(cls, split: ag.Split) -> ag.Procedural[BoxTask]:
+    def tasks(cls, split: ag.Split) -> ag.Procedural[SandboxTask]:
         return ag.Procedural(make_task, range(800) if split == "train" else range(800, 1000))
 
     @ag.tool
     async def write(self, source: Annotated[str, Field(max_length=4000)]) -> str:
         """Write solution.py."""
-        await self.box.write({"solution.py": source})
+        await self.sandbox.write({"solution.py": source})
         return "written"
 
     @ag.tool(timeout_s=30)
     async def python(self, code: Annotated[str, Field(max_length=4000)]) -> str:
         """Run Python in the folder of solution.py; names persist."""
-        return (await self.box.python(code)).text(limit=2000)
+        return (await self.sandbox.python(code)).text(limit=2000)
 
     @ag.reward
     async def right(self) -> float:
         cases = {f"f({x})": self.task.times * x + self.task.plus for x in (0, 1, -3, 250)}
-        return (await self.box.verify(code="from solution import f", expect=cases)).fraction
+        return (await self.sandbox.verify(code="from solution import f", expect=cases)).fraction
 
 
-def oracle(task: BoxTask) -> list[Reply]:
+def oracle(task: SandboxTask) -> list[Reply]:
     """Replies that solve the task; `agentgym check` and the tests play them."""
     source = f"def f(x):\n    return {task.times} * x + {task.plus}\n"
     return [call("write", source=source), say("done")]

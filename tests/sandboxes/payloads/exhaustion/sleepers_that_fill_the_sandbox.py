@@ -1,4 +1,4 @@
-#: name = "sleepers that fill the box"
+#: name = "sleepers that fill the sandbox"
 #: right = ["error"]
 #: lost = false
 #: timeout_s = 30.0

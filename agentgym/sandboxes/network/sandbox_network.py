@@ -1,4 +1,4 @@
-"""The network of one box, as its client holds it: the proxy's log, forwarded ports, and the services beside it."""
+"""The network of one sandbox, as its client holds it: the proxy's log, forwarded ports, and the services beside it."""
 
 import logging
 import socket
@@ -16,21 +16,21 @@ from agentgym.sandboxes.network.forward import Forward
 from agentgym.sandboxes.network.proxy import Proxy
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.network.stock import Stock
-from agentgym.sandboxes.protocol import BoxService, Lifetime, LocalAddress, NetworkRequest
+from agentgym.sandboxes.protocol import Lifetime, LocalAddress, NetworkRequest, SandboxService
 from agentgym.sandboxes.protocol.arguments import check_timeout
 from agentgym.sandboxes.protocol.content import LateContent
 
 NO_NETWORK = (
-    'this box has no sockets of its network here; Docker(network="loopback") and Bubblewrap(network="loopback")'
+    'this sandbox has no sockets of its network here; Docker(network="loopback") and Bubblewrap(network="loopback")'
 )
 _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Beside(Protocol):
-    """The services beside a box."""
+    """The services beside a sandbox."""
 
     @property
-    def each(self) -> Mapping[str, BoxService]: ...
+    def each(self) -> Mapping[str, SandboxService]: ...
 
     async def remove(self) -> None:
         """Remove every container of them."""
@@ -41,10 +41,10 @@ class Beside(Protocol):
         ...
 
 
-class BoxNetwork:
-    """What a client can do with a box's network; without sockets of it, nothing.
+class SandboxNetwork:
+    """What a client can do with a sandbox's network; without sockets of it, nothing.
 
-    `sockets` are those that the box's server made, the proxy's listener first where `allow` is given. It owns them.
+    `sockets` are those that the sandbox's server made, the proxy's listener first where `allow` is given. It owns them.
     """
 
     def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:
@@ -61,7 +61,7 @@ class BoxNetwork:
             BACKGROUND.hold()
 
     async def begin(self) -> None:
-        """Begin an episode, when nobody of the last one is left in the box: new services, and an empty log.
+        """Begin an episode, when nobody of the last one is left in the sandbox: new services, and an empty log.
 
         What was said to the proxy while the last episode ended is dropped and counted.
         """
@@ -72,7 +72,7 @@ class BoxNetwork:
             late = await BACKGROUND.complete(_begin(self._listener, self._proxy))
             if late:
                 self.late += late
-                _log.info("%d connections to a box's proxy were dropped: they were made as its episode ended", late)
+                _log.info("%d connections to a sandbox's proxy were dropped: they were made as its episode ended", late)
         if self.beside is not None:
             await self.beside.start()
 
@@ -125,17 +125,18 @@ class BoxNetwork:
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Return when something in the box's network listens at the port, and answers the URL with a status below 400.
+        """Return when something in the sandbox's network listens at the port, and answers the URL with a status below
+        400.
 
         TimeoutError where nothing does in time.
         """
         await BACKGROUND.run(self._usable("port").wait_for(port, timeout_s, url))
 
-    def service(self, name: str) -> BoxService:
-        """Return the service; ValueError where the box has none of that name."""
+    def service(self, name: str) -> SandboxService:
+        """Return the service; ValueError where the sandbox has none of that name."""
         services = {} if self.beside is None else self.beside.each
         if name not in services:
-            raise ValueError(f"service: the box has none named {name!r}; it has {sorted(services)}")
+            raise ValueError(f"service: the sandbox has none named {name!r}; it has {sorted(services)}")
         return services[name]
 
     def _usable(self, call: str) -> Stock:
@@ -145,26 +146,26 @@ class BoxNetwork:
 
 
 class Networked:
-    """The calls of a box that reach its network, and the services beside it."""
+    """The calls of a sandbox that reach its network, and the services beside it."""
 
-    network: BoxNetwork
+    network: SandboxNetwork
     lifetime: Lifetime
 
     def requests(self) -> Sequence[NetworkRequest]:
-        """Return every request of this episode to the box's proxy."""
+        """Return every request of this episode to the sandbox's proxy."""
         self.lifetime.check()
         return self.network.requests()
 
     @asynccontextmanager
     async def port(self, port: int, *, timeout_s: float = 10.0) -> AsyncIterator[LocalAddress]:
-        """Lend an address of this machine that leads to the box's port."""
+        """Lend an address of this machine that leads to the sandbox's port."""
         check_timeout(timeout_s)
         self.lifetime.check()
         async with self.network.port(port, timeout_s) as address:
             yield address
 
-    def service(self, name: str) -> BoxService:
-        """Return the container of that name beside the box."""
+    def service(self, name: str) -> SandboxService:
+        """Return the container of that name beside the sandbox."""
         self.lifetime.check()
         return self.network.service(name)
 
@@ -184,8 +185,8 @@ async def _start(forward: Forward) -> LocalAddress:
     return forward.start()
 
 
-async def release(network: BoxNetwork, end: Callable[[], Awaitable[None]]) -> None:
-    """Close a box's network and then `end` the box, however often the caller is cancelled meanwhile."""
+async def release(network: SandboxNetwork, end: Callable[[], Awaitable[None]]) -> None:
+    """Close a sandbox's network and then `end` the sandbox, however often the caller is cancelled meanwhile."""
 
     async def both() -> None:
         try:
@@ -197,7 +198,7 @@ async def release(network: BoxNetwork, end: Callable[[], Awaitable[None]]) -> No
 
 
 async def receive(connection: socket.socket, count: int, timeout_s: float) -> list[socket.socket]:
-    """Return the sockets that a box's server sends before its first frame; SandboxError where they do not come.
+    """Return the sockets that a sandbox's server sends before its first frame; SandboxError where they do not come.
 
     Nothing is taken from the connection but the one byte that they come with.
     """
@@ -205,14 +206,14 @@ async def receive(connection: socket.socket, count: int, timeout_s: float) -> li
     try:
         await readable(connection.fileno(), timeout_s)
     except TimeoutError:
-        raise SandboxError(f"the box did not start: it made no sockets within {timeout_s:.0f} s") from None
+        raise SandboxError(f"the sandbox did not start: it made no sockets within {timeout_s:.0f} s") from None
     try:
         said, numbers, _, _ = socket.recv_fds(connection, 1, count, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        raise SandboxError(f"the box did not start: {error}") from error
+        raise SandboxError(f"the sandbox did not start: {error}") from error
     made = [socket.socket(fileno=number) for number in numbers]
     if said and len(made) == count:
         return made
     for each in made:
         each.close()
-    raise SandboxError("the box did not start: it ended, or sent other sockets than those that were asked for")
+    raise SandboxError("the sandbox did not start: it ended, or sent other sockets than those that were asked for")

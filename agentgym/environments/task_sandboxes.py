@@ -1,4 +1,4 @@
-"""Boxes for envs whose tasks need different ones: pools that share one bound on the number of boxes."""
+"""SandboxPool for envs whose tasks need different ones: pools that share one bound on the number of sandboxes."""
 
 import asyncio
 import inspect
@@ -8,45 +8,45 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from agentgym.environments.env import Env
 from agentgym.errors import EnvError, boundary
-from agentgym.sandboxes.protocol import Box, Boxes, Lifetime, Sandbox
+from agentgym.sandboxes.protocol import Lifetime, Sandbox, SandboxPool, SandboxSpec
 from agentgym.sandboxes.protocol.arguments import check_size
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """A pool whose number of boxes can be changed while it is open."""
+    """A pool whose number of sandboxes can be changed while it is open."""
 
     async def resize(self, size: int) -> None:
-        """Let it have at most `size` boxes, leased ones included; idle ones above that are ended."""
+        """Let it have at most `size` sandboxes, leased ones included; idle ones above that are ended."""
         ...
 
 
 class OpenPool:
     """One sandbox's open pool, which a task of its own opens and closes."""
 
-    def __init__(self, sandbox: Sandbox, size: int) -> None:
-        self.sandbox = sandbox
+    def __init__(self, spec: SandboxSpec, size: int) -> None:
+        self.sandbox_spec = spec
         self.leased = 0
         self.held = 0
-        """The most boxes that it may have: those that are leased, and those that wait for the next lease."""
+        """The most sandboxes that it may have: those that are leased, and those that wait for the next lease."""
         self.used = 0
         """The number of its last lease."""
         self.size = size
-        self.ready: asyncio.Future[Boxes] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[SandboxPool] = asyncio.get_running_loop().create_future()
         self._close = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     @property
     def idle(self) -> int:
-        """The most boxes that it has beside those that are leased."""
+        """The most sandboxes that it has beside those that are leased."""
         return self.held - self.leased
 
     async def _run(self) -> None:
         try:
-            async with self.sandbox.open(self.size) as boxes:
-                if isinstance(boxes, Resizable):
-                    await boxes.resize(self.held)
-                self.ready.set_result(boxes)
+            async with self.sandbox_spec.open(self.size) as sandboxes:
+                if isinstance(sandboxes, Resizable):
+                    await sandboxes.resize(self.held)
+                self.ready.set_result(sandboxes)
                 await self._close.wait()
         except BaseException as error:
             if self.ready.done():
@@ -56,23 +56,24 @@ class OpenPool:
 
     @property
     def resizable(self) -> Resizable | None:
-        """The pool, where it is open and its number of boxes can be changed."""
+        """The pool, where it is open and its number of sandboxes can be changed."""
         opened = self.ready.result() if self.ready.done() and self.ready.exception() is None else None
         return opened if isinstance(opened, Resizable) else None
 
     @property
     def can_shrink(self) -> bool:
-        """Whether one of its idle boxes can be ended: of a foreign pool all boxes at once, when none is leased."""
+        """Whether one of its idle sandboxes can be ended: of a foreign pool all sandboxes at once, when none is
+        leased."""
         return self.idle > 0 and (self.resizable is not None or not self.leased)
 
     async def grow(self) -> None:
-        """Let it have one box more."""
+        """Let it have one sandbox more."""
         self.held += 1
         if (pool := self.resizable) is not None:
             await pool.resize(self.held)
 
     async def shrink(self) -> None:
-        """End one idle box, or close the pool where it cannot end a single one."""
+        """End one idle sandbox, or close the pool where it cannot end a single one."""
         if (pool := self.resizable) is not None:
             await pool.resize(self.held - 1)
             self.held -= 1
@@ -86,17 +87,18 @@ class OpenPool:
         await asyncio.shield(self._task)
 
 
-class TaskBoxes:
-    """Pools of several sandboxes with at most `size` boxes in all; implements `Boxes`.
+class TaskSandboxPools:
+    """Pools of several sandboxes with at most `size` sandboxes in all; implements `SandboxPool`.
 
     A pool is opened by the first lease of its sandbox. Leases begin in the order in which they are asked for, whatever
-    sandbox they are for. Where all places are taken, an idle box of the sandbox that was leased longest ago makes room.
+    sandbox they are for. Where all places are taken, an idle sandbox of the spec that was leased longest ago makes
+    room.
     """
 
-    def __init__(self, size: int, sandbox: Sandbox | None = None) -> None:
+    def __init__(self, size: int, spec: SandboxSpec | None = None) -> None:
         check_size(size)
         self._size = size
-        self._sandbox = sandbox
+        self._spec = spec
         self._leases = asyncio.Semaphore(size)
         self._moving = asyncio.Lock()
         self._ended = asyncio.Event()
@@ -104,15 +106,15 @@ class TaskBoxes:
         self._count = 0
         self._lifetime = Lifetime("the pool")
 
-    def lease(self, sandbox: Sandbox | None = None) -> AbstractAsyncContextManager[Box]:
-        """Lease a clean box of that sandbox, or of the default one, waiting for a place.
+    def lease(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Sandbox]:
+        """Lease a clean sandbox of that sandbox, or of the default one, waiting for a place.
 
-        :raises SandboxError: where its pool cannot be opened, or no box be started.
+        :raises SandboxError: where its pool cannot be opened, or no sandbox be started.
         :raises ClosedError: where the pools are closed.
         """
-        wanted = sandbox if sandbox is not None else self._sandbox
+        wanted = spec if spec is not None else self._spec
         if wanted is None:
-            raise ValueError("sandbox: name one; these boxes have no default")
+            raise ValueError("sandbox: name one; these sandboxes have no default")
         return self._lease(wanted)
 
     async def close(self) -> None:
@@ -125,16 +127,16 @@ class TaskBoxes:
                 raise error
 
     @asynccontextmanager
-    async def _lease(self, sandbox: Sandbox) -> AsyncIterator[Box]:
+    async def _lease(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
         with self._lifetime.call():
             await self._leases.acquire()
         try:
             with self._lifetime.call():
                 async with self._moving:
-                    pool = await self._place(sandbox)
+                    pool = await self._place(spec)
             try:
-                async with (await asyncio.shield(pool.ready)).lease() as box:
-                    yield box
+                async with (await asyncio.shield(pool.ready)).lease() as sandbox:
+                    yield sandbox
             finally:
                 pool.leased -= 1
                 if pool in self._pools and pool.ready.done() and pool.ready.exception() is not None:
@@ -143,15 +145,15 @@ class TaskBoxes:
         finally:
             self._leases.release()
 
-    async def _place(self, sandbox: Sandbox) -> OpenPool:
+    async def _place(self, spec: SandboxSpec) -> OpenPool:
         """A pool with a place for one more lease: fewer than `size` are leased, so that one is free or idle."""
-        pool = self._pool_of(sandbox)
+        pool = self._pool_of(spec)
         if pool is None or not pool.idle:
             while sum(each.held for each in self._pools) >= self._size:
                 await self._make_room()
-            pool = self._pool_of(sandbox)
+            pool = self._pool_of(spec)
             if pool is None:
-                pool = OpenPool(sandbox, self._size)
+                pool = OpenPool(spec, self._size)
                 self._pools.append(pool)
             await pool.grow()
         pool.leased += 1
@@ -160,7 +162,8 @@ class TaskBoxes:
         return pool
 
     async def _make_room(self) -> None:
-        """End a box of the pool that was used longest ago; wait for the end of a lease where none can be ended now."""
+        """End a sandbox of the pool that was used longest ago; wait for the end of a lease where none can be ended
+        now."""
         can_shrink = [pool for pool in self._pools if pool.can_shrink]
         if not can_shrink:
             self._ended.clear()
@@ -174,24 +177,26 @@ class TaskBoxes:
                 self._pools.remove(pool)
                 await pool.close()
 
-    def _pool_of(self, sandbox: Sandbox) -> OpenPool | None:
-        return next((pool for pool in self._pools if pool.sandbox == sandbox), None)
+    def _pool_of(self, spec: SandboxSpec) -> OpenPool | None:
+        return next((pool for pool in self._pools if pool.sandbox_spec == spec), None)
 
 
 @asynccontextmanager
-async def open_boxes(env: type[Env[Any]], size: int, sandbox: Sandbox | None = None) -> AsyncIterator[Boxes | None]:
-    """Yield at most `size` boxes for an env's rollouts; None where it declares no sandbox.
+async def open_sandboxes(
+    env: type[Env[Any]], size: int, spec: SandboxSpec | None = None
+) -> AsyncIterator[SandboxPool | None]:
+    """Yield at most `size` sandboxes for an env's rollouts; None where it declares no sandbox.
 
     `sandbox` takes the place of what the env declares, for all its tasks.
     """
-    if sandbox is None and chooses(env):
-        boxes = TaskBoxes(size, env.sandbox)
+    if spec is None and chooses(env):
+        sandboxes = TaskSandboxPools(size, env.sandbox_spec)
         try:
-            yield boxes
+            yield sandboxes
         finally:
-            await boxes.close()
+            await sandboxes.close()
         return
-    wanted = sandbox if sandbox is not None else env.sandbox
+    wanted = spec if spec is not None else env.sandbox_spec
     if wanted is None:
         yield None
         return
@@ -199,9 +204,9 @@ async def open_boxes(env: type[Env[Any]], size: int, sandbox: Sandbox | None = N
         yield pool
 
 
-def declares_boxes(env: type[Env[Any]]) -> bool:
-    """Whether rollouts of the env may have a box."""
-    return env.sandbox is not None or chooses(env)
+def declares_sandboxes(env: type[Env[Any]]) -> bool:
+    """Whether rollouts of the env may have a sandbox."""
+    return env.sandbox_spec is not None or chooses(env)
 
 
 def chooses(env: type[Env[Any]]) -> bool:
@@ -209,25 +214,31 @@ def chooses(env: type[Env[Any]]) -> bool:
     return getattr(env.sandbox_for, "__func__", None) is not getattr(Env.sandbox_for, "__func__", None)
 
 
-def sandbox_of(env: type[Env[Any]], task: Any) -> Sandbox | None:
+def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
     """Return the sandbox that the env chooses for the task; EnvError where its choice fails or is no sandbox."""
     with boundary(EnvError, f"{env.__name__}.sandbox_for"):
-        sandbox: Any = env.sandbox_for(task)
-        if inspect.iscoroutine(sandbox):
-            sandbox.close()
-        if sandbox is None or (callable(getattr(sandbox, "open", None)) and not isinstance(sandbox, type)):
-            return cast("Sandbox | None", sandbox)
-        raise TypeError(f"it must return a sandbox, such as `ag.AnyBox()`, or None for no box, got {sandbox!r:.200}")
+        spec: Any = env.sandbox_for(task)
+        if inspect.iscoroutine(spec):
+            spec.close()
+        if spec is None or (callable(getattr(spec, "open", None)) and not isinstance(spec, type)):
+            return cast("SandboxSpec | None", spec)
+        raise TypeError(
+            f"it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got {spec!r:.200}"
+        )
 
 
-def check_boxes(boxes: Any) -> None:
-    """Raise TypeError where something else is given as open boxes, such as a sandbox that is not open."""
-    if boxes is None or hasattr(boxes, "lease"):
+def check_sandboxes(sandboxes: Any) -> None:
+    """Raise TypeError where something else is given as open sandboxes, such as a sandbox that is not open."""
+    if sandboxes is None or hasattr(sandboxes, "lease"):
         return
-    how = "open it: `async with BOX.open(4) as boxes`" if hasattr(boxes, "open") else "leave it out, or open a sandbox"
-    raise TypeError(f"boxes: must be an open pool of boxes, got {boxes!r:.80}; {how}")
+    how = (
+        "open it: `async with SANDBOX.open(4) as sandboxes`"
+        if hasattr(sandboxes, "open")
+        else "leave it out, or open a sandbox"
+    )
+    raise TypeError(f"sandboxes: must be an open pool of sandboxes, got {sandboxes!r:.80}; {how}")
 
 
-def lease_for(boxes: Boxes, sandbox: Sandbox) -> AbstractAsyncContextManager[Box]:
-    """Lease a box of that sandbox where the boxes are of several; a pool of one kind leases what it has."""
-    return boxes.lease(sandbox) if isinstance(boxes, TaskBoxes) else boxes.lease()
+def lease_for(sandboxes: SandboxPool, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
+    """Lease a sandbox of that sandbox where the sandboxes are of several; a pool of one kind leases what it has."""
+    return sandboxes.lease(spec) if isinstance(sandboxes, TaskSandboxPools) else sandboxes.lease()

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from agentgym.sandboxes.docker.box_wire import accepted, listener
 from agentgym.sandboxes.docker.client import EngineFailed
+from agentgym.sandboxes.docker.sandbox_wire import accepted, listener
 
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_cancelled_start_leaves_no_connection_open(tmp_path: Path, turns: int) -> None:
-    folder = tmp_path / "box"
+    folder = tmp_path / "sandbox"
     folder.mkdir()
-    with listener(folder / "box.sock") as listening, socket.socket(socket.AF_UNIX) as server:
+    with listener(folder / "sandbox.sock") as listening, socket.socket(socket.AF_UNIX) as server:
         accepting = asyncio.create_task(accepted(listening, running))
         for _ in range(5):  # Until it waits for news of the socket.
             await asyncio.sleep(0)
-        server.connect(str(folder / "box.sock"))
+        server.connect(str(folder / "sandbox.sock"))
         for _ in range(turns):
             await asyncio.sleep(0)
         accepting.cancel()
@@ -34,7 +34,7 @@ async def test_a_cancelled_start_leaves_no_connection_open(tmp_path: Path, turns
 
 async def test_a_server_that_does_not_connect_is_given_up_with_what_became_of_its_container(tmp_path: Path) -> None:
     with (
-        listener(tmp_path / "box.sock") as listening,
+        listener(tmp_path / "sandbox.sock") as listening,
         pytest.raises(EngineFailed, match="exited, exit code 3"),
     ):
         await accepted(listening, ended)

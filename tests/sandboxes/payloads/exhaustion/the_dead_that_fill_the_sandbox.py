@@ -1,4 +1,4 @@
-#: name = "the dead that fill the box"
+#: name = "the dead that fill the sandbox"
 #: right = ["error"]
 #: lost = false
 #: timeout_s = 30.0

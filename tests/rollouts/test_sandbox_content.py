@@ -1,4 +1,4 @@
-"""What the policy left in its box is scored: no content of a box turns a reward into None."""
+"""What the policy left in its sandbox is scored: no content of a sandbox turns a reward into None."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.sandboxes.protocol.content import MissingContent, NotAFile
 from agentgym.scheduling.group_rewards import GroupRewards
-from agentgym.testing import FakeBox, FakeBoxes, Scripted, say
+from agentgym.testing import FakeSandbox, FakeSandboxPool, Scripted, say
 
 TASK = ag.Task(id="t", prompt="Write result.txt.")
 FILES: dict[str, str | bytes] = {"folder/inner": "x", "large": "x" * 200, "latin": b"\xff\xfe", "good": "1"}
@@ -20,7 +20,7 @@ FILES: dict[str, str | bytes] = {"folder/inner": "x", "large": "x" * 200, "latin
 class Reads(ag.ToolEnv[ag.Task]):
     """An env whose only file is what the model names in its answer."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     @ag.reward
     async def kept(self) -> float:
@@ -29,26 +29,28 @@ class Reads(ag.ToolEnv[ag.Task]):
 
 
 async def played(env: type[ag.Env[Any]], answer: str = "missing") -> ag.Rollout:
-    """One rollout with that answer, in a box with FILES."""
-    return await ag.rollout(env, TASK, Scripted([say(answer)]), boxes=FakeBoxes(lambda: FakeBox(files=FILES)))
+    """One rollout with that answer, in a sandbox with FILES."""
+    return await ag.rollout(
+        env, TASK, Scripted([say(answer)]), sandboxes=FakeSandboxPool(lambda: FakeSandbox(files=FILES))
+    )
 
 
 class ReadsBytes(Reads):
     @ag.reward
     async def right(self) -> float:
-        return float((await self.box.read(self.answer or "", limit=100)) == b"1")
+        return float((await self.sandbox.read(self.answer or "", limit=100)) == b"1")
 
 
 class ReadsText(Reads):
     @ag.reward
     async def right(self) -> float:
-        return float((await self.box.read_text(self.answer or "", limit=100)) == "1")
+        return float((await self.sandbox.read_text(self.answer or "", limit=100)) == "1")
 
 
 class ReadsFromAThread(Reads):
     @ag.reward
     def right(self) -> float:
-        reading = asyncio.run_coroutine_threadsafe(self.box.read_text(self.answer or "", limit=100), self.loop)
+        reading = asyncio.run_coroutine_threadsafe(self.sandbox.read_text(self.answer or "", limit=100), self.loop)
         return float(reading.result() == "1")
 
     async def setup(self) -> None:
@@ -59,7 +61,7 @@ class ReadsInAGroup(Reads):
     @ag.reward
     async def right(self) -> float:
         async with asyncio.TaskGroup() as reads:
-            both = [reads.create_task(self.box.read_text(self.answer or "", limit=100)) for _ in range(2)]
+            both = [reads.create_task(self.sandbox.read_text(self.answer or "", limit=100)) for _ in range(2)]
         return float(both[0].result() == both[1].result() == "1")
 
 
@@ -67,8 +69,8 @@ class SaysItOtherwise(Reads):
     @ag.reward
     async def right(self) -> float:
         try:
-            return float((await self.box.read_text(self.answer or "", limit=100)) == "1")
-        except ag.BoxContentError as error:
+            return float((await self.sandbox.read_text(self.answer or "", limit=100)) == "1")
+        except ag.SandboxContentError as error:
             raise RuntimeError("there is no result") from error
 
 
@@ -77,7 +79,7 @@ class Lists(Reads):
     async def right(self) -> float:
         if self.answer == "good":
             return 1.0
-        return float(len(await self.box.list(self.answer or "")) < 0)
+        return float(len(await self.sandbox.list(self.answer or "")) < 0)
 
 
 class Gets(Reads):
@@ -85,7 +87,7 @@ class Gets(Reads):
     async def right(self) -> float:
         if self.answer == "good":
             return 1.0
-        await self.box.get(self.answer or "", Path("never"), limit=0)
+        await self.sandbox.get(self.answer or "", Path("never"), limit=0)
         return 0.0
 
 
@@ -94,7 +96,7 @@ class Archives(Reads):
     async def right(self) -> float:
         if self.answer == "good":
             return 1.0
-        return float(len(await self.box.archive(self.answer or "", limit=0)) < 0)
+        return float(len(await self.sandbox.archive(self.answer or "", limit=0)) < 0)
 
 
 class Runs(Reads):
@@ -104,12 +106,12 @@ class Runs(Reads):
     async def right(self) -> float:
         if self.answer == "good":
             return 1.0
-        verdict = await self.box.verify(command=f"./solve '{self.answer}\0")
+        verdict = await self.sandbox.verify(command=f"./solve '{self.answer}\0")
         return verdict.fraction
 
 
 ENVS = [ReadsBytes, ReadsText, ReadsFromAThread, ReadsInAGroup, SaysItOtherwise, Lists, Gets, Archives, Runs]
-BOX_CONTENT = ag.BoxContentError.counted
+SANDBOX_CONTENT = ag.SandboxContentError.counted
 BAD = ["missing", "large", "../out", "a\0b", "folder/../.."]
 LINE = Path(__file__).read_text().splitlines().index("class ReadsText(Reads):") + 4
 """Where ReadsText reads."""
@@ -120,10 +122,10 @@ async def test_a_reward_that_meets_spoiled_content_is_zero_and_counted(env: type
     for answer in BAD:
         rollout = await played(env, answer)
         assert (rollout.failure, rollout.reward, rollout.rewards) == (None, 0.25, {"kept": 0.25, "right": 0.0}), answer
-        assert rollout.metrics[BOX_CONTENT] == 1.0
+        assert rollout.metrics[SANDBOX_CONTENT] == 1.0
     good = await played(env, "good")
     assert good.reward == 1.25
-    assert BOX_CONTENT not in good.metrics
+    assert SANDBOX_CONTENT not in good.metrics
 
 
 @pytest.mark.parametrize("answer", ["folder", "latin"])
@@ -146,7 +148,7 @@ async def test_such_a_reward_is_shown_and_logged_with_its_line(caplog: pytest.Lo
     assert len(logged) == 1
     assert f"{Path(__file__).name}:{LINE} in right" in logged[0]
     assert "reward 'right'" in logged[0]
-    assert BOX_CONTENT in logged[0]
+    assert SANDBOX_CONTENT in logged[0]
 
 
 async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
@@ -154,8 +156,8 @@ async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
         @ag.reward
         async def right(self) -> float:
             try:
-                await self.box.read("missing")
-            except ag.BoxContentError:
+                await self.sandbox.read("missing")
+            except ag.SandboxContentError:
                 return {"name": 1.0}["no such name"]
             return 1.0
 
@@ -165,7 +167,7 @@ async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
     assert rollout.failure.type == "EnvError"
 
 
-async def test_a_box_that_fails_of_itself_stays_a_failure() -> None:
+async def test_a_sandbox_that_fails_of_itself_stays_a_failure() -> None:
     class Dying(Reads):
         @ag.reward
         async def right(self) -> float:
@@ -180,7 +182,7 @@ async def test_a_box_that_fails_of_itself_stays_a_failure() -> None:
 class Scores(ag.Env[ag.Task]):
     """An env without tools, which ends at the first answer."""
 
-    sandbox = ag.AnyBox()
+    sandbox_spec = ag.AnySandbox()
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         return ag.StepResult([], 0.5, True, False, {})
@@ -189,29 +191,29 @@ class Scores(ag.Env[ag.Task]):
 async def test_a_score_of_its_own_that_meets_spoiled_content_adds_nothing() -> None:
     class Scored(Scores):
         async def score(self) -> dict[str, float]:
-            return {"right": float(await self.box.read_text("missing") == "1")}
+            return {"right": float(await self.sandbox.read_text("missing") == "1")}
 
     rollout = await played(Scored)
-    assert (rollout.failure, rollout.reward, rollout.metrics[BOX_CONTENT]) == (None, 0.5, 1.0)
+    assert (rollout.failure, rollout.reward, rollout.metrics[SANDBOX_CONTENT]) == (None, 0.5, 1.0)
 
 
 async def test_a_step_that_meets_spoiled_content_ends_a_rollout_that_is_scored() -> None:
     class Steps(Scores):
         async def step(self, action: ag.Message) -> ag.StepResult:
-            await self.box.read_text("missing")
+            await self.sandbox.read_text("missing")
             return ag.StepResult([], 0.5, False, False, {})
 
         async def score(self) -> dict[str, float]:
             return {"kept": 0.25}
 
     rollout = await played(Steps)
-    assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 0.25, BOX_CONTENT)
+    assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 0.25, SANDBOX_CONTENT)
 
 
 async def test_a_close_that_meets_spoiled_content_takes_no_reward_away() -> None:
     class Closes(Reads):
         async def close(self) -> None:
-            await self.box.read("missing")
+            await self.sandbox.read("missing")
 
     assert (await played(Closes)).reward == 0.25
 
@@ -219,7 +221,7 @@ async def test_a_close_that_meets_spoiled_content_takes_no_reward_away() -> None
 async def test_spoiled_content_before_the_first_turn_is_a_failure() -> None:
     class Begins(Reads):
         async def setup(self) -> None:
-            await self.box.read("missing")
+            await self.sandbox.read("missing")
 
     rollout = await played(Begins)
     assert rollout.reward is None
@@ -233,13 +235,13 @@ async def test_a_group_reward_that_meets_spoiled_content_adds_nothing() -> None:
         async def group_reward(
             cls, task: ag.Task, rollouts: Sequence[ag.Rollout], model: Callable[[str], Any]
         ) -> Sequence[float]:
-            async with FakeBoxes().lease() as box:
-                return [float(await box.read_text("missing") == "1")] * len(rollouts)
+            async with FakeSandboxPool().lease() as sandbox:
+                return [float(await sandbox.read_text("missing") == "1")] * len(rollouts)
 
     rollouts = [await played(Grouped) for _ in range(2)]
     added = await GroupRewards(Grouped, {}).added(TASK, rollouts, seed=0)
     assert [each.reward for each in added] == [0.25, 0.25]
-    assert sum(each.metrics[BOX_CONTENT] for each in added) == 1.0
+    assert sum(each.metrics[SANDBOX_CONTENT] for each in added) == 1.0
 
 
 async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
@@ -247,10 +249,10 @@ async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
         @ag.tool
         async def show(self, path: str) -> str:
             """Show a file."""
-            return await self.box.read_text(path)
+            return await self.sandbox.read_text(path)
 
     script = Scripted([ag.testing.call("show", path="missing"), say("done")])
-    rollout = await ag.rollout(Shows, TASK, script, boxes=FakeBoxes())
+    rollout = await ag.rollout(Shows, TASK, script, sandboxes=FakeSandboxPool())
     assert "No such file or directory: 'missing'" in str(rollout)
     assert rollout.reward == 0.25
 
@@ -258,7 +260,7 @@ async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
 def test_the_errors_are_those_that_python_has_for_such_things_too() -> None:
     assert issubclass(MissingContent, FileNotFoundError)
     assert issubclass(NotAFile, ValueError)
-    assert issubclass(ag.BoxContentError, ag.ToolError)
+    assert issubclass(ag.SandboxContentError, ag.ToolError)
 
 
 async def test_a_reward_that_is_too_large_for_a_float_is_named() -> None:

@@ -1,12 +1,12 @@
-"""A box over a wire, with the same calls for every kind of box."""
+"""A sandbox over a wire, with the same calls for every kind of sandbox."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
-from agentgym.errors import BoxContentError, ClosedError, SandboxError, WireError
+from agentgym.errors import ClosedError, SandboxContentError, SandboxError, WireError
 from agentgym.machine.finished import finished
 from agentgym.sandboxes.hidden_tests.verify import verify
-from agentgym.sandboxes.network.box_network import BoxNetwork, release
+from agentgym.sandboxes.network.sandbox_network import SandboxNetwork, release
 from agentgym.sandboxes.protocol import Branch, ExecResult, HiddenTests, HostFunction, Lifetime, Verdict
 from agentgym.sandboxes.protocol.content import WrongContent
 from agentgym.sandboxes.remote.calls import MARGIN_S
@@ -21,8 +21,8 @@ RESET_S = 10.0
 START_S = 30.0
 
 
-class RemoteBox(Files, Surroundings, Branch):
-    """One session of a box at the end of a wire; a fork is one, too."""
+class RemoteSandbox(Files, Surroundings, Branch):
+    """One session of a sandbox at the end of a wire; a fork is one, too."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class RemoteBox(Files, Surroundings, Branch):
         digest: str,
         end: Callable[[], Awaitable[None]],
         session: int = TRUNK,
-        network: BoxNetwork | None = None,
+        network: SandboxNetwork | None = None,
         reset_in_place: bool = False,
         lifetime: Lifetime | None = None,
     ) -> None:
         super().__init__(link, session, lifetime)
-        self.network = network or BoxNetwork()
+        self.network = network or SandboxNetwork()
         self.reset_s = 0.0
-        """Seconds that the last reset of the box itself took, without that of the services beside it."""
+        """Seconds that the last reset of the sandbox itself took, without that of the services beside it."""
         self.reset_in_place = reset_in_place
-        """Whether a reset wipes the box, because no episode can have a place of its own in it."""
+        """Whether a reset wipes the sandbox, because no episode can have a place of its own in it."""
         self._digest = digest
         self._end = end
 
@@ -51,16 +51,16 @@ class RemoteBox(Files, Surroundings, Branch):
         *,
         digest: str,
         end: Callable[[], Awaitable[None]],
-        network: BoxNetwork | None = None,
+        network: SandboxNetwork | None = None,
         why_it_ended: WhyItEnded | None = None,
-    ) -> "RemoteBox":
+    ) -> "RemoteSandbox":
         """Wait for the server's first frame; SandboxError where it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
         except (WireError, TimeoutError) as error:
-            raise SandboxError(f"the box did not start: {error}") from error
+            raise SandboxError(f"the sandbox did not start: {error}") from error
         if frame.envelope.get("hello") != PROTOCOL:
-            raise SandboxError(f"the box speaks another protocol than {PROTOCOL}; build its image again")
+            raise SandboxError(f"the sandbox speaks another protocol than {PROTOCOL}; build its image again")
         in_place = frame.envelope.get("place") == "old"
         tell_of_place(frame.envelope, digest)
         digest = f"{digest}+python{frame.envelope.get('python')}"
@@ -68,26 +68,26 @@ class RemoteBox(Files, Surroundings, Branch):
 
     @property
     def digest(self) -> str:
-        """The image's digest, or the kind of the box and the version of its Python."""
+        """The image's digest, or the kind of the sandbox and the version of its Python."""
         return self._digest
 
     async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict:
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             try:
                 return await self._python(cell, limit_s, functions, fresh=True, hides=True)
-            except BoxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
+            except SandboxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
                 why = f"the working folder cannot be copied: {error}"
                 return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
 
         return await verify(run, tests, timeout_s, copied=not self.reset_in_place)
 
-    async def fork(self, *, timeout_s: float = 30.0) -> "RemoteBox":
-        """Return a branch that goes on from here; see `Box.fork`."""
+    async def fork(self, *, timeout_s: float = 30.0) -> "RemoteSandbox":
+        """Return a branch that goes on from here; see `Sandbox.fork`."""
         branch = self.link.new_number()
         try:
             await self._call("fork", b"", timeout_s, branch=branch)
             lifetime = Lifetime("the branch", self.lifetime)
-        except BoxContentError as error:
+        except SandboxContentError as error:
             raise WrongContent(with_advice(str(error))) from error
         except (asyncio.CancelledError, ClosedError):
             self.link.end_later("end", branch=branch)
@@ -98,12 +98,13 @@ class RemoteBox(Files, Surroundings, Branch):
 
         return self._twin(lifetime, end, branch)
 
-    def leased(self, within: Lifetime) -> "RemoteBox":
-        """Return this box for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has ended."""
-        return self._twin(Lifetime("the box", within), self._end)
+    def leased(self, within: Lifetime) -> "RemoteSandbox":
+        """Return this sandbox for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has
+        ended."""
+        return self._twin(Lifetime("the sandbox", within), self._end)
 
-    def _twin(self, lifetime: Lifetime, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> "RemoteBox":
-        return RemoteBox(
+    def _twin(self, lifetime: Lifetime, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> "RemoteSandbox":
+        return RemoteSandbox(
             self.link,
             digest=self._digest,
             end=end,
@@ -114,14 +115,15 @@ class RemoteBox(Files, Surroundings, Branch):
         )
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
-        """Bring the box back to the state of a new one; SandboxError, and a broken box, where something is left.
+        """Bring the sandbox back to the state of a new one; SandboxError, and a broken sandbox, where something is
+        left.
 
         It ends every branch; a branch itself cannot be reset.
         """
         if self._session != TRUNK:
             raise ValueError("a branch cannot be reset, only closed")
         self.lifetime.check()
-        self.lifetime.end_inner("the box was reset")
+        self.lifetime.end_inner("the sandbox was reset")
         await self.network.end()
         self.link.lose_processes()
         began = asyncio.get_running_loop().time()
@@ -142,21 +144,21 @@ class RemoteBox(Files, Surroundings, Branch):
 
     @property
     def broken(self) -> str | None:
-        """The reason why no call can be answered any more; None while the box works."""
+        """The reason why no call can be answered any more; None while the sandbox works."""
         return self.link.broken
 
     def cut(self) -> None:
-        """Cut the wire at once, without waiting; the box then ends by itself."""
+        """Cut the wire at once, without waiting; the sandbox then ends by itself."""
         self.lifetime.end("its close() was called")
         self.link.cut("it was closed")
 
     async def close(self) -> None:
-        """End the box and everything in it, or this branch alone, however often this task is cancelled meanwhile.
+        """End the sandbox and everything in it, or this branch alone, however often this task is cancelled meanwhile.
 
         Closing twice is harmless.
         """
         if self._session != TRUNK and self.lifetime.is_over:
-            return  # It ended with the box's lease, or was closed.
+            return  # It ended with the sandbox's lease, or was closed.
         self.lifetime.end("its close() was called")
         if self._session == TRUNK:
             self.cut()

@@ -12,10 +12,10 @@ from agentgym.errors import SandboxError
 from agentgym.sandboxes.docker.client import EngineFailed
 from agentgym.sandboxes.docker.settings import DockerSettings, server_config
 from agentgym.sandboxes.faults import readable
-from agentgym.sandboxes.network.box_network import BoxNetwork, receive
 from agentgym.sandboxes.network.modes import allow_of, sockets_of
-from agentgym.sandboxes.remote.box import START_S, RemoteBox
+from agentgym.sandboxes.network.sandbox_network import SandboxNetwork, receive
 from agentgym.sandboxes.remote.link import WhyItEnded
+from agentgym.sandboxes.remote.sandbox import START_S, RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire
 
 LOOK_S = 1.0
@@ -23,11 +23,11 @@ LOOK_S = 1.0
 
 
 async def first_word(
-    wire: Wire, digest: str, end: Callable[[], Any], why_it_ended: WhyItEnded, network: BoxNetwork | None = None
-) -> RemoteBox:
-    """Return the box whose server has spoken; EngineFailed where it does not, and the wire is closed."""
+    wire: Wire, digest: str, end: Callable[[], Any], why_it_ended: WhyItEnded, network: SandboxNetwork | None = None
+) -> RemoteSandbox:
+    """Return the sandbox whose server has spoken; EngineFailed where it does not, and the wire is closed."""
     try:
-        return await RemoteBox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
+        return await RemoteSandbox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
     except SandboxError as error:
         wire.close()
         raise EngineFailed(str(error)) from error
@@ -75,19 +75,19 @@ async def accepted(
             found = await state()
             if not found["Running"] or loop.time() > deadline:
                 raise EngineFailed(
-                    f"the box did not start: its container is {found['Status']}, "
+                    f"the sandbox did not start: its container is {found['Status']}, "
                     f"exit code {found['ExitCode']} {found['Error']}"
                 ) from None
         with suppress(BlockingIOError):  # Nobody has connected, or it was closed again before it was accepted.
             return listening.accept()[0]
 
 
-async def network_of(connection: socket.socket, spec: DockerSettings) -> BoxNetwork:
-    """Return the network of a box whose server has just connected."""
+async def network_of(connection: socket.socket, spec: DockerSettings) -> SandboxNetwork:
+    """Return the network of a sandbox whose server has just connected."""
     said = server_config(spec, connected=True).get("network")
     try:
         sockets = await receive(connection, sockets_of(said), START_S) if said is not None else []
     except BaseException:
         connection.close()
         raise
-    return BoxNetwork(sockets, allow_of(spec.network))
+    return SandboxNetwork(sockets, allow_of(spec.network))

@@ -1,4 +1,4 @@
-"""A box for each task: pools of several sandboxes under one bound."""
+"""A sandbox for each task: pools of several sandboxes under one bound."""
 
 import asyncio
 import random
@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import pytest
 
 import agentgym as ag
-from agentgym.environments.task_boxes import TaskBoxes, open_boxes
+from agentgym.environments.task_sandboxes import TaskSandboxPools, open_sandboxes
 from agentgym.sandboxes.local.local import Process
-from agentgym.sandboxes.protocol import Box, Boxes, Sandbox
-from agentgym.testing import FakeBoxes, Scripted, say
+from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
+from agentgym.testing import FakeSandboxPool, Scripted, say
 
 KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
 
 
 class Counted:
-    """Boxes of every kind that are there at this moment, and the most that ever were."""
+    """SandboxPool of every kind that are there at this moment, and the most that ever were."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -29,13 +29,13 @@ class Counted:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A sandbox of another library: its pool makes boxes when they are needed, and ends them all when it closes."""
+    """A sandbox of another library: its pool makes sandboxes when they are needed, and ends them all when it closes."""
 
     name: str
     counted: Counted = field(compare=False)
 
     @asynccontextmanager
-    async def open(self, size: int) -> AsyncIterator[Boxes]:
+    async def open(self, size: int) -> AsyncIterator[SandboxPool]:
         self.counted.opened[self.name] += 1
         pool = ForeignPool(self.counted)
         yield pool
@@ -44,32 +44,32 @@ class Foreign:
 
 class ForeignPool:
     def __init__(self, counted: Counted) -> None:
-        self.counted, self.made, self.leased, self.fakes = counted, 0, 0, FakeBoxes()
+        self.counted, self.made, self.leased, self.fakes = counted, 0, 0, FakeSandboxPool()
 
     @asynccontextmanager
-    async def lease(self) -> AsyncIterator[Box]:
+    async def lease(self) -> AsyncIterator[Sandbox]:
         self.leased += 1
         if self.leased > self.made:
             self.made += 1
             self.counted.now += 1
             self.counted.most = max(self.counted.most, self.counted.now)
         try:
-            async with self.fakes.lease() as box:
-                yield box
+            async with self.fakes.lease() as sandbox:
+                yield sandbox
         finally:
             self.leased -= 1
 
 
-async def thirty_rollouts(kinds: list[Any], boxes: TaskBoxes) -> list[str]:
+async def thirty_rollouts(kinds: list[Any], sandboxes: TaskSandboxPools) -> list[str]:
     """Thirty at once, in an order of their own."""
     order: list[str] = []
 
     async def play(number: int) -> None:
-        async with boxes.lease(kinds[number % len(kinds)]) as box:
+        async with sandboxes.lease(kinds[number % len(kinds)]) as sandbox:
             order.append(f"{number}")
-            await box.write({"f": "x"})
+            await sandbox.write({"f": "x"})
             await asyncio.sleep(0)
-            assert await box.list() == ["f"]
+            assert await sandbox.list() == ["f"]
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(30):
@@ -78,16 +78,16 @@ async def thirty_rollouts(kinds: list[Any], boxes: TaskBoxes) -> list[str]:
 
 
 async def test_leases_begin_in_the_order_of_asking_whatever_they_are_for() -> None:
-    boxes, counted = TaskBoxes(1), Counted()
+    sandboxes, counted = TaskSandboxPools(1), Counted()
     try:
-        order = await thirty_rollouts([Foreign(name, counted) for name in "abc"], boxes)
+        order = await thirty_rollouts([Foreign(name, counted) for name in "abc"], sandboxes)
     finally:
-        await boxes.close()
+        await sandboxes.close()
     assert order == [str(number) for number in range(30)]
     assert counted.most == 1
 
 
-async def test_real_boxes_are_never_more_than_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_real_sandboxes_are_never_more_than_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     now = most = 0
     start = Process._start
 
@@ -95,33 +95,33 @@ async def test_real_boxes_are_never_more_than_the_size(monkeypatch: pytest.Monke
         nonlocal now, most
         now += 1
         most = max(most, now)
-        box = await start(self)
-        end, over = box._end, False
+        sandbox = await start(self)
+        end, over = sandbox._end, False
 
         async def ended() -> None:
             nonlocal now, over
             await end()
             now, over = now - (not over), True
 
-        box._end = ended
-        return box
+        sandbox._end = ended
+        return sandbox
 
     monkeypatch.setattr(Process, "_start", counting)
-    boxes = TaskBoxes(2)
+    sandboxes = TaskSandboxPools(2)
     try:
-        await thirty_rollouts(KINDS, boxes)
+        await thirty_rollouts(KINDS, sandboxes)
     finally:
-        await boxes.close()
+        await sandboxes.close()
     assert (now, most) == (0, 2)
 
 
-async def test_pools_that_cannot_end_one_box_are_closed_as_a_whole() -> None:
+async def test_pools_that_cannot_end_one_sandbox_are_closed_as_a_whole() -> None:
     counted = Counted()
-    boxes = TaskBoxes(2)
+    sandboxes = TaskSandboxPools(2)
     try:
-        await thirty_rollouts([Foreign(name, counted) for name in "abc"], boxes)
+        await thirty_rollouts([Foreign(name, counted) for name in "abc"], sandboxes)
     finally:
-        await boxes.close()
+        await sandboxes.close()
     assert counted.now == 0
     assert counted.most == 2
     assert set(counted.opened) == set("abc")
@@ -129,13 +129,13 @@ async def test_pools_that_cannot_end_one_box_are_closed_as_a_whole() -> None:
 
 async def test_equal_sandboxes_share_a_pool() -> None:
     counted = Counted()
-    boxes = TaskBoxes(2)
+    sandboxes = TaskSandboxPools(2)
     try:
         for _ in range(3):
-            async with boxes.lease(Foreign("a", counted)):
+            async with sandboxes.lease(Foreign("a", counted)):
                 pass
     finally:
-        await boxes.close()
+        await sandboxes.close()
     assert counted.opened == {"a": 1}
     assert counted.most == 1
 
@@ -144,30 +144,30 @@ async def test_equal_sandboxes_share_a_pool() -> None:
 class Broken:
     """A sandbox that cannot be opened."""
 
-    def open(self, size: int) -> AbstractAsyncContextManager[Boxes]:
+    def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         raise ag.SandboxError("no such image")
 
 
 async def test_a_sandbox_that_cannot_be_opened_takes_no_place_from_the_others() -> None:
-    boxes = TaskBoxes(1)
+    sandboxes = TaskSandboxPools(1)
     try:
         for _ in range(2):
             with pytest.raises(ag.SandboxError, match="no such image"):
-                async with boxes.lease(Broken()):
+                async with sandboxes.lease(Broken()):
                     pass
-            async with boxes.lease(KINDS[0]) as box:
-                assert (await box.python("1")).ok
+            async with sandboxes.lease(KINDS[0]) as sandbox:
+                assert (await sandbox.python("1")).ok
     finally:
-        await boxes.close()
+        await sandboxes.close()
 
 
 async def test_cancelled_leases_leave_the_places_free() -> None:
     rng = random.Random(0)
-    boxes = TaskBoxes(2)
+    sandboxes = TaskSandboxPools(2)
 
-    async def lease(kind: Sandbox) -> None:
-        async with boxes.lease(kind) as box:
-            await box.python("1")
+    async def lease(kind: SandboxSpec) -> None:
+        async with sandboxes.lease(kind) as sandbox:
+            await sandbox.python("1")
 
     try:
         tasks = [asyncio.create_task(lease(rng.choice(KINDS))) for _ in range(12)]
@@ -180,7 +180,7 @@ async def test_cancelled_leases_leave_the_places_free() -> None:
         for kind in KINDS:
             await lease(kind)
     finally:
-        await boxes.close()
+        await sandboxes.close()
 
 
 class MemoryTask(ag.Task):
@@ -189,23 +189,23 @@ class MemoryTask(ag.Task):
 
 class AsTheTaskSays(ag.ToolEnv[MemoryTask]):
     @classmethod
-    def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:
+    def sandbox_for(cls, task: MemoryTask) -> SandboxSpec | None:
         return None if task.memory_mb is None else Process(unsafe=True, memory_mb=task.memory_mb)
 
     @ag.reward
     async def right(self) -> float:
         if self.task.memory_mb is None:
             with pytest.raises(ag.EnvError, match="sandbox_for"):
-                _ = self.box
+                _ = self.sandbox
             return 1.0
         limit = "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0] >> 20"
-        return float((await self.box.python(limit)).stdout == f"{self.task.memory_mb}\n")
+        return float((await self.sandbox.python(limit)).stdout == f"{self.task.memory_mb}\n")
 
 
 TASKS = [MemoryTask(id=f"{memory}", prompt="?", memory_mb=memory) for memory in (700, 800, None, 900)]
 
 
-async def test_each_task_is_played_in_the_box_that_the_env_chose_for_it() -> None:
+async def test_each_task_is_played_in_the_sandbox_that_the_env_chose_for_it() -> None:
     groups = await ag.run_groups(AsTheTaskSays, TASKS, Scripted([say("done")]), n=2, concurrency=2)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 8
     assert (await ag.rollout(AsTheTaskSays, TASKS[1], Scripted([say("done")]))).reward == 1.0
@@ -216,7 +216,7 @@ async def test_each_task_is_played_in_the_box_that_the_env_chose_for_it() -> Non
 async def test_a_choice_that_raises_fails_its_rollout_alone() -> None:
     class Choosy(AsTheTaskSays):
         @classmethod
-        def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:
+        def sandbox_for(cls, task: MemoryTask) -> SandboxSpec | None:
             raise KeyError(task.id)
 
     played = await ag.rollout(Choosy, TASKS[0], Scripted([say("done")]))
@@ -233,17 +233,17 @@ def test_a_choice_without_an_instance_must_be_a_classmethod() -> None:
 
 
 async def test_a_sandbox_that_is_given_stands_for_those_of_all_tasks() -> None:
-    async with open_boxes(AsTheTaskSays, 1, KINDS[0]) as boxes:
-        assert boxes is not None
-        async with boxes.lease() as box:
-            assert (await box.python("1")).ok
+    async with open_sandboxes(AsTheTaskSays, 1, KINDS[0]) as sandboxes:
+        assert sandboxes is not None
+        async with sandboxes.lease() as sandbox:
+            assert (await sandbox.python("1")).ok
 
 
 class Undecided(ag.ToolEnv[MemoryTask]):
     answer_of: ClassVar[Any] = None
 
     @classmethod
-    def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:
+    def sandbox_for(cls, task: MemoryTask) -> SandboxSpec | None:
         return cls.answer_of()  # type: ignore[no-any-return]
 
     @ag.reward
@@ -251,21 +251,27 @@ class Undecided(ag.ToolEnv[MemoryTask]):
         return 1.0
 
 
-async def later() -> Sandbox:
+async def later() -> SandboxSpec:
     return Process(unsafe=True)
 
 
-def fails() -> Sandbox:
+def fails() -> SandboxSpec:
     raise KeyError("no such image")
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (lambda: 3, "it must return a sandbox, such as `ag.AnyBox()`, or None for no box, got 3"),
-        (lambda: "docker", "it must return a sandbox, such as `ag.AnyBox()`, or None for no box, got 'docker'"),
-        (lambda: ag.AnyBox, "it must return a sandbox, such as `ag.AnyBox()`, or None for no box, got <class"),
-        (later, "it must return a sandbox, such as `ag.AnyBox()`, or None for no box, got <coroutine object later"),
+        (lambda: 3, "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 3"),
+        (lambda: "docker", "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got 'docker'"),
+        (
+            lambda: ag.AnySandbox,
+            "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <class",
+        ),
+        (
+            later,
+            "it must return a sandbox, such as `ag.AnySandbox()`, or None for no sandbox, got <coroutine object later",
+        ),
         (fails, "KeyError: 'no such image'"),
     ],
 )
@@ -285,5 +291,5 @@ def test_a_choice_that_would_have_to_be_awaited_is_refused_when_the_class_is_mad
 
         class Wrong(ag.ToolEnv[MemoryTask]):
             @classmethod
-            async def sandbox_for(cls, task: MemoryTask) -> Sandbox | None:  # type: ignore[override]
+            async def sandbox_for(cls, task: MemoryTask) -> SandboxSpec | None:  # type: ignore[override]
                 return None

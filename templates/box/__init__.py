@@ -1,1 +1,0 @@
-"""The environment `box_template`."""

@@ -1,0 +1,1 @@
+"""The environment `sandbox_template`."""
