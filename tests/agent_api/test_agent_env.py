@@ -308,7 +308,10 @@ async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
         ({"command": 3}, "Wrong.command: must be"),
         ({"command": "x", "grace_s": "soon"}, "Wrong.grace_s: must be"),
         ({"command": "x", "context": ag.Window()}, "Wrong.context: the agent keeps its own context"),
-        ({"command": "x", "sandbox_spec": ag.Bubblewrap()}, 'Wrong.sandbox_spec: .* give the sandbox network="loopback"'),
+        (
+            {"command": "x", "sandbox_spec": ag.Bubblewrap()},
+            'Wrong.sandbox_spec: .* give the sandbox network="loopback"',
+        ),
     ],
 )
 def test_a_class_that_cannot_work_is_refused_when_it_is_made(declared: dict[str, Any], why: str) -> None:

@@ -313,7 +313,6 @@ def test_an_owner_that_cannot_be_seen_from_here_is_not_taken_for_dead() -> None:
         "nonsense",
     ):
         assert state_of(who) == "unknown"
-        assert state_of(who) != "ended"
 
 
 def test_the_image_folder_holds_the_server() -> None:
