@@ -3,7 +3,7 @@
 `__init__.py` reads it, and imports a module when one of its names is first used.
 """
 
-from .advantages.gae import GAE as GAE
+from .advantages.gae import GAEConfig as GAEConfig
 from .agent_api.env import AgentEnv as AgentEnv
 from .chat.tokenizer import chat_tokenizer as chat_tokenizer
 from .cli.recipe import main as main
@@ -14,12 +14,12 @@ from .data.endless import Procedural as Procedural
 from .data.rows import Rows as Rows
 from .engines.adapter_files import read_adapter as read_adapter
 from .engines.base import Engine as Engine
-from .engines.custom import OtherEngine as OtherEngine
+from .engines.custom import CustomEngineConfig as CustomEngineConfig
 from .engines.endpoint.endpoint import Endpoint as Endpoint
 from .engines.sglang.engine import SGLangConfig as SGLangConfig
 from .engines.sglang.engine import SGLangEngine as SGLangEngine
-from .engines.transformers.engine import LocalConfig as LocalConfig
-from .engines.transformers.engine import LocalEngine as LocalEngine
+from .engines.transformers.engine import TransformersConfig as TransformersConfig
+from .engines.transformers.engine import TransformersEngine as TransformersEngine
 from .environments.env import Env as Env
 from .environments.env import Split as Split
 from .environments.game import Game as Game
@@ -83,7 +83,7 @@ from .run.callbacks import Callback as Callback
 from .run.cluster_config import ClusterConfig as ClusterConfig
 from .run.collector import Collector as Collector
 from .run.config import (
-    NamedModel as NamedModel,
+    ModelRoleConfig as ModelRoleConfig,
 )
 from .run.config import (
     RunConfig as RunConfig,
@@ -110,7 +110,7 @@ from .sandboxes.network.services import Service as Service
 from .sandboxes.protocol import ExecResult as ExecResult
 from .sandboxes.protocol import Sandbox as Sandbox
 from .scheduling.accounting import Groups as Groups
-from .scheduling.oversampling import Oversample as Oversample
+from .scheduling.oversampling import OversampleConfig as OversampleConfig
 from .scheduling.run_groups import run_groups as run_groups
 from .scheduling.schedule import Schedule as Schedule
 from .scheduling.scheduler import Scheduler as Scheduler
@@ -123,7 +123,7 @@ from .tools.tool import Stop as Stop
 from .tools.tool import tool as tool
 from .train.config import TrainConfig as TrainConfig
 from .train.trainer import Trainer as Trainer
-from .types.branching import Branching as Branching
+from .types.branching import BranchingConfig as BranchingConfig
 from .types.completion import Completion as Completion
 from .types.completion import Sampling as Sampling
 from .types.messages import Image as Image

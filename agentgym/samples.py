@@ -13,16 +13,16 @@ from typing import get_args, overload
 
 import numpy as np
 
-from agentgym.advantages.gae import GAE, at_starts, gae_of, turn_order
+from agentgym.advantages.gae import GAEConfig, at_starts, gae_of, turn_order
 from agentgym.advantages.group import Estimator
-from agentgym.advantages.levels import LEVELS, AdvantageLevel, placed_tokens
+from agentgym.advantages.levels import LEVELS, CreditLevel, placed_tokens
 from agentgym.config_fields import require_instance
 from agentgym.engines.messages import NO_POLICY
 from agentgym.types.arrays import Floats
 from agentgym.types.rollout import Group, Rollout, Segment, Turn
 from agentgym.types.sample import Sample, SampleKey
 
-__all__ = ["AdvantageLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples", "value_samples"]
+__all__ = ["CreditLevel", "SampleBatch", "build_samples", "demonstrations", "teacher_samples", "value_samples"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +84,7 @@ def build_samples(
     *,
     advantage: Estimator = "dr_grpo",
     merge: bool = True,
-    advantage_level: AdvantageLevel = "outcome",
+    credit: CreditLevel = "outcome",
 ) -> SampleBatch:
     """Cut the rollouts of these groups into samples; each sampled token is trained in exactly one of them.
 
@@ -97,7 +97,7 @@ def build_samples(
 
     The gradient is the same either way; merged, each token is computed once. The arrays are views of the segments'.
 
-    With `advantage_level` "outcome" every sampled token has the advantage of its rollout. With "turn" each turn has
+    With `credit` "outcome" every sampled token has the advantage of its rollout. With "turn" each turn has
     an advantage of its own, from the rewards that the environment's steps gave from that turn on (`turn_advantages`).
     With "branches" the turns between two states with branches have one, estimated from what the branches came to, and
     the branches are samples, too (`agentgym.advantages.estimates`); on the other levels they are none.
@@ -108,16 +108,16 @@ def build_samples(
     with one id share a baseline. Raises ValueError for a rollout id that appears twice, and with "branches" where none
     of the rollouts was played with `branching`.
     """
-    if advantage_level not in get_args(AdvantageLevel):
-        raise ValueError(f"advantage_level: {advantage_level!r} is none of {', '.join(get_args(AdvantageLevel))}")
-    if advantage_level not in LEVELS:
-        raise ValueError("advantage_level: value needs a critic; use value_samples(groups, trainer.values)")
+    if credit not in get_args(CreditLevel):
+        raise ValueError(f"credit: {credit!r} is none of {', '.join(get_args(CreditLevel))}")
+    if credit not in LEVELS:
+        raise ValueError("credit: value needs a critic; use value_samples(groups, trainer.values)")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)
-    levels, of_tokens = LEVELS[advantage_level]
+    levels, of_tokens = LEVELS[credit]
     by_id = levels(rollouts, advantage)
-    branches = advantage_level == "branches"
+    branches = credit == "branches"
     with_signal = {rollout.group_id for rollout in rollouts if any(by_id.get(rollout.rollout_id, {}).values())}
     samples = tuple(
         sample
@@ -162,7 +162,7 @@ def teacher_samples(
 def value_samples(
     groups: Sequence[Group],
     values_of: Callable[[Sequence[Sample]], Mapping[SampleKey, Floats]],
-    how: GAE = GAE(),  # noqa: B008  frozen
+    how: GAEConfig = GAEConfig(),  # noqa: B008  frozen
 ) -> SampleBatch:
     """Cut the rollouts of these groups into samples with GAE's advantages, one sample a segment.
 
@@ -173,7 +173,7 @@ def value_samples(
     """
     if not callable(values_of):
         raise ValueError(f"values_of: give a function, such as trainer.values, got {values_of!r}")
-    require_instance("how", how, GAE)
+    require_instance("how", how, GAEConfig)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)
@@ -256,7 +256,7 @@ def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
         if any(turn.versions[0].version == NO_POLICY for turn in turns):
             raise ValueError(
                 f"rollout {rollout.rollout_id!r}: was played by an endpoint, which gives neither token ids nor "
-                "log-probabilities; train on rollouts of an engine that does, such as ag.LocalEngine or SGLang"
+                "log-probabilities; train on rollouts of an engine that does, such as ag.TransformersEngine or SGLang"
             )
 
 

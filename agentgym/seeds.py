@@ -23,7 +23,7 @@ Purpose: TypeAlias = Literal[
     "group reward",
     "opponent",
     "question",
-    "regrade",
+    "rescore",
     "task order",
     "turn",
 ]
@@ -33,7 +33,7 @@ Purpose: TypeAlias = Literal[
 def seed_for(purpose: Purpose, *of: int | str, bits: int = 63) -> int:
     """Derive the seed of one use from everything that distinguishes it from all others.
 
-    Seeds for other purposes or other parts are unrelated to it, even if the parts are neighbouring numbers. The same
+    Seeds for other purposes or other parts are unrelated to it, even if the parts are neighboring numbers. The same
     call gives the same seed in every process, on every machine and in every version of Python.
 
     Args:

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.types.completion import Sampling
 from benchmarks.harness import ROOT, arguments, at_least, fresh, load_workloads, report
 
@@ -93,7 +93,7 @@ def load() -> Any:
 def by_engine(model: Any) -> Way:
     """Every rollout a coroutine of its own, as in a run."""
 
-    async def one(engine: LocalEngine, name: str, script: Script) -> int:
+    async def one(engine: TransformersEngine, name: str, script: Script) -> int:
         ids, sampled = list(script.prompt), 0
         for turn, (count, seen) in enumerate(script.turns):
             done = await engine.generate(
@@ -105,8 +105,8 @@ def by_engine(model: Any) -> Way:
         return sampled
 
     async def play(case: Case) -> Played:
-        config = LocalConfig(slots=ROLLOUTS, context_tokens=CONTEXT)
-        async with LocalEngine(model, config, tokenizer=_no_chat()) as engine, asyncio.TaskGroup() as playing:
+        config = TransformersConfig(slots=ROLLOUTS, context_tokens=CONTEXT)
+        async with TransformersEngine(model, config, tokenizer=_no_chat()) as engine, asyncio.TaskGroup() as playing:
             began = time.process_time()
             jobs = [playing.create_task(one(engine, str(i), script)) for i, script in enumerate(case)]
             sampled = sum([await job for job in jobs])

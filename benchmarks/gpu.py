@@ -170,7 +170,7 @@ def config(
         dtype=dtype,
         layout=layout,
         checkpointing=checkpointing,
-        micro_tokens=size.row_tokens,
+        max_tokens_per_microbatch=size.row_tokens,
         device=device,
         shard=shard,
     )

@@ -212,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog=program(), description=__doc__)
     made.add_argument("--rank", type=int, default=32, help="of the adapter")
-    made.add_argument("--row-tokens", type=int, default=16_384, help="train.micro_tokens")
+    made.add_argument("--row-tokens", type=int, default=16_384, help="train.max_tokens_per_microbatch")
     made.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     return made
 

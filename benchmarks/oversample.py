@@ -21,7 +21,7 @@ import numpy as np
 import agentgym as ag
 from agentgym.engines.scripted import Scripted
 from agentgym.scheduling.accounting import BatchStats
-from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, Oversample, share_of
+from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, OversampleConfig, share_of
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion, Version
@@ -46,30 +46,30 @@ class Policy:
     groups: int
     """Wanted in a batch."""
     size: int = 1
-    settings: Oversample = field(default_factory=Oversample)
+    settings: OversampleConfig = field(default_factory=OversampleConfig)
 
 
 ALONE = Policy(groups=NEEDED)
 TOGETHER = Policy(groups=NEEDED // GROUP, size=GROUP)
 TAIL: dict[str, Policy] = {
     "wait_for_all": ALONE,
-    "cut_at_80": replace(ALONE, settings=Oversample(stop="target", extra_groups=64)),
-    "deadline": replace(ALONE, groups=NEEDED + 64, settings=Oversample(stop="deadline")),
-    "resume": replace(ALONE, settings=Oversample(stop="target", extra_groups=64, carry=ENDLESS)),
+    "cut_at_80": replace(ALONE, settings=OversampleConfig(stop="target", extra_groups=64)),
+    "deadline": replace(ALONE, groups=NEEDED + 64, settings=OversampleConfig(stop="deadline")),
+    "resume": replace(ALONE, settings=OversampleConfig(stop="target", extra_groups=64, carry=ENDLESS)),
     "groups_wait_for_all": TOGETHER,
-    "groups_8_of_10": replace(TOGETHER, settings=Oversample(stop="target", extra_rollouts=2)),
-    "groups_32_of_40": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=8)),
-    "groups_32_of_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32)),
-    "groups_resume_40": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=8, carry=ENDLESS)),
-    "groups_resume_64": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=32, carry=ENDLESS)),
-    "groups_resume_96": replace(TOGETHER, settings=Oversample(stop="target", extra_groups=64, carry=ENDLESS)),
+    "groups_8_of_10": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_rollouts=2)),
+    "groups_32_of_40": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_groups=8)),
+    "groups_32_of_64": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_groups=32)),
+    "groups_resume_40": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_groups=8, carry=ENDLESS)),
+    "groups_resume_64": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_groups=32, carry=ENDLESS)),
+    "groups_resume_96": replace(TOGETHER, settings=OversampleConfig(stop="target", extra_groups=64, carry=ENDLESS)),
 }
 STUCK = Policy(groups=16, size=GROUP)
 H7: dict[str, Policy] = {
     "wait_for_all": STUCK,
-    "cut_at_80": Policy(groups=102, settings=Oversample(stop="target", extra_groups=26)),
-    "extra_groups": replace(STUCK, settings=Oversample(stop="target", extra_groups=16)),
-    "extra_rollouts": replace(STUCK, settings=Oversample(stop="target", extra_rollouts=8)),
+    "cut_at_80": Policy(groups=102, settings=OversampleConfig(stop="target", extra_groups=26)),
+    "extra_groups": replace(STUCK, settings=OversampleConfig(stop="target", extra_groups=16)),
+    "extra_rollouts": replace(STUCK, settings=OversampleConfig(stop="target", extra_rollouts=8)),
 }
 
 
@@ -162,7 +162,7 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
 
 
 def _whole(groups: Sequence[ag.Group], policy: Policy) -> int:
-    """Groups of 8 that are all there; where the scheduler saw single rollouts, neighbours are taken for a group."""
+    """Groups of 8 that are all there; where the scheduler saw single rollouts, neighbors are taken for a group."""
     if policy.size > 1:
         return sum(len(group.scored) == policy.size for group in groups)
     kept = np.bincount([int(group.group_id) // GROUP for group in groups])

@@ -201,11 +201,11 @@ def fanout_reference(
     score = np.asarray(reward, np.float64)[first]
     _, place = np.unique(np.asarray(prompt)[first], return_inverse=True)
     count = np.bincount(place)
-    centred = score - (np.bincount(place, score) / count)[place]
+    centered = score - (np.bincount(place, score) / count)[place]
     if std:
-        variance = np.bincount(place, centred * centred) / np.maximum(count - 1, 1)
-        centred = centred / (np.sqrt(variance)[place] + eps)
-    return np.asarray(centred[where])
+        variance = np.bincount(place, centered * centered) / np.maximum(count - 1, 1)
+        centered = centered / (np.sqrt(variance)[place] + eps)
+    return np.asarray(centered[where])
 
 
 def rollout_latency(

@@ -10,9 +10,9 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 TRAIN = ag.TrainConfig(
     decay_steps=20,
     temperature=0.7,
-    normalise=2000.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step
+    loss_agg=2000.0,  # about what 64 rollouts sample: few groups with a signal then mean a small step
     grad_clip=0.05,  # a few times the usual norm, so that no single failure rules a step
-    micro_tokens=4096,
+    max_tokens_per_microbatch=4096,
 )
 """`dataclasses.replace(TRAIN, decay_steps=45)` is a copy with another schedule, and is checked like any other."""
 

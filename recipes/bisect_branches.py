@@ -12,8 +12,8 @@ RECIPE = replace(
     bisect_grpo.RECIPE,
     recipe="bisect_branches",
     group_size=4,
-    advantage_level="branches",
-    branching=ag.Branching(per_state=1),
+    credit="branches",
+    branching=ag.BranchingConfig(per_state=1),
 )
 
 

@@ -15,7 +15,7 @@ RECIPE = replace(
     env="bisect",
     model=CHECKPOINTS / "bisect",
     steps=50,
-    train=replace(TRAIN, decay_steps=45, normalise=2500.0),
+    train=replace(TRAIN, decay_steps=45, loss_agg=2500.0),
 )
 
 

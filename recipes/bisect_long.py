@@ -10,7 +10,7 @@ RECIPE = replace(
     bisect_grpo.RECIPE,
     recipe="bisect_long",
     env="bisect_long",
-    train=replace(TRAIN, decay_steps=45, normalise=4000.0),
+    train=replace(TRAIN, decay_steps=45, loss_agg=4000.0),
 )
 
 

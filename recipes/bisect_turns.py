@@ -5,7 +5,7 @@ from dataclasses import replace
 import agentgym as ag
 from recipes import bisect_grpo
 
-RECIPE = replace(bisect_grpo.RECIPE, recipe="bisect_turns", env="bisect_turns", advantage_level="turn")
+RECIPE = replace(bisect_grpo.RECIPE, recipe="bisect_turns", env="bisect_turns", credit="turn")
 
 
 if __name__ == "__main__":

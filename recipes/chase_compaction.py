@@ -15,7 +15,7 @@ RECIPE = replace(
     recipe="chase_compaction",
     env="chase_compaction",
     model=CHECKPOINTS / "chase_compaction",
-    train=replace(TRAIN, normalise=2500.0),
+    train=replace(TRAIN, loss_agg=2500.0),
 )
 
 

@@ -10,7 +10,7 @@ RECIPE = replace(
     TINY,
     recipe="chase_delegate",
     env="chase_delegate",
-    train=replace(TRAIN, decay_steps=23, normalise=3000.0),
+    train=replace(TRAIN, decay_steps=23, loss_agg=3000.0),
 )
 
 

@@ -16,7 +16,7 @@ RECIPE = replace(
     model=CHECKPOINTS / "chase_compaction",
     steps=45,
     # The constant lies between what 64 rollouts sample at first and at last.
-    train=replace(TRAIN, decay_steps=40, normalise=3000.0),
+    train=replace(TRAIN, decay_steps=40, loss_agg=3000.0),
 )
 
 

@@ -12,7 +12,7 @@ from recipes import chase_grpo
 RECIPE = replace(
     chase_grpo.RECIPE,
     recipe="chase_oversample",
-    oversample=ag.Oversample(extra_groups=2, stop="target", carry=3),
+    oversample=ag.OversampleConfig(extra_groups=2, stop="target", carry=3),
 )
 
 

@@ -69,9 +69,9 @@ async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> l
 
 async def main(config: ChaseSFT) -> None:
     async with (
-        ag.LocalEngine(config.model) as engine,
+        ag.TransformersEngine(config.model) as engine,
         ag.Trainer(config.model, config.train, seed=config.seed) as trainer,
-        ag.AnySandbox(kind=config.sandbox).open(ag.LocalConfig().slots) as sandboxes,
+        ag.AnySandbox(kind=config.sandbox).open(ag.TransformersConfig().slots) as sandboxes,
     ):
         play = ag.Collector(Chase, engine, trainer, sandboxes, ag.Sampling(temperature=0.7, max_tokens=40))
         before = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward

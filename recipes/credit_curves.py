@@ -28,7 +28,7 @@ from agentgym.errors.extras import needs_extra
 from agentgym.files.folder_lock import hold_folder
 from agentgym.run.recorder import SUMMARY
 from agentgym.run.resume import CHECKPOINTS
-from agentgym.samples import AdvantageLevel
+from agentgym.samples import CreditLevel
 from agentgym.sandboxes.choose import Kind
 from agentgym.train.checkpoint import has_checkpoints, last_step
 from recipes import bisect_long, chase_long
@@ -55,7 +55,7 @@ ENVS: Mapping[str, Comparison] = {
     "chase_long_turns": Comparison(replace(chase_long.RECIPE, env="chase_long_turns"), lr=2e-3, every=4, tokens=60_000),
     "bisect_long": Comparison(bisect_long.RECIPE, lr=1e-3, every=3, tokens=50_000),
 }
-METHODS: tuple[AdvantageLevel, ...] = ("outcome", "turn", "branches", "value")
+METHODS: tuple[CreditLevel, ...] = ("outcome", "turn", "branches", "value")
 Curve: TypeAlias = NDArray[np.float64]
 
 
@@ -79,14 +79,18 @@ class Credit:
     """Play what is missing; without it what there is is shown."""
 
 
-def run_of(credit: Credit, env: str, method: AdvantageLevel, seed: int) -> ag.RunConfig:
+def run_of(credit: Credit, env: str, method: CreditLevel, seed: int) -> ag.RunConfig:
     """Return the settings of one run."""
     run, lr, every, _ = ENVS[env]
-    assert isinstance(run.train.normalise, float)  # that of 64 rollouts
-    train = replace(run.train, lr=lr, decay_steps=None, normalise=run.train.normalise / 2)
+    assert isinstance(run.train.loss_agg, float)  # that of 64 rollouts
+    train = replace(run.train, lr=lr, decay_steps=None, loss_agg=run.train.loss_agg / 2)
     run = replace(run, seed=seed, steps=credit.stride, sandbox=credit.sandbox, eval_tasks=0, train=train, group_size=4)
-    run = replace(run, out=folder_of(credit, env, method, seed), advantage_level=method)
-    return replace(run, group_size=2, branching=ag.Branching(per_state=1, every=every)) if method == "branches" else run
+    run = replace(run, out=folder_of(credit, env, method, seed), credit=method)
+    return (
+        replace(run, group_size=2, branching=ag.BranchingConfig(per_state=1, every=every))
+        if method == "branches"
+        else run
+    )
 
 
 def folder_of(credit: Credit, env: str, method: str, seed: int) -> Path:

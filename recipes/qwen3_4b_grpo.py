@@ -12,10 +12,10 @@ TRAIN = ag.TrainConfig(
     lr=4e-5,
     warmup_steps=5,
     lora_rank=32,
-    clip_high=0.28,  # rare good tokens may rise further than bad ones fall: DAPO, arXiv 2503.14476
+    clip_eps_high=0.28,  # rare good tokens may rise further than bad ones fall: DAPO, arXiv 2503.14476
     dtype="bfloat16",
     layout="packed",
-    micro_tokens=16_384,
+    max_tokens_per_microbatch=16_384,
     checkpointing=True,
 )
 """An adapter of rank 32 in bfloat16; rows of 16,384 tokens keep 6 GiB of activations with checkpointing."""

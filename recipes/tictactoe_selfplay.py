@@ -20,7 +20,7 @@ RECIPE = replace(
     env_args={"illegal_moves": 0},
     model=CHECKPOINTS / "tictactoe",
     steps=100,
-    train=replace(TRAIN, decay_steps=95, normalise=1000.0),
+    train=replace(TRAIN, decay_steps=95, loss_agg=1000.0),
 )
 
 

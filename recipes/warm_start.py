@@ -45,7 +45,7 @@ MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 DEMO_TASKS = 500_000
 """Demonstrations are of held-out tasks from this one on, far behind those that evaluation uses."""
 
-IMITATE = TrainConfig(loss="sft", normalise=1.0)
+IMITATE = TrainConfig(loss="sft", loss_agg=1.0)
 """The sum of a batch's losses; what it is divided by is the sum of their weights."""
 
 console = Console(stderr=True)
@@ -96,16 +96,16 @@ SUBJECTS: dict[str, Subject] = {
 async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
     """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
     tasks = subject.env.tasks("test")
-    played = []
+    rollout = []
     for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
         task = tasks[DEMO_TASKS + i]
         policy = subject.demonstrate(task, random.Random(f"demonstration {seed} {i}"))
-        played.append(
+        rollout.append(
             await ag.rollout(subject.env, task, Scripted(policy, tokenizer=tokenizer), sandboxes=FakeSandboxPool())
         )
-        if played[-1].failure is not None:
-            raise SystemExit(f"warm_start: the demonstration of {task.id} failed: {played[-1].error}")
-    return played
+        if rollout[-1].failure is not None:
+            raise SystemExit(f"warm_start: the demonstration of {task.id} failed: {rollout[-1].error}")
+    return rollout
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTokenizerFast:
@@ -202,18 +202,18 @@ async def main(config: WarmStart) -> None:
     untrained = HuggingFaceTokenizer(make_tokenizer([], vocabulary=300))
     spoken = await demonstrated(subject, untrained, 150, seed=config.seed + 1)
     tokenizer = make_tokenizer([untrained.decode(s.token_ids.tolist()) for r in spoken for s in r.segments])
-    played = await demonstrated(subject, HuggingFaceTokenizer(tokenizer), config.demos, seed=config.seed)
+    rollout = await demonstrated(subject, HuggingFaceTokenizer(tokenizer), config.demos, seed=config.seed)
     model = make_model(len(tokenizer), config.seed)
-    loss = train(model, demonstrations(played, context_weight=config.context_weight), config)
+    loss = train(model, demonstrations(rollout, context_weight=config.context_weight), config)
     model.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    lengths = [sum(len(s.token_ids) for s in r.segments) for r in played]
+    lengths = [sum(len(s.token_ids) for s in r.segments) for r in rollout]
     summary = {
         "recipe": "warm_start",
         "env": config.env,
         "parameters": sum(p.numel() for p in model.parameters()),
         "vocabulary": len(tokenizer),
-        "demonstrator_reward": sum(r.reward or 0.0 for r in played) / len(played),
+        "demonstrator_reward": sum(r.reward or 0.0 for r in rollout) / len(rollout),
         "tokens_per_rollout": sum(lengths) / len(lengths),
         "loss": loss,
         "out": str(out),

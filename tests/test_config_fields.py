@@ -12,9 +12,9 @@ import agentgym as ag
 CONFIGS: dict[type[Any], dict[str, Any]] = {
     ag.RunConfig: {"recipe": "r", "env": "chase", "model": "tiny"},
     ag.TrainConfig: {},
-    ag.LocalConfig: {},
+    ag.TransformersConfig: {},
     ag.SGLangConfig: {},
-    ag.Oversample: {},
+    ag.OversampleConfig: {},
     ag.Sampling: {},
     ag.Service: {"image": "x"},
 }
@@ -51,7 +51,7 @@ def test_a_text_with_a_nul_is_refused_wherever_a_text_or_a_folder_is_meant(cls: 
     [
         *((ag.RunConfig, name) for name in ("recipe", "env", "model", "out", "resume")),
         (ag.TrainConfig, "device"),
-        (ag.LocalConfig, "device"),
+        (ag.TransformersConfig, "device"),
     ],
 )
 def test_a_name_or_a_folder_is_not_empty(cls: type[Any], name: str, empty: str) -> None:
@@ -73,12 +73,16 @@ def test_the_largest_seed_and_folders_as_text_are_taken() -> None:
 @pytest.mark.parametrize(
     ("cls", "changes", "said"),
     [
-        (ag.LocalConfig, {"slots": 0}, "slots: must be at least 1, got 0"),
-        (ag.LocalConfig, {"dtype": "int8"}, "dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'"),
+        (ag.TransformersConfig, {"slots": 0}, "slots: must be at least 1, got 0"),
+        (
+            ag.TransformersConfig,
+            {"dtype": "int8"},
+            "dtype: must be 'auto', 'float32', 'bfloat16' or 'float16', got 'int8'",
+        ),
         (ag.SGLangConfig, {"urls": ["http://a", ""]}, r"urls\.1: must not be empty"),
         (ag.SGLangConfig, {"stall_s": float("inf")}, "stall_s: must be a finite number"),
-        (ag.Oversample, {"stop": "soon"}, "stop: must be 'all', 'target' or 'deadline', got 'soon'"),
-        (ag.TrainConfig, {"normalise": -1}, "normalise: must be 'token', 'sample' or 'rollout', or must be above 0"),
+        (ag.OversampleConfig, {"stop": "soon"}, "stop: must be 'all', 'target' or 'deadline', got 'soon'"),
+        (ag.TrainConfig, {"loss_agg": -1}, "loss_agg: must be 'token', 'sample' or 'rollout', or must be above 0"),
         (ag.RunConfig, {"train": {"lr": 1e-3}}, "train: must be an instance of TrainConfig"),
         (ag.RunConfig, {"env": {"chase": 0}}, "env: 'chase' must be above 0, got 0$"),
         (ag.Service, {"env": {"SECRET": "s", "A": 1}}, "env: 'A' must be text, got 1$"),
@@ -97,7 +101,7 @@ def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str
         (ag.TrainConfig, "lora_rnk", "did you mean 'lora_rank'?"),
         (ag.TrainConfig, "learning_rate", "there are: balance, betas, "),
         (ag.Limits, "turn", "did you mean 'turns'?"),
-        (ag.LocalConfig, "slot", "did you mean 'slots'?"),
+        (ag.TransformersConfig, "slot", "did you mean 'slots'?"),
         (ag.SGLangConfig, "url", "did you mean 'urls'?"),
         (ag.RunConfig, "step", "did you mean 'steps'?"),
         (ag.Sampling, "temprature", "did you mean 'temperature'?"),
@@ -112,7 +116,7 @@ def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str
         (ag.Bubblewrap, "apt", "ag.Docker has it"),
     ],
 )
-def test_a_misspelt_field_is_told_the_nearest_one(made: Any, name: str, said: str) -> None:
+def test_a_misspelled_field_is_told_the_nearest_one(made: Any, name: str, said: str) -> None:
     with pytest.raises(TypeError) as refused:
         made(**{name: 1})
     assert str(refused.value).startswith(f"{made.__name__}: there is no field {name!r}; {said}")
@@ -125,7 +129,7 @@ def test_a_misspelt_field_is_told_the_nearest_one(made: Any, name: str, said: st
         (ag.reward, "wieght", "reward: there is no argument 'wieght'; did you mean 'weight'?"),
     ],
 )
-def test_a_misspelt_argument_of_a_decorator_is_told_the_nearest_one(function: Any, name: str, said: str) -> None:
+def test_a_misspelled_argument_of_a_decorator_is_told_the_nearest_one(function: Any, name: str, said: str) -> None:
     with pytest.raises(TypeError) as refused:
         function(**{name: 1})
     assert str(refused.value) == said

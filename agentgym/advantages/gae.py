@@ -35,8 +35,8 @@ OVERLAP_S = 1e-3
 
 
 @config(frozen=True, kw_only=True)
-class GAE:
-    """The settings of generalised advantage estimation, per turn."""
+class GAEConfig:
+    """The settings of generalized advantage estimation, per turn."""
 
     gamma: UpTo1 = 1.0
     """Discount of what comes a turn later; below 1 another sum than the reward is climbed."""
@@ -44,7 +44,7 @@ class GAE:
     """Weight of what was seen against what the critic expects: 1 takes what was seen, 0 the next turn's value."""
 
 
-def gae(rewards: Sequence[float], values: Sequence[float], how: GAE) -> NDArray[np.float64]:
+def gae(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> NDArray[np.float64]:
     """Return the advantage of each turn from the rewards of the turns and the values of the states before them."""
     found, after, value = np.zeros(len(rewards)), 0.0, 0.0
     for t in range(len(rewards) - 1, -1, -1):
@@ -70,7 +70,7 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
     """
     segments = [segment for segment in rollout.segments if segment.trained]
     if rollout.branches:
-        raise _refused(rollout, "it has branches, which follow nothing; play none, or set advantage_level branches")
+        raise _refused(rollout, "it has branches, which follow nothing; play none, or set credit branches")
     if roles := sorted({segment.role for segment in segments if segment.role}):
         raise _refused(rollout, f"role {roles[0]!r} has a reward of its own, and one critic has one; set outcome")
     placed = [(segment, turn) for segment in segments for turn in segment.turns]
@@ -91,7 +91,7 @@ def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
             raise _refused(
                 rollout,
                 f"turns {first.number} and {second.number} were sampled beside each other, so neither follows the "
-                "other; wait for each fork and sub-agent, or set advantage_level outcome",
+                "other; wait for each fork and sub-agent, or set credit outcome",
             )
 
 
@@ -111,7 +111,7 @@ def at_starts(sample: Sample, rollout: Rollout) -> Sample:
 
 
 def gae_of(
-    rollout: Rollout, order: Sequence[tuple[Segment, Turn]], values: Mapping[SampleKey, Floats], how: GAE
+    rollout: Rollout, order: Sequence[tuple[Segment, Turn]], values: Mapping[SampleKey, Floats], how: GAEConfig
 ) -> tuple[Advantages, dict[SampleKey, Floats]]:
     """Return the advantage of each turn of a rollout, and the returns of the turns of each segment.
 
@@ -137,4 +137,4 @@ def gae_of(
 
 
 def _refused(rollout: Rollout, why: str) -> ValueError:
-    return ValueError(f'advantage_level: rollout {rollout.rollout_id!r} has no GAE with "value": {why}')
+    return ValueError(f'credit: rollout {rollout.rollout_id!r} has no GAE with "value": {why}')

@@ -102,11 +102,11 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
     group, n_groups = _codes("group", [rollout.group_id for rollout in rollouts])
     members = _members(group, n_groups)
     returns = [_returns([rollouts[i] for i in rows], role) for rows in members]
-    centred = [G - G.mean(0) if _differ(G) else np.zeros_like(G) for G in returns]
-    unit = _turn_units(np.array(rewards, np.float64), group, centred, estimator)
+    centered = [G - G.mean(0) if _differ(G) else np.zeros_like(G) for G in returns]
+    unit = _turn_units(np.array(rewards, np.float64), group, centered, estimator)
     found: dict[int, Floats] = {}
     for code, rows in enumerate(members):
-        for i, row in zip(rows, centred[code], strict=True):
+        for i, row in zip(rows, centered[code], strict=True):
             found[i] = np.asarray(row[: len(_turn_rewards(rollouts[i], role))] / unit[code], np.float32)
     return [found[i] for i in range(len(rollouts))]
 
@@ -187,24 +187,24 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
 
 
 def _turn_units(
-    reward: NDArray[np.float64], group: Ints, centred: Sequence[NDArray[np.float64]], estimator: Estimator
+    reward: NDArray[np.float64], group: Ints, centered: Sequence[NDArray[np.float64]], estimator: Estimator
 ) -> NDArray[np.float64]:
     """Return the estimator's unit of each group, from the distances of its returns to their means."""
-    squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centred])
-    count = np.array([len(part) for part in centred])
+    squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centered])
+    count = np.array([len(part) for part in centered])
     if estimator == "grpo":
         return np.asarray(np.sqrt(squares / np.maximum(count - 1, 1)) + EPSILON)
     if estimator == "reinforce++":
         kept = int(count[squares > 0].sum())
-        return np.full(len(centred), np.sqrt(squares.sum() / max(kept - 1, 1)) + EPSILON)
-    return _baseline(reward, group, len(centred), estimator)[1]
+        return np.full(len(centered), np.sqrt(squares.sum() / max(kept - 1, 1)) + EPSILON)
+    return _baseline(reward, group, len(centered), estimator)[1]
 
 
 def _of_scored(reward: NDArray[np.float64], group: Ints, n_groups: int, estimator: Estimator) -> NDArray[np.float64]:
     """Return one advantage for each scored rollout."""
-    centred, unit = _baseline(reward, group, n_groups, estimator)
-    centred /= unit[group]
-    return centred
+    centered, unit = _baseline(reward, group, n_groups, estimator)
+    centered /= unit[group]
+    return centered
 
 
 def _baseline(
@@ -214,28 +214,28 @@ def _baseline(
     count = np.bincount(group, minlength=n_groups)
     mean = np.bincount(group, reward, n_groups) / np.maximum(count, 1)
     signal = _signals(reward, group, n_groups)
-    centred = reward - mean[group]
+    centered = reward - mean[group]
     if not signal.all():
-        centred[~signal[group]] = 0.0
+        centered[~signal[group]] = 0.0
     others = np.maximum(count - 1, 1)
     if estimator == "dr_grpo":
         unit = np.ones(n_groups)
     elif estimator == "rloo":
         unit = others / np.maximum(count, 1)
     elif estimator == "grpo":
-        unit = np.sqrt(np.bincount(group, centred * centred, n_groups) / others) + EPSILON
+        unit = np.sqrt(np.bincount(group, centered * centered, n_groups) / others) + EPSILON
     elif estimator == "reinforce++":
         kept = int(count[signal].sum())
-        unit = np.full(n_groups, np.sqrt((centred * centred).sum() / max(kept - 1, 1)) + EPSILON)
+        unit = np.full(n_groups, np.sqrt((centered * centered).sum() / max(kept - 1, 1)) + EPSILON)
     elif estimator == "maxrl":
         unit = _likelihood(mean, reward)
     else:
         known = ", ".join(get_args(Estimator))
         raise ValueError(
             f"estimator: {estimator!r} is none of {known}; advantages of a critic come from value_samples, and "
-            'to tell turns apart use build_samples(advantage_level="turn")'
+            'to tell turns apart use build_samples(credit="turn")'
         )
-    return centred, unit
+    return centered, unit
 
 
 def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray[np.bool_]:

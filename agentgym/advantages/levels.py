@@ -10,7 +10,7 @@ from agentgym.advantages.group import Estimator, advantages, roles_of, turn_adva
 from agentgym.types.arrays import Floats
 from agentgym.types.rollout import Rollout, Segment
 
-AdvantageLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
+CreditLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
 Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
 """The advantages of a rollout by role, "" for its own; or those of its turns, by number or by segment and number."""
 
@@ -38,8 +38,8 @@ def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
         numbers = [turn.number for s in rollout.segments if s.branch is None for turn in s.turns]
         if len(set(numbers)) < len(numbers):
             raise ValueError(
-                f'rollout {rollout.rollout_id!r}: two turns have one number, and advantage_level="turn" tells them '
-                'apart by it; number the turns, or use advantage_level="outcome"'
+                f'rollout {rollout.rollout_id!r}: two turns have one number, and credit="turn" tells them '
+                'apart by it; number the turns, or use credit="outcome"'
             )
         if rollout.reward is not None:
             by_id[rollout.rollout_id] = {}
@@ -60,8 +60,8 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):
         raise ValueError(
-            "advantage_level: none of these rollouts was played with branches; give what plays them "
-            '`branching=ag.Branching(...)`, or use advantage_level="outcome"'
+            "credit: none of these rollouts was played with branches; give what plays them "
+            '`branching=ag.BranchingConfig(...)`, or use credit="outcome"'
         )
     by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in scored}
     for role in ("", *roles_of(rollouts)):

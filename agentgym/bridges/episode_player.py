@@ -10,7 +10,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.resources import open_resources, share_resources
 from agentgym.environments.rewards import total
 from agentgym.environments.task_sandboxes import lease_for, open_sandboxes, sandbox_of
-from agentgym.judges.named_models import NamedModels
+from agentgym.judges.model_roles import NamedModels
 from agentgym.rollouts.step_result import read_messages
 from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.messages import Message
@@ -41,7 +41,7 @@ class EpisodePlayer:
         env = cls(task)
         share_resources(env)
         env._models = NamedModels(
-            {}, cls.stand_ins, owner=cls.__name__, session=f"{task.id}/episode", seed=seed, metrics=env.metrics
+            {}, cls.fallback_models, owner=cls.__name__, session=f"{task.id}/episode", seed=seed, metrics=env.metrics
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(env._models.release)

@@ -7,8 +7,8 @@ appended: the turn separator, the new messages, the next generation prompt::
     ids        opened                          | sampled | appended
 
 A template that rewrites what it rendered before cannot be extended; `Chat.extend` says so with None, and
-the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.marks`), and a
-conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
+the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.special tokens`), and
+a conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
 """
 
 from array import array
@@ -210,7 +210,8 @@ class Chat:
         reply: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """The text added behind a reply whose own text holds no end mark; None also where the template refuses."""
+        """The text added behind a reply whose own text holds no end special token; None also where the template
+        refuses."""
         try:
             whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
             asked, before = [*past, *tools] == [_QUESTION], self._template.asked

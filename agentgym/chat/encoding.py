@@ -34,17 +34,17 @@ class SpecialTokenSplitter:
         self.pattern: re.Pattern[str] | None = None
         self.words: WordCache | None = None
         added = backend.get_added_tokens_decoder()
-        marks = {
+        special_tokens = {
             token.content: raw_ids([number])
             for number, token in added.items()
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         }
-        longest_first = sorted(marks, key=len, reverse=True)
-        if marks and _stands_alone(backend, longest_first[0]):
+        longest_first = sorted(special_tokens, key=len, reverse=True)
+        if special_tokens and _stands_alone(backend, longest_first[0]):
             self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-            if len(marks) == len(added):  # no mark is left in what lies between them
+            if len(special_tokens) == len(added):  # no special token is left in what lies between them
                 self.words = WordCache.of(backend)
-        self._pieces = _Pieces(backend, self.words, marks)
+        self._pieces = _Pieces(backend, self.words, special_tokens)
 
     def encode(self, text: str) -> "array[int]":
         """Return the ids of the text."""
@@ -56,8 +56,8 @@ class SpecialTokenSplitter:
 class _Pieces(dict[str, bytes]):
     """The raw ids of special tokens and of what stands between them; those of a new piece are made when looked up."""
 
-    def __init__(self, backend: Any, words: WordCache | None, marks: Mapping[str, bytes]) -> None:
-        super().__init__({"": b"", **marks})
+    def __init__(self, backend: Any, words: WordCache | None, special_tokens: Mapping[str, bytes]) -> None:
+        super().__init__({"": b"", **special_tokens})
         self.backend, self.words = backend, words
 
     def __missing__(self, piece: str) -> bytes:
@@ -75,11 +75,11 @@ def _whole(backend: Any, text: str) -> bytes:
     return raw_ids(backend.encode(text, add_special_tokens=False).ids)
 
 
-def _stands_alone(backend: Any, mark: str) -> bool:
+def _stands_alone(backend: Any, special: str) -> bool:
     """Whether texts on both sides of a special token have the ids that they have alone."""
-    middle = _whole(backend, mark)
+    middle = _whole(backend, special)
     return all(
-        _whole(backend, before + mark + behind) == _whole(backend, before) + middle + _whole(backend, behind)
+        _whole(backend, before + special + behind) == _whole(backend, before) + middle + _whole(backend, behind)
         for before in ("", *_PROBES)
         for behind in ("", *_PROBES)
     )

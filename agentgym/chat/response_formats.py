@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
 """Response formats: the reasoning and tool calls of the common model families, as data.
 
-A tokenizer's own `response_template` comes first. Where it has none, its chat template is recognised by the marks that
+A tokenizer's own `response_template` comes first. Where it has none, its chat template is recognized by the marks that
 it writes, and the response format with these marks is used. Formats are written for transformers' `parse_response`.
 A malformed call keeps its text in every format, so that the model can be told.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from agentgym.chat.fitting import wants_calls
-from agentgym.chat.marks import Marks
+from agentgym.chat.special_tokens import SpecialTokens
 from agentgym.chat.template_deltas import TemplateDeltaCache, after_nth
 from agentgym.types.messages import Message
 
@@ -26,12 +26,14 @@ class Renders(Protocol):
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """Return the chat as text; `generation` opens the assistant's turn at its end.
 
-        Every mark that a content holds is broken (`Marks.guarded`), so that `encode` gives it the ids of its letters.
+        Every special token that a content holds is broken (`Special tokens.guarded`), so that `encode` gives it the ids
+        of its letters.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of rendered text: whole marks are special tokens, broken ones letters; nothing is added.
+        """Return the ids of rendered text: whole special tokens are special tokens, broken ones letters; nothing is
+        added.
 
         Half a character, which no bytes stand for, is encoded as U+FFFD.
         """
@@ -63,7 +65,9 @@ class Template:
         """Whether text behind a special token has the ids that it has alone; a tokenizer says so in `cuts_at_marks`."""
         literals: Collection[str] | None = getattr(tokenizer, "literals", None)
         self._literals = any_of(literals or ())
-        self._marks: Marks | None = None if literals is None else getattr(tokenizer, "marks", None)
+        self._special_tokens: SpecialTokens | None = (
+            None if literals is None else getattr(tokenizer, "special_tokens", None)
+        )
         self.asked = "\0"
         """The render of one question; a character that starts no render until it is known."""
         self.deltas = TemplateDeltaCache(self.passes)
@@ -88,14 +92,15 @@ class Template:
         self.openings[key] = opening
 
     def passes(self, message: Message) -> bool:
-        """Whether a content holds neither a mark nor a text that the template itself is written with.
+        """Whether a content holds neither a special token nor a text that the template itself is written with.
 
-        A template can look for nothing else. False where the tokenizer does not say these (`marks`, `literals`).
+        A template can look for nothing else. False where the tokenizer does not say these (`special_tokens`,
+        `literals`).
         """
         text = message["content"]
-        if self._marks is None or (self._literals is not None and self._literals.search(text)):
+        if self._special_tokens is None or (self._literals is not None and self._literals.search(text)):
             return False
-        return bool(self._marks.text(text, message["role"]) == text)
+        return bool(self._special_tokens.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
         """Return the text of the id that ended a turn; each is decoded once."""
@@ -115,7 +120,7 @@ class Template:
     def ends(self, tokenizer: Renders, end: str, reply: Message, new: Sequence[Message]) -> bool:
         """Whether the template writes `end` directly behind a reply like this, before the answer to it.
 
-        Some models end a turn with the mark of who speaks next, and may name the wrong one.
+        Some models end a turn with the special token of who speaks next, and may name the wrong one.
         """
         if not new:
             return True

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentgym.chat.encoding import Decoder, SpecialTokenSplitter
-from agentgym.chat.marks import BREAK, BrokenMarkEncoder, Marks
 from agentgym.chat.parsing import message_of, plain_hermes, raw_call, thinks
 from agentgym.chat.response_formats import HERMES, RESPONSE_FORMATS, completed, is_tangled, may_call, response_format_of
+from agentgym.chat.special_tokens import BREAK, BrokenMarkEncoder, SpecialTokens
 from agentgym.chat.template import Renders, literals, sought_words, template_text, template_variables, warn_of_unused
 from agentgym.chat.template_deltas import PLAIN
 from agentgym.errors.extras import needs_extra
@@ -62,24 +62,26 @@ class HuggingFaceTokenizer:
         self.stop_ids = _as_set(tokenizer.eos_token_id)
         """The ids that end a turn by the tokenizer's own files."""
         self.mark_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
-        """The id of each mark, by its text."""
+        """The id of each special token, by its text."""
         self.cuts_at_marks = self._pieces.pattern is not None
         self._decoder = Decoder(self.backend)
-        self.marks = Marks(())
-        self.marks = self._marks()
-        self.sought = sought_words(source) | {mark for mark in self.marks.every if PLAIN.fullmatch(mark)}
+        self.special_tokens = SpecialTokens(())
+        self.special_tokens = self._special_tokens()
+        self.sought = sought_words(source) | {
+            special for special in self.special_tokens.every if PLAIN.fullmatch(special)
+        }
         self.literals = literals(source)
         """Texts that the chat template is written with, and so all that it can look for in a content."""
         self.opening = self._opening()
         self._prefix = self._read_prefix()
         self._quick = template is HERMES and not thinks(self._prefix)
 
-    def _marks(self) -> Marks:
-        """Every added token; the special ones and those around a user's message are marks of turns."""
+    def _special_tokens(self) -> SpecialTokens:
+        """Every added token; the special ones and those around a user's message are special tokens of turns."""
         added = self.backend.get_added_tokens_decoder().values()
         frame = self.render([Message(role="user", content="")], [], generation=False)
         turns = [token.content for token in added if token.special or token.content in frame]
-        return Marks([token.content for token in added], turns)
+        return SpecialTokens([token.content for token in added], turns)
 
     def _opening(self) -> str:
         """The text with which the template opens an assistant's turn."""
@@ -98,8 +100,8 @@ class HuggingFaceTokenizer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            self.marks.guarded(messages),
-            tools=self.marks.guarded_tools(tools) or None,
+            self.special_tokens.guarded(messages),
+            tools=self.special_tokens.guarded_tools(tools) or None,
             tokenize=False,
             add_generation_prompt=generation,
             **self.variables,

@@ -27,7 +27,7 @@ _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The pattern of a ByteLevel pre-tokenizer that has no other."""
 _USUAL = re.compile(r"[ -~\t\r\n]*")
-"""Text that all regular expression engines cut alike, and that NFC normalisation leaves unchanged."""
+"""Text that all regular expression engines cut alike, and that NFC normalization leaves unchanged."""
 _LONGEST = 1 << 17
 """Characters of the longest text that is encoded word by word: the list of its words takes memory."""
 _KNOWN = 1 << 16

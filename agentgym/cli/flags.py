@@ -16,9 +16,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentgym.cli.output import RefusedWords, stdout_read
 from agentgym.config_fields import what_to_give
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.config import SGLangConfig
-from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.environments.parameters import Parameter
 from agentgym.errors import AgentGymError, EnvError
 from agentgym.errors.extras import needs_extra
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 PACKAGE = Path(__file__).parents[1]
 ENV, HELP = "--env.", ("-h", "--help")
-ENGINES = {"local": LocalConfig, "sglang": SGLangConfig}
+ENGINES = {"local": TransformersConfig, "sglang": SGLangConfig}
 """Engines by what `--engine` calls them."""
 KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
@@ -239,7 +239,7 @@ def _part(now: Any, given: Mapping[str, Any]) -> Any:
         if more or (kind not in ENGINES and ":" not in kind):
             got = " ".join(given[KIND])
             raise ValueError(f"{KIND}: must be {', '.join(ENGINES)} or package.module:Class, got {got!r}")
-        made = ENGINES[kind]() if kind in ENGINES else OtherEngine(name=kind)
+        made = ENGINES[kind]() if kind in ENGINES else CustomEngineConfig(name=kind)
         now = now if type(now) is type(made) and kind in (*ENGINES, getattr(now, "name", "")) else made
     known = {field.name for field in fields(now)}
     for name in given.keys() - known - {KIND}:

@@ -21,7 +21,7 @@ from agentgym.cli.envs.train import train, train_by_flags
 from agentgym.cli.evals.eval import compare_runs, evaluate_env
 from agentgym.cli.evals.models import PREFIX as MODELS
 from agentgym.cli.evals.models import models_in
-from agentgym.cli.evals.regrade import regrade_run
+from agentgym.cli.evals.rescore import rescore_run
 from agentgym.cli.exports import export_run, import_atif
 from agentgym.cli.flags import commanded, open_flags
 from agentgym.cli.gc import gc
@@ -53,7 +53,7 @@ BROKEN_PIPE = 141
 """The exit code where whoever reads stdout stops reading, as of a program that SIGPIPE ends."""
 LONGEST = 8000
 """The most characters that are printed of an error."""
-ASKING = ("agentgym eval", "agentgym regrade")
+ASKING = ("agentgym eval", "agentgym rescore")
 """The commands that take named models."""
 PLAYING = ("agentgym check", "agentgym eval", "agentgym play", "agentgym serve")
 """The commands that take the parameters of an env."""
@@ -70,7 +70,7 @@ COMMANDS: Mapping[str, Any] = {
     "merge": merge,
     "new": new,
     "play": play,
-    "regrade": regrade_run,
+    "rescore": rescore_run,
     "report": report,
     "sandbox": {"build": build},
     "serve": serve,

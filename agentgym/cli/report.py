@@ -12,7 +12,7 @@ from agentgym.types.transcript import counted
 def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, transcripts: int = 2) -> int:
     """Write a report on runs and evaluations, also while they go on: one HTML file, and its plots as PNG files.
 
-    It has curves with the spread of the seeds, the figures at the end, what was not learned from, failures, settings
+    It has curves with the spread of the seeds, the metrics at the end, what was not learned from, failures, settings
     with what differs marked, and the best and the worst rollouts. Runs that differ in nothing but their seed are one
     line. The file needs no other file and no network, and nothing that a model wrote is more than text in it.
 

@@ -10,7 +10,7 @@ import tyro
 from agentgym.cli.output import flush, say
 from agentgym.errors import AgentGymError
 from agentgym.store.reader import Order, RolloutStore, RolloutSummary, StoredRollout
-from agentgym.store.run_settings import begun_envs, regraded_from
+from agentgym.store.run_settings import begun_envs, rescored_from
 from agentgym.store.schema import FILE, StoreError
 from agentgym.store.suspicious import SIGNS
 from agentgym.types.transcript import one_line, printable
@@ -76,7 +76,7 @@ def show(
         with opened(run) as store:
             for name, version in begun_envs(run).items():
                 say(printable(f"env {name}: {version}"))
-            if (origin := regraded_from(run)) is not None:
+            if (origin := rescored_from(run)) is not None:
                 say(printable(f"scored again, as played in {origin}"))
             if starts_from_train and TRAIN in store.phases():
                 chosen["phase"] = TRAIN

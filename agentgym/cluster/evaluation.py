@@ -152,8 +152,8 @@ class RayPlaying:
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
         """Return a rollout of the task; a failed one where its own code has cancelled it."""
-        played: Rollout = await self._ask("play", task, rollout_id)
-        return played
+        rollout: Rollout = await self._ask("play", task, rollout_id)
+        return rollout
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
         """Return the scored rollouts of a task with the rewards of their group."""

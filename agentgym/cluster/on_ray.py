@@ -20,9 +20,9 @@ from agentgym.cluster.trainer import ClusterTrainer, TrainerProcess
 from agentgym.cluster.worker import RolloutWorker
 from agentgym.cluster.workers import PLACE_S, Workers, no_room
 from agentgym.engines.base import Engine
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
-from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.environments.env import Env
 from agentgym.environments.registry import find_env, gallery
 from agentgym.hub import find_model
@@ -53,7 +53,7 @@ def _refuse_unspreadable(run: RunConfig) -> None:
         raise ValueError("ray: torchrun has started several processes; start one, and set cluster.trainers")
     if isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off":
         raise ValueError("engine.colocate: on Ray servers have GPUs of their own; leave it out")
-    if run.cluster.eval_workers and not isinstance(run.engine, LocalConfig | OtherEngine):
+    if run.cluster.eval_workers and not isinstance(run.engine, TransformersConfig | CustomEngineConfig):
         raise ValueError(
             "cluster.eval_workers: servers sample from the newest policy alone, and not from one before; leave it at 0"
         )

@@ -81,7 +81,7 @@ class SharedEngine(Protocol):
     async def hold(self) -> None:
         """Send no request until `adopt`, where a push changes what the requests of all clients are sampled from.
 
-        Requests in flight are ended; what they sampled is kept, and their turns go on afterwards. It does nothing where
+        Requests in flight are ended; what they sampled is kept, and their turns go on afterward. It does nothing where
         each policy has a name of its own on the servers.
         """
         ...
@@ -114,7 +114,7 @@ def check_engine(engine: Any) -> None:
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         got = f"the class {engine.__name__}, without ()" if isinstance(engine, type) else f"{engine!r:.80}"
         raise TypeError(
-            f"engine: must be an engine, got {got}; open one with `async with ag.LocalEngine(MODEL) as engine`, "
+            f"engine: must be an engine, got {got}; open one with `async with ag.TransformersEngine(MODEL) as engine`, "
             f"or in a test give `agentgym.testing.Scripted([say(...), ...])`"
         )
 

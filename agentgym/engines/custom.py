@@ -8,7 +8,7 @@ from agentgym.config_fields import Name, Positive, config
 
 
 @config(frozen=True, kw_only=True)
-class OtherEngine:
+class CustomEngineConfig:
     """Names an engine's class, which is called with the run's model; `async with` opens it where it has that."""
 
     name: Name

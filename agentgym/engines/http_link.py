@@ -65,7 +65,7 @@ class HttpLink(asyncio.Protocol):
         return not (self._spoiled or self._transport.is_closing())
 
     def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
-        """Send a request, which is its parts together; its answer. The parts may be changed afterwards."""
+        """Send a request, which is its parts together; its answer. The parts may be changed afterward."""
         answer = self._loop.create_future()
         if not self.usable:
             answer.set_exception(ConnectionResetError("the server hung up before it was asked"))

@@ -87,7 +87,7 @@ def refuse_in_training(engine: object) -> None:
     if isinstance(engine, MessageEngine):
         raise ValueError(
             f"engine: {type(engine).__name__} gives neither token ids nor log-probabilities, so it is for evaluation; "
-            "train with ag.LocalEngine or SGLang"
+            "train with ag.TransformersEngine or SGLang"
         )
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from agentgym.chat.marks import Marks, unbroken
 from agentgym.chat.parsing import parse_hermes
+from agentgym.chat.special_tokens import SpecialTokens, unbroken
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.messages import NO_POLICY, MessageCompletion, Usage
 from agentgym.errors import EngineError
@@ -70,13 +70,13 @@ _BYTES = {i: bytes([i]) for i in range(256)} | {256: b"<|im_start|>", 257: b"<|i
 
 
 class ByteTokenizer:
-    """A chat tokenizer with one id a byte, and one for each of the two turn marks, in the Hermes format."""
+    """A chat tokenizer with one id a byte, and one for each of the two turn special tokens, in the Hermes format."""
 
     START, END = 256, 257
     vocabulary = 258
     cuts_at_marks = True
-    _marks = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
-    _contents = Marks(_marks, _marks)
+    _special_tokens = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
+    _contents = SpecialTokens(_special_tokens, _special_tokens)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         parts = [f"<|im_start|>tools\n{self._head(tools)}<|im_end|>\n"] if tools else []
@@ -96,8 +96,8 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in _TURN_MARKS.split(text):
-            if part in self._marks:
-                ids.append(self._marks[part])
+            if part in self._special_tokens:
+                ids.append(self._special_tokens[part])
             else:
                 ids += part.encode() if part.isascii() else unbroken(whole_characters(part))[0].encode()
         return ids
@@ -110,7 +110,7 @@ class ByteTokenizer:
         return read.decode(errors="replace")
 
     def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the byte, or the mark, of each id."""
+        """Return the byte, or the special token, of each id."""
         return {i: _BYTES.get(i) or bytes([i % 256]) for i in token_ids}
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
@@ -175,11 +175,11 @@ class Scripted:
             return made
         rollout_id = session.rpartition("/")[0]
         self._sessions.setdefault(rollout_id, set()).add(session)
-        played = self._played.get(rollout_id, 0)
-        if played == len(self.replies):
-            raise EngineError(f"the script ended after {played} replies, and the env asked for one more")
-        self._played[rollout_id] = played + 1
-        return self.replies[played]
+        rollout = self._played.get(rollout_id, 0)
+        if rollout == len(self.replies):
+            raise EngineError(f"the script ended after {rollout} replies, and the env asked for one more")
+        self._played[rollout_id] = rollout + 1
+        return self.replies[rollout]
 
     async def release(self, session: str) -> None:
         rollout_id = session.rpartition("/")[0]

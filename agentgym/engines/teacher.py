@@ -2,7 +2,7 @@
 
 The advantage of a token is the teacher's log-probability of it less the student's own, both under the temperature of
 sampling. In the mean over the student's samples that is minus the divergence of the two, so the policy gradient
-minimises KL(student || teacher) along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+minimizes KL(student || teacher) along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio

@@ -56,7 +56,7 @@ class Env(Generic[TaskT]):
     """How a rollout goes on when its context is full; None ends it there."""
     system: ClassVar[str | None] = None
     """The system message in front of each prompt that has none; None for no message."""
-    stand_ins: ClassVar[Mapping[str, Any]] = {}
+    fallback_models: ClassVar[Mapping[str, Any]] = {}
     """Engines by name that answer where no model of that name is given, such as a `Scripted` judge."""
     root_engine: str | None = None
     """The named model that plays in place of the policy, whose tokens are not trained; `reset` may set it."""
@@ -75,7 +75,9 @@ class Env(Generic[TaskT]):
         check_made(cls.context, Compact | Window | None, f"{name}.context", "`ag.Compact(...)` or `ag.Window(...)`")
         check_made(cls.system, str | None, f"{name}.system", "text")
         check_made(cls.version, str | None, f"{name}.version", 'text, such as "1.2"')
-        check_made(cls.stand_ins, Mapping, f"{name}.stand_ins", 'engines by name, such as {"judge": engine}')
+        check_made(
+            cls.fallback_models, Mapping, f"{name}.fallback_models", 'engines by name, such as {"judge": engine}'
+        )
         check_made(cls.data_files, tuple, f"{name}.data_files", 'a tuple of names, such as ("words.txt",)')
         if cls.sandbox_spec is not None and not _is_spec(cls.sandbox_spec):
             check_made(cls.sandbox_spec, (), f"{name}.sandbox_spec", "a sandbox, such as `ag.AnySandbox()`")
@@ -241,13 +243,13 @@ class Env(Generic[TaskT]):
         """
 
     def restore_played(self, rollout: Rollout) -> None:
-        """Set what the rewards read to what it was at the end of this rollout, so that `agentgym regrade` can ask them.
+        """Set what the rewards read to what it was at the end of this rollout, so that `agentgym rescore` can ask them.
 
         It is called on a new instance, with task, `answer`, `metrics` and `role_rewards` set; more is refused by name.
         """
 
     async def branch(self, memo: dict[int, Any]) -> Self:
-        """Return a copy of this env as it is now, which plays a branch of the rollout (`ag.Branching`).
+        """Return a copy of this env as it is now, which plays a branch of the rollout (`ag.BranchingConfig`).
 
         By default it copies every attribute as `copy.deepcopy(value, memo)` does, where `memo` has what stands in the
         place of the sandbox, the task and the like. Override it where an attribute is refused, such as a connection.

@@ -100,7 +100,7 @@ class ToolEnv(Env[TaskT]):
     ) -> tuple[list[Message], str | None]:
         """Make the calls in order, and return their tool messages and the reason of a tool that stopped the rollout.
 
-        Neighbouring calls of tools that are declared parallel run at the same time, `limits.parallel_calls` of them at
+        Neighboring calls of tools that are declared parallel run at the same time, `limits.parallel_calls` of them at
         most. Calls behind the one that stopped
         the rollout are not made; those that ran beside it are cancelled, and nothing of them counts. `allowed_tools`
         names the tools that this caller may use; None allows all.
@@ -111,10 +111,10 @@ class ToolEnv(Env[TaskT]):
             result = await self._dispatched(call, allowed_tools)
             self._count(call, result)
             return [_tool_message(call, result)], result.stop
-        for neighbours in self._neighbours(calls):
-            work = [self._dispatched(call, allowed_tools) for call in neighbours]
+        for neighbors in self._neighbors(calls):
+            work = [self._dispatched(call, allowed_tools) for call in neighbors]
             async with started(work, most=self.limits.parallel_calls) as results:
-                for call, coming in zip(neighbours, results, strict=True):
+                for call, coming in zip(neighbors, results, strict=True):
                     result = await coming
                     self._count(call, result)
                     messages.append(_tool_message(call, result))
@@ -122,8 +122,8 @@ class ToolEnv(Env[TaskT]):
                         return messages, result.stop
         return messages, None
 
-    def _neighbours(self, calls: Sequence[ToolCall]) -> Iterator[list[ToolCall]]:
-        """Yield the calls that may run at the same time: neighbours of parallel tools, and any other one by itself."""
+    def _neighbors(self, calls: Sequence[ToolCall]) -> Iterator[list[ToolCall]]:
+        """Yield the calls that may run at the same time: neighbors of parallel tools, and any other one by itself."""
         beside: list[ToolCall] = []
         for call in calls:
             if self._is_parallel(call):

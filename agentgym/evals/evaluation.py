@@ -71,7 +71,7 @@ class Evaluation:
         counts.add(self.rollouts)
         return counts.most_common()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the scores under names for a log."""
         passes = {f"eval/pass@{k}": self.pass_at(k) for k in sorted({1, self.k})}
         counts = {"eval/rollouts": float(len(self.rollouts)), "eval/failed": float(self.failed)}
@@ -149,8 +149,8 @@ class Evaluation:
         }
         sampled = {"sampled_tokens": float(sum(r.sampled_tokens for r in self.rollouts))}
         models = Counter[str]()
-        for played in self.rollouts:
-            models.update({name: cost for name, cost in played.metrics.items() if name.startswith("model_cost/")})
+        for rollout in self.rollouts:
+            models.update({name: cost for name, cost in rollout.metrics.items() if name.startswith("model_cost/")})
         return sampled | {name: total for name, total in (counted | dict(models)).items() if total}
 
     def solved_in(self, group: Group, solved: float | None = None) -> int:

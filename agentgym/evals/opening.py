@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from agentgym.engines.base import Engine, check_engine, model_name
 from agentgym.engines.endpoint.endpoint import Endpoint
 from agentgym.engines.messages import MessageEngine
-from agentgym.engines.transformers.engine import LocalEngine
+from agentgym.engines.transformers.engine import TransformersEngine
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import member_of
 from agentgym.files.foreign.adapter import CONFIG, adapter_config
@@ -37,11 +37,11 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
         async with Endpoint(str(model)) as endpoint:
             yield endpoint
     elif (adapter := adapter_folder(Path(model))) is not None:
-        async with LocalEngine(base_of(adapter)) as local:
+        async with TransformersEngine(base_of(adapter)) as local:
             await local.load_adapter(adapter, version=1)
             yield local
     else:
-        async with LocalEngine(model) as local:
+        async with TransformersEngine(model) as local:
             yield local
 
 

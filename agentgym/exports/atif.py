@@ -35,51 +35,51 @@ def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, 
 
     `model` is the name of the policy's model. ValueError for a rollout without a segment.
     """
-    played = stored.rollout
-    if not played.segments:
-        raise ValueError(f"rollout {played.rollout_id!r}: it has no segment")
-    chain = _chain(played, played.segments[0])
+    rollout = stored.rollout
+    if not rollout.segments:
+        raise ValueError(f"rollout {rollout.rollout_id!r}: it has no segment")
+    chain = _chain(rollout, rollout.segments[0])
     files = [f"{name}.json", *(f"{name}.cont-{number}.json" for number in range(1, len(chain)))]
-    made = [_document(played, segment, model) for segment in chain]
+    made = [_document(rollout, segment, model) for segment in chain]
     for document, following in zip(made, files[1:], strict=False):
         document["continued_trajectory_ref"] = following
-    made[0]["extra"] = {"reward": played.reward, OURS: made[0]["extra"][OURS] | {"rollout": _fields(stored)}}
+    made[0]["extra"] = {"reward": rollout.reward, OURS: made[0]["extra"][OURS] | {"rollout": _fields(stored)}}
     return dict(zip(files, made, strict=True))
 
 
 def _fields(stored: StoredRollout) -> dict[str, Any]:
     """What is known of the whole rollout, beside its id and its reward."""
-    played = stored.rollout
+    rollout = stored.rollout
     return {
         "phase": stored.phase,
         "step": stored.step,
-        "group_id": played.group_id,
-        "stop_reason": played.stop_reason,
-        "rewards": dict(played.rewards),
-        "role_rewards": dict(played.role_rewards),
-        "metrics": dict(played.metrics),
-        "failed_cases": dict(played.failed_cases),
-        "sandbox": played.sandbox,
-        "failure": None if played.failure is None else asdict(played.failure),
-        "branches": [asdict(branch) for branch in played.branches],
+        "group_id": rollout.group_id,
+        "stop_reason": rollout.stop_reason,
+        "rewards": dict(rollout.rewards),
+        "role_rewards": dict(rollout.role_rewards),
+        "metrics": dict(rollout.metrics),
+        "failed_cases": dict(rollout.failed_cases),
+        "sandbox": rollout.sandbox,
+        "failure": None if rollout.failure is None else asdict(rollout.failure),
+        "branches": [asdict(branch) for branch in rollout.branches],
     }
 
 
-def _chain(played: Rollout, first: Segment) -> list[Segment]:
+def _chain(rollout: Rollout, first: Segment) -> list[Segment]:
     """The segment, and those that took its place one after the other."""
     chain = [first]
-    while (following := _continuation(played, chain[-1])) is not None:
+    while (following := _continuation(rollout, chain[-1])) is not None:
         chain.append(following)
     return chain
 
 
-def _continuation(played: Rollout, segment: Segment) -> Segment | None:
-    return next((s for s in played.segments if s.parent == segment.index and s.kind in CONTINUED), None)
+def _continuation(rollout: Rollout, segment: Segment) -> Segment | None:
+    return next((s for s in rollout.segments if s.parent == segment.index and s.kind in CONTINUED), None)
 
 
-def _document(played: Rollout, segment: Segment, model: str | None) -> dict[str, Any]:
+def _document(rollout: Rollout, segment: Segment, model: str | None) -> dict[str, Any]:
     """One segment as a trajectory, with the forks and sub-agents that it opened embedded."""
-    steps, turn_steps = _steps(played, segment)
+    steps, turn_steps = _steps(rollout, segment)
     agent: dict[str, Any] = {"name": "agentgym", "version": versions()["agentgym"] or "unknown"}
     if segment.model or model:
         agent["model_name"] = segment.model or model
@@ -87,8 +87,8 @@ def _document(played: Rollout, segment: Segment, model: str | None) -> dict[str,
         agent["tool_definitions"] = list(segment.tools)
     document: dict[str, Any] = {
         "schema_version": VERSION,
-        "session_id": played.rollout_id,
-        "trajectory_id": _trajectory_id(played, segment),
+        "session_id": rollout.rollout_id,
+        "trajectory_id": _trajectory_id(rollout, segment),
         "agent": agent,
         "steps": steps,
         "final_metrics": {
@@ -97,25 +97,25 @@ def _document(played: Rollout, segment: Segment, model: str | None) -> dict[str,
         },
         "extra": {OURS: _segment_fields(segment)},
     }
-    following = _continuation(played, segment)
-    opened = [s for s in played.segments if s.parent == segment.index and s is not following]
+    following = _continuation(rollout, segment)
+    opened = [s for s in rollout.segments if s.parent == segment.index and s is not following]
     for child in opened:
-        _refer(child, turn_steps, _trajectory_id(played, child))
-    if embedded := [document for child in opened for document in _embedded(played, child, model)]:
+        _refer(child, turn_steps, _trajectory_id(rollout, child))
+    if embedded := [document for child in opened for document in _embedded(rollout, child, model)]:
         document["subagent_trajectories"] = embedded
     return document
 
 
-def _embedded(played: Rollout, first: Segment, model: str | None) -> list[dict[str, Any]]:
+def _embedded(rollout: Rollout, first: Segment, model: str | None) -> list[dict[str, Any]]:
     """A fork or a sub-agent and its continuations, which name each other by their trajectory_id."""
-    made = [_document(played, segment, model) for segment in _chain(played, first)]
+    made = [_document(rollout, segment, model) for segment in _chain(rollout, first)]
     for document, following in pairwise(made):
         document["continued_trajectory_ref"] = following["trajectory_id"]
     return made
 
 
-def _trajectory_id(played: Rollout, segment: Segment) -> str:
-    return f"{played.rollout_id}#{segment.index}"
+def _trajectory_id(rollout: Rollout, segment: Segment) -> str:
+    return f"{rollout.rollout_id}#{segment.index}"
 
 
 def _segment_fields(segment: Segment) -> dict[str, Any]:
@@ -136,11 +136,11 @@ def _has_ids(segment: Segment) -> bool:
     return all(version.version != NO_POLICY for turn in segment.turns for version in turn.versions)
 
 
-def _steps(played: Rollout, segment: Segment) -> tuple[list[dict[str, Any]], list[tuple[Turn, dict[str, Any]]]]:
+def _steps(rollout: Rollout, segment: Segment) -> tuple[list[dict[str, Any]], list[tuple[Turn, dict[str, Any]]]]:
     """The steps of a segment in their order, and those of its turns."""
     steps: list[dict[str, Any]] = []
     turn_steps: list[tuple[Turn, dict[str, Any]]] = []
-    held = [] if segment.parent is None else _said(played.segments[segment.parent])
+    held = [] if segment.parent is None else _said(rollout.segments[segment.parent])
     for message in segment.prompt_messages:
         _add(steps, message, copied=message["role"] == "assistant" or message in held)
     has_ids = _has_ids(segment)

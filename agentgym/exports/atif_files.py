@@ -130,7 +130,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
 
 
 def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """The document of a file, checked, with its images in it; all of them count towards the allowance."""
+    """The document of a file, checked, with its images in it; all of them count toward the allowance."""
     found = _checked(path, folder, allowance)
     try:
         put_back(found, path.parent, allowance)

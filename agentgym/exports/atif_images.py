@@ -41,7 +41,7 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
     """Let the parts of a trajectory hold their images, which are read from files below its folder, each once.
 
-    An image counts towards the allowance as text, each time that a part names it: so it is stored.
+    An image counts toward the allowance as text, each time that a part names it: so it is stored.
 
     :raises ValueError: for one that cannot be read; the message names the step and the file.
     """

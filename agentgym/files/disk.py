@@ -84,7 +84,7 @@ class Refusals:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file as a whole: afterwards it has all of its new content, or is as it was before.
+    """Write a file as a whole: afterward it has all of its new content, or is as it was before.
 
     Raises:
         OSError: It cannot be written; the error names the file.

@@ -60,7 +60,7 @@ class HeldFolder:
             now,
             lost=True,
             said=(
-                f"The folder {before} was removed while it was written to{beside}. Settings, figures and rollouts so "
+                f"The folder {before} was removed while it was written to{beside}. Settings, metrics and rollouts so "
                 f"far are written again to {now}, and later ones too; its other files are lost."
             ),
         )

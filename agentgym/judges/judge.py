@@ -18,7 +18,7 @@ from agentgym.environments.forks import AnswerT, Model
 from agentgym.errors import ModelLimitError
 from agentgym.files.disk import disk_trouble
 from agentgym.files.names import whole_path
-from agentgym.judges.named_models import kept
+from agentgym.judges.model_roles import kept
 from agentgym.judges.structured import read_answer
 from agentgym.machine.time_limits import off_the_clock
 from agentgym.types.messages import Message

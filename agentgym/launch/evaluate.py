@@ -26,7 +26,7 @@ from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.files.held import place_now
 from agentgym.files.names import command, whole_path
-from agentgym.judges.named_models import check_models
+from agentgym.judges.model_roles import check_models
 from agentgym.run.cluster_config import OFF
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
@@ -176,11 +176,11 @@ def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
 
 
 def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: Sequence[Rollout]) -> None:
-    """Warn of named models that no rollout has asked: their names may be misspelt."""
+    """Warn of named models that no rollout has asked: their names may be misspelled."""
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     for name in sorted(models.keys() - asked):
-        like = nearest(name, cls.stand_ins) if cls.stand_ins else "the env may use another name for it"
+        like = nearest(name, cls.fallback_models) if cls.fallback_models else "the env may use another name for it"
         _LOG.warning("%s: no rollout has asked the model %r; %s", cls.__name__, name, like)
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 NAP_S = 0.25
 """Seconds between two beats."""
 LEAST_S = 1.0
-"""The least seconds of a standstill; a shorter gap counts towards the limits."""
+"""The least seconds of a standstill; a shorter gap counts toward the limits."""
 HELD_S = 2.0
 """Seconds without a turn of an event loop after which the code that blocks it is named, and again at each doubling."""
 PATIENCE_S = 2.0

@@ -257,7 +257,7 @@ _leave_group: Any = asyncio.TaskGroup.__aexit__
 
 
 async def _leave_and_give_back(group: Any, *error: Any) -> Any:
-    """Leave the task group as Python 3.13 does: the group's own cancellation of its task does not count afterwards.
+    """Leave the task group as Python 3.13 does: the group's own cancellation of its task does not count afterward.
 
     Where a child fails while its group is waited for, earlier versions leave `Task.cancelling()` raised by one.
     `asyncio.timeout` and the end of a rollout would take that for a cancellation of the task by somebody else.

@@ -81,7 +81,7 @@ class Attempt:
             rollout_id=rollout_id,
             engine=engine,
             engines=models,
-            stand_ins=cls.stand_ins,
+            fallback_models=cls.fallback_models,
             sampling=sampling,
             seed=seed,
             limits=cls.limits,

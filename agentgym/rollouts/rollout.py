@@ -11,11 +11,11 @@ from agentgym.environments.registry import find_env
 from agentgym.environments.resources import open_resources, opens_resources
 from agentgym.environments.task_rows import as_task
 from agentgym.environments.task_sandboxes import check_sandboxes, declares_sandboxes, open_sandboxes
-from agentgym.judges.named_models import check_models
+from agentgym.judges.model_roles import check_models
 from agentgym.rollouts.attempt import Attempt
 from agentgym.rollouts.branches.play import Branches, check_branching
 from agentgym.sandboxes.protocol import SandboxPool
-from agentgym.types.branching import Branching
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Rollout
 
@@ -35,7 +35,7 @@ async def rollout(
     seed: int = 0,
     rollout_id: str | None = None,
     models: Mapping[str, Engine] | None = None,
-    branching: Branching | None = None,
+    branching: BranchingConfig | None = None,
 ) -> Rollout:
     """Play one attempt; what goes wrong in the env, the sandbox or the engine is a Rollout without a reward.
 
@@ -75,7 +75,9 @@ async def rollout(
     return played
 
 
-async def _played(new: Callable[[], Attempt], sandboxes: SandboxPool | None, branching: Branching | None) -> Rollout:
+async def _played(
+    new: Callable[[], Attempt], sandboxes: SandboxPool | None, branching: BranchingConfig | None
+) -> Rollout:
     """Play new attempts until one is not to be tried again; the rollout of that one."""
     for retry in count():
         # Nothing of a failed attempt goes into the next: not its env, its sandbox, its ids or its counts.

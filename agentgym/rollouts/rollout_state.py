@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agentgym.engines.base import Engine
 from agentgym.environments.limits import Compact, Limits, Window
-from agentgym.judges.named_models import NamedModels, release_each
+from agentgym.judges.model_roles import NamedModels, release_each
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import StopReason
@@ -27,7 +27,7 @@ class RolloutState:
     seed: int
     limits: Limits
     context: Compact | Window | None
-    stand_ins: Mapping[str, Engine] = field(default_factory=dict)
+    fallback_models: Mapping[str, Engine] = field(default_factory=dict)
     """The env's own engines, for names that are not among the named models."""
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
@@ -48,7 +48,7 @@ class RolloutState:
     def __post_init__(self) -> None:
         self.models = NamedModels(
             self.engines,
-            self.stand_ins,
+            self.fallback_models,
             owner=self.name,
             session=self.rollout_id,
             seed=self.seed,

@@ -93,7 +93,7 @@ class Collector:
             prompts=schedule.prompts, rank=self.peers.rank, world=self.peers.world, by_id=schedule.by_id
         )
         sampler: TaskSampler[Any] = TaskSampler.for_training(
-            self.env, sharding, seed=schedule.seed, rest_rounds=schedule.rest_rounds
+            self.env, sharding, seed=schedule.seed, rest_epochs=schedule.rest_epochs
         )
         if sampler_states:
             sampler.load_state_dict(sampler_states, alone=alone)

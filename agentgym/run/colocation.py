@@ -10,7 +10,7 @@ from agentgym.run.config import RunConfig
 
 @asynccontextmanager
 async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[None]:
-    """Have the servers give up the memory that `engine.colocate` names, and take it again afterwards.
+    """Have the servers give up the memory that `engine.colocate` names, and take it again afterward.
 
     Every training process calls it. No request is sent meanwhile; the first process, which launched the servers, asks
     them.

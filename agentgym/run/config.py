@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from agentgym.advantages.gae import GAE
+from agentgym.advantages.gae import GAEConfig
 from agentgym.advantages.group import Estimator
 from agentgym.config_fields import (
     Above0,
@@ -16,18 +16,18 @@ from agentgym.config_fields import (
     Positive,
     config,
 )
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.engine import SGLangConfig
-from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.errors.extras import needs_extra
 from agentgym.hub import refuse_unreachable
 from agentgym.run.cluster_config import OFF, ClusterConfig
-from agentgym.samples import AdvantageLevel
+from agentgym.samples import CreditLevel
 from agentgym.sandboxes.choose import Kind
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.seeds import seed_for
 from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
-from agentgym.types.branching import Branching
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Sampling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -54,12 +54,12 @@ _NOT_IN_TRAINING = {
 
 
 @config(frozen=True, kw_only=True)
-class NamedModel:
+class ModelRoleConfig:
     """Names a model that the env asks beside the policy, such as a judge, and what samples from it."""
 
     model: FolderOrName
     """Folder or Hugging Face name of the model; "tiny" comes with the library."""
-    engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
+    engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class RunConfig:
     """A chat template instead of the model's own: a Jinja file, or its text."""
     chat_template_kwargs: Variables = field(default_factory=dict)
     """Variables of the chat template, such as enable_thinking False."""
-    engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
+    engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
     train: TrainConfig = TrainConfig()
     out: Folder | None = None
@@ -122,11 +122,11 @@ class RunConfig:
     """Tasks in a batch."""
     group_size: Positive = 8
     """Rollouts of each task, which are compared with each other; at least 2, or 1 with a teacher or a critic."""
-    rest_rounds: Count = 0
+    rest_epochs: Count = 0
     """How often a task is passed over after all its rollouts had the same reward, solved or not; 0: never."""
     sandbox: Kind = "auto"
     """Where the model's code runs; auto is what the env declares."""
-    oversample: Oversample = Oversample()
+    oversample: OversampleConfig = OversampleConfig()
     """Rollouts started beyond need, and when the rest is cut."""
     staleness: Count = 0
     """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
@@ -139,19 +139,19 @@ class RunConfig:
     """How the held-out tasks are sampled; None: as in training. Without max_tokens of its own it has the run's."""
     advantage: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
-    advantage_level: AdvantageLevel = "outcome"
+    credit: CreditLevel = "outcome"
     """What the advantage of a token comes from: its rollout (outcome), the rewards after its turn (turn), the branches
     from the states before and after its turn (branches), or a critic that learns the value of states (value)."""
-    gae: GAE = GAE()
-    """Discount and lambda of generalised advantage estimation, with advantage_level value."""
-    branching: Branching = Branching()
-    """The states that branches are played from, and how many, with advantage_level branches."""
+    gae: GAEConfig = GAEConfig()
+    """Discount and lambda of generalized advantage estimation, with credit value."""
+    branching: BranchingConfig = BranchingConfig()
+    """The states that branches are played from, and how many, with credit branches."""
     teacher: FolderOrName | None = None
     """Folder or Hugging Face name of a model with the same vocabulary to learn from: each token's advantage is its
     log-probability there less its own, and rewards are recorded only. None learns from rewards."""
-    teacher_engine: LocalConfig | SGLangConfig | OtherEngine = LocalConfig()
+    teacher_engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """What scores tokens under the teacher."""
-    models: Annotated[dict[Name, NamedModel], Field(strict=False)] = field(default_factory=dict)
+    models: Annotated[dict[Name, ModelRoleConfig], Field(strict=False)] = field(default_factory=dict)
     """Models that the env asks by name (`self.model`), such as a judge; a recipe's have flags under --models.NAME."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
@@ -166,7 +166,7 @@ class RunConfig:
     eval_seed: Seed | None = None
     """The seed of every evaluation; None derives one from seed."""
     track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
-    """Trackers that get the figures, beside metrics.jsonl: trackio, wandb, tensorboard."""
+    """Trackers that get the metrics, beside metrics.jsonl: trackio, wandb, tensorboard."""
     probe_tolerance: Above0 = 1e-3
     """Largest difference of trainer and engine log-probabilities after a sync, in nats, where both compute in float32;
     in a lower precision the proof needs none."""
@@ -176,7 +176,9 @@ class RunConfig:
             self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
         except ValueError as error:
             raise ValueError(f"oversample.{error}") from None
-        if isinstance(self.engine, OtherEngine) and (self.chat_template is not None or self.chat_template_kwargs):
+        if isinstance(self.engine, CustomEngineConfig) and (
+            self.chat_template is not None or self.chat_template_kwargs
+        ):
             raise ValueError(
                 "chat_template, chat_template_kwargs: an engine of your own brings its own tokenizer; set them there "
                 "(ag.chat_tokenizer takes both), and leave them out here"
@@ -193,7 +195,7 @@ class RunConfig:
                 f"engine.adapters, train.method: {self.engine.adapters} gives servers an adapter, and full has none; "
                 "set engine.adapters='merged', which pushes whole weights"
             )
-        if "experts" in self.train.lora_targets and not isinstance(self.engine, OtherEngine):
+        if "experts" in self.train.lora_targets and not isinstance(self.engine, CustomEngineConfig):
             raise ValueError("train.lora_targets: only an engine of your own samples from experts; leave experts out")
         if self.train.loss == "sft":
             raise ValueError("train.loss: sft imitates demonstrations, and a run has rollouts of its own; use ppo")
@@ -214,7 +216,7 @@ class RunConfig:
             raise ValueError(f"merge: {min(whole)} needs each segment whole in one sample; leave it out")
         if self.ray == OFF and self.cluster != ClusterConfig():
             raise ValueError("cluster: only a run on Ray has a cluster; set ray, or leave cluster out")
-        if self.group_size < 2 and self.teacher is None and self.advantage_level != "value":
+        if self.group_size < 2 and self.teacher is None and self.credit != "value":
             raise ValueError("group_size: one rollout has no other of its task to be compared with; use at least 2")
         if self.eval_every and not self.eval_tasks:
             raise ValueError("eval_every: there are no held-out tasks; set eval_tasks, or leave eval_every at 0")
@@ -228,18 +230,20 @@ class RunConfig:
                 with needs_extra():
                     refuse_unreachable(getattr(self, name), name)
         for engine in (self.engine, self.teacher_engine, *(named.engine for named in self.models.values())):
-            if isinstance(engine, OtherEngine):
+            if isinstance(engine, CustomEngineConfig):
                 engine.load()
         for name, named in self.models.items():
-            if not isinstance(named.engine, OtherEngine):  # what makes that knows alone what its model's name means
+            if not isinstance(
+                named.engine, CustomEngineConfig
+            ):  # what makes that knows alone what its model's name means
                 with needs_extra():
                     refuse_unreachable(named.model, f"models.{name}.model")
 
     def _check_branching(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with branches or without them."""
-        if self.advantage_level != "branches":
-            if self.branching != Branching():
-                raise ValueError("branching: no branches are played; set advantage_level branches, or leave it out")
+        if self.credit != "branches":
+            if self.branching != BranchingConfig():
+                raise ValueError("branching: no branches are played; set credit branches, or leave it out")
         elif self.advantage not in ("dr_grpo", "rloo"):
             raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
         elif self.train.loss == "gspo_rollout":
@@ -247,11 +251,11 @@ class RunConfig:
 
     def _check_value(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a critic or without one."""
-        if self.advantage_level != "value":
+        if self.credit != "value":
             changed = [name for name in _VALUE if getattr(self.train, name) != getattr(TrainConfig(), name)]
-            if changed or self.gae != GAE():
+            if changed or self.gae != GAEConfig():
                 named = f"train.{changed[0]}" if changed else "gae"
-                raise ValueError(f"{named}: no critic is trained; set advantage_level value, or leave it out")
+                raise ValueError(f"{named}: no critic is trained; set credit value, or leave it out")
             return
         if self.advantage != "dr_grpo":
             raise ValueError(f"advantage: {self.advantage} is of a group, and a critic has no group; leave it out")
@@ -265,11 +269,11 @@ class RunConfig:
     def _check_teacher(self) -> None:
         """Raise ValueError, naming the field, for what means nothing with a teacher or without one."""
         if self.teacher is None:
-            if self.teacher_engine != LocalConfig():
+            if self.teacher_engine != TransformersConfig():
                 raise ValueError("teacher_engine: there is no teacher; set teacher, or leave teacher_engine out")
             return
         defaults = RunConfig.__dataclass_fields__
-        for name in ("advantage", "advantage_level"):
+        for name in ("advantage", "credit"):
             if getattr(self, name) != defaults[name].default:
                 raise ValueError(f"{name}: with a teacher no advantage comes from rewards; leave it out")
         if self.oversample.replace:

@@ -17,7 +17,7 @@ from agentgym.run.lost import WorkersLost
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.recorder import Recorder
 from agentgym.run.resume import CheckpointManager
-from agentgym.run.tasks.envs import env_figures
+from agentgym.run.tasks.envs import env_metrics
 from agentgym.scheduling.accounting import raise_if_all_failed
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
@@ -94,8 +94,8 @@ class Evaluations:
             return None
         self._record.log.note("held-out evaluation")
         with self._clock.part("eval"):
-            played = await self._played(self._collector)
-        reward = await self._recorded(played, phase, done)
+            rollout = await self._played(self._collector)
+        reward = await self._recorded(rollout, phase, done)
         if checkpoints is not None and run.eval_every and done:
             await checkpoints.evaluated(reward, done)
         return reward
@@ -136,13 +136,13 @@ class Evaluations:
             return
         try:
             with self._clock.part("eval"):
-                played = await asyncio.shield(pending.playing)
+                rollout = await asyncio.shield(pending.playing)
         except WorkersLost as lost:
             self._pending = None
             self._miss(pending.done, self._place(pending.policy), lost)
             return
         self._pending = None
-        reward = await self._recorded(played, "eval", pending.done)
+        reward = await self._recorded(rollout, "eval", pending.done)
         await pending.checkpoints.evaluated(reward, pending.done, saved=self._place(pending.policy))
 
     def _place(self, policy: Path) -> Path:
@@ -165,21 +165,21 @@ class Evaluations:
 
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run
-        played = await collector.evaluate(
+        rollout = await collector.evaluate(
             run.eval_tasks,
             n=run.eval_rollouts,
             seed=run.held_out_seed,
             must_score=False,
             sampling=run.held_out_sampling,
         )
-        return replace(played, solved=run.solved)
+        return replace(rollout, solved=run.solved)
 
-    async def _recorded(self, played: Evaluation, phase: str, done: int) -> float:
+    async def _recorded(self, rollout: Evaluation, phase: str, done: int) -> float:
         """Record an evaluation in the store and the log, and return its mean reward."""
-        self._record.evaluated(played, phase=phase, done=done)
-        raise_if_all_failed(played.groups)
-        figures = await asyncio.to_thread(played.figures)
-        figures |= env_figures(self._collector.env, played.groups, "eval/")
-        await asyncio.to_thread(self._record.log.held_out, done, figures)
-        await self._callbacks.call("on_evaluation", done, played, figures)
-        return figures["eval/reward"]
+        self._record.evaluated(rollout, phase=phase, done=done)
+        raise_if_all_failed(rollout.groups)
+        metrics = await asyncio.to_thread(rollout.metrics)
+        metrics |= env_metrics(self._collector.env, rollout.groups, "eval/")
+        await asyncio.to_thread(self._record.log.held_out, done, metrics)
+        await self._callbacks.call("on_evaluation", done, rollout, metrics)
+        return metrics["eval/reward"]

@@ -45,7 +45,7 @@ from agentgym.run.parts import Parts
 from agentgym.run.preflight import warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
-from agentgym.run.tasks.envs import env_figures, members_of
+from agentgym.run.tasks.envs import env_metrics, members_of
 from agentgym.run.teacher import open_teacher, taught_samples
 from agentgym.run.trackers import open_tracker
 from agentgym.samples import SampleBatch, build_samples, value_samples
@@ -187,14 +187,14 @@ class _Steps:
                 self.record.trained(groups, batch, logprobs, step=step)
                 with part("sync"):
                     synced = await sync(step + 1)
-                speed = self.clock.figures(
-                    sampled_tokens=sum(played.sampled_tokens for played in groups.rollouts),
+                speed = self.clock.metrics(
+                    sampled_tokens=sum(rollout.sampled_tokens for rollout in groups.rollouts),
                     trained_tokens=sum(len(sample) for sample in batch),
                 )
-                figures = stats | taught | speed | synced | engine_counts(self.collector.engine)
-                figures |= env_figures(self.collector.env, groups)
-                figures |= {f"{PREFIX}{name}": float(count) for name, count in self.parts.lost().items()}
-                log_step = partial(self.record.step, step, groups, batch, logprobs, figures)
+                metrics = stats | taught | speed | synced | engine_counts(self.collector.engine)
+                metrics |= env_metrics(self.collector.env, groups)
+                metrics |= {f"{PREFIX}{name}": float(count) for name, count in self.parts.lost().items()}
+                log_step = partial(self.record.step, step, groups, batch, logprobs, metrics)
                 state = replace(
                     begun,
                     step=step + 1,
@@ -207,23 +207,21 @@ class _Steps:
                 await self.callbacks.call("on_step", step, groups, whole)
 
     async def credit(self, groups: Groups) -> tuple[SampleBatch, dict[str, float]]:
-        """Cut a batch into samples, with advantages of rewards or of the teacher; return them and its figures."""
+        """Cut a batch into samples, with advantages of rewards or of the teacher; return them and its metrics."""
         run = self.run
         if self.teacher is not None:
             with self.clock.part("teacher"):
                 return await taught_samples(run, groups, self.teacher, self.collector)
-        level, estimator = run.advantage_level, run.advantage
+        level, estimator = run.credit, run.advantage
         if level == "value":
             return await asyncio.to_thread(value_samples, groups, self.trainer.values, run.gae), {}
-        batch = await asyncio.to_thread(
-            build_samples, groups, advantage=estimator, merge=run.merge, advantage_level=level
-        )
+        batch = await asyncio.to_thread(build_samples, groups, advantage=estimator, merge=run.merge, credit=level)
         return batch, {}
 
-    def rollout_ended(self, played: Rollout) -> None:
+    def rollout_ended(self, rollout: Rollout) -> None:
         """Show that a rollout for training has ended, and tell the callbacks."""
         self.record.log.rollout_ended()
-        self.callbacks.on_rollout(played)
+        self.callbacks.on_rollout(rollout)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
         """Return the way of the policies to the engine, which is at the base model."""
@@ -238,17 +236,17 @@ def schedule_of(run: RunConfig) -> Schedule:
         n=run.group_size,
         oversample=run.oversample,
         staleness=run.staleness,
-        rest_rounds=run.rest_rounds,
+        rest_epochs=run.rest_epochs,
         solved=run.solved,
         seed=run.seed,
-        by_turn=run.advantage_level == "turn",
-        branching=run.branching if run.advantage_level == "branches" else None,
+        by_turn=run.credit == "turn",
+        branching=run.branching if run.credit == "branches" else None,
     )
 
 
 def _probe(groups: Groups) -> list[int]:
     """The first ids of the first rollout that has any of the policy."""
-    for segment in (segment for played in groups.rollouts for segment in played.segments):
+    for segment in (segment for rollout in groups.rollouts for segment in rollout.segments):
         if not segment.model:
             ids: list[int] = segment.token_ids[:PROBE].tolist()
             return ids

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from agentgym.errors import AgentGymError
 
 PREFIX = "cluster/"
-"""What the names of the figures begin with."""
+"""What the names of the metrics begin with."""
 
 
 class TrainerLost(AgentGymError):
@@ -34,7 +34,7 @@ class Losses:
     """Rollouts for training that were in play on a worker that was lost; they are played again."""
 
     def begin(self, row: Mapping[str, float]) -> None:
-        """Go on from the figures of the last step that a resumed run has kept, where those are higher."""
+        """Go on from the metrics of the last step that a resumed run has kept, where those are higher."""
         for name, count in self.counts().items():
             setattr(self, name, max(count, int(row.get(f"{PREFIX}{name}") or 0)))
 

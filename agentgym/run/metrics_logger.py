@@ -1,4 +1,4 @@
-"""The log of a run's figures: lines on disk, and a progress bar or lines on the screen."""
+"""The log of a run's metrics: lines on disk, and a progress bar or lines on the screen."""
 
 import json
 import math
@@ -23,22 +23,22 @@ from agentgym.files.foreign.values import numbers, whole
 from agentgym.files.names import whole_path
 
 METRICS = "metrics.jsonl"
-"""The file in the run's folder that holds its figures."""
+"""The file in the run's folder that holds its metrics."""
 EACH_STEP = ("rollouts", "training")
 """The parts of every step: the bar shows them, and lines leave them out."""
 QUIET_S = 30.0
 """Seconds without a line, after which a line says how far a batch is where stderr is no terminal."""
 LONGEST_LINE = 1 << 24
-"""Bytes of the longest line of figures that is read."""
+"""Bytes of the longest line of metrics that is read."""
 HELD_OUT = "eval/reward"
 """The name of the held-out score, which has lines of its own in metrics.jsonl."""
 
 
 class MetricsLogger:
-    """Writes a run's figures: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
+    """Writes a run's metrics: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
 
-    Where stderr is no terminal it writes a line a step there. Figures that are not finite are null in metrics.jsonl,
-    and `figures_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
+    Where stderr is no terminal it writes a line a step there. Metrics that are not finite are null in metrics.jsonl,
+    and `metrics_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
     steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays. A line that
     the disk does not take is held in memory and tried again with the next one; no line is half written.
     """
@@ -62,7 +62,7 @@ class MetricsLogger:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
@@ -78,7 +78,7 @@ class MetricsLogger:
             self._file = _opened(path, 0 if self._done else os.O_TRUNC)
         self._began = time.monotonic()
         self._bar.start()
-        self._job = self._bar.add_task("starting", total=self._steps, completed=self._done, figures="")
+        self._job = self._bar.add_task("starting", total=self._steps, completed=self._done, metrics="")
         return self
 
     def __exit__(
@@ -125,25 +125,25 @@ class MetricsLogger:
         if self._shown:
             self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
-    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one step; the line is on disk when this returns, if the disk takes it."""
-        self.rows.append(dict(figures))
+        self.rows.append(dict(metrics))
         self._ended = 0
-        self._write({"step": step, **figures})
+        self._write({"step": step, **metrics})
         recent = [reward for row in self.rows[-5:] if (reward := row.get("reward")) is not None]
         last = f"{recent[-1]:.2f} (last 5: {sum(recent) / len(recent):.2f})" if recent else "none"
-        self._bar.update(self._job, advance=1, figures=f"reward {last}")
-        rate = figures.get("throughput/sampled_tokens_per_s")
+        self._bar.update(self._job, advance=1, metrics=f"reward {last}")
+        rate = metrics.get("throughput/sampled_tokens_per_s")
         speed = f", {rate:,.0f} tokens/s" if rate is not None and math.isfinite(rate) else ""
         self._line(f"step {step}, {step + 1}/{self._steps} done  reward {last}  {self._pace(step + 1)}{speed}")
 
-    def held_out(self, done: int, figures: Mapping[str, float]) -> None:
-        """Record the figures of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""
-        self.held_out_rewards[done] = figures[HELD_OUT]
-        self._write({"step": done, **figures})
-        played, failed = figures["eval/rollouts"], figures["eval/failed"]
-        counted = f"{played:.0f} rollouts" + (f", {failed:.0f} of them failed," if failed else "")
-        self._line(f"held out: reward {figures[HELD_OUT]:.4f} of {counted} after {done} steps")
+    def held_out(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""
+        self.held_out_rewards[done] = metrics[HELD_OUT]
+        self._write({"step": done, **metrics})
+        rollout, failed = metrics["eval/rollouts"], metrics["eval/failed"]
+        counted = f"{rollout:.0f} rollouts" + (f", {failed:.0f} of them failed," if failed else "")
+        self._line(f"held out: reward {metrics[HELD_OUT]:.4f} of {counted} after {done} steps")
 
     def sync(self) -> None:
         """Return when the lines so far outlive a power cut."""
@@ -203,17 +203,17 @@ def _content(file: int) -> bytes:
 
 
 def strict(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace figures that are not finite by None, and count them in `figures_not_finite`."""
+    """Replace metrics that are not finite by None, and count them in `metrics_not_finite`."""
     odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
-    return {**row, **dict.fromkeys(odd), "figures_not_finite": len(odd)} if odd else dict(row)
+    return {**row, **dict.fromkeys(odd), "metrics_not_finite": len(odd)} if odd else dict(row)
 
 
 def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
-    """Cut the lines of later steps from the file at `path`; return the figures of the first `steps` steps.
+    """Cut the lines of later steps from the file at `path`; return the metrics of the first `steps` steps.
 
     With them come the held-out scores, by the steps that were done before each.
 
-    Warns where figures of one of them are missing.
+    Warns where metrics of one of them are missing.
     """
     lines = _lines(path)
     kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
@@ -227,7 +227,7 @@ def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, 
 
 
 def steps_in(path: Path) -> int:
-    """Count the steps that the file at `path` has figures of."""
+    """Count the steps that the file at `path` has metrics of."""
     rows = map(_row, _lines(path))
     return sum(row is not None and HELD_OUT not in row for row in rows)
 
@@ -235,7 +235,7 @@ def steps_in(path: Path) -> int:
 def _lines(path: Path) -> Iterator[bytes]:
     """The lines of the file at `path`, however long the run has been; none if there is no file.
 
-    A line that is longer than any of a run comes in pieces, which are no figures.
+    A line that is longer than any of a run comes in pieces, which are no metrics.
     """
     with suppress(FileNotFoundError), opened(path, within=path.parent) as file:
         while line := file.readline(LONGEST_LINE):
@@ -243,11 +243,11 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> dict[str, float] | None:
-    """Read the figures of a line; None for one that was cut off in the middle or damaged, or holds other values."""
+    """Read the metrics of a line; None for one that was cut off in the middle or damaged, or holds other values."""
     try:
         row: dict[str, float] = parsed(line)
         whole(row["step"], "step")
-        numbers({name: value for name, value in row.items() if value is not None}, "figures")
+        numbers({name: value for name, value in row.items() if value is not None}, "metrics")
     except DAMAGE:
         return None
     return row

@@ -10,10 +10,10 @@ from typing import Any
 
 from agentgym.chat.tokenizer import ChatTokenizer, chat_tokenizer
 from agentgym.engines.base import Engine, check_engine
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.messages import refuse_in_training
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.environments.env import Env
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_sandboxes import open_sandboxes
@@ -70,16 +70,16 @@ async def open_engine(
 async def open_model(
     run: RunConfig,
     model: Path | str,
-    config: LocalConfig | SGLangConfig | OtherEngine,
+    config: TransformersConfig | SGLangConfig | CustomEngineConfig,
     peers: Peers,
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine of the run for a model, which the run samples from or learns from, as `open_engine` does."""
-    if isinstance(config, LocalConfig):
-        async with LocalEngine(model, config, tokenizer=tokenizer) as local:
+    if isinstance(config, TransformersConfig):
+        async with TransformersEngine(model, config, tokenizer=tokenizer) as local:
             yield local
-    elif isinstance(config, OtherEngine):
+    elif isinstance(config, CustomEngineConfig):
         async with _entered(config.load()(model)) as other:
             check_engine(other)
             yield other
@@ -115,8 +115,8 @@ def own_template(run: RunConfig) -> ChatTokenizer | None:
 
 
 def without_adapters(
-    config: LocalConfig | SGLangConfig | OtherEngine,
-) -> LocalConfig | SGLangConfig | OtherEngine:
+    config: TransformersConfig | SGLangConfig | CustomEngineConfig,
+) -> TransformersConfig | SGLangConfig | CustomEngineConfig:
     """Return the settings of an engine that gets no adapter: a server that is launched needs no room for one."""
     return replace(config, adapters="merged") if isinstance(config, SGLangConfig) and not config.urls else config
 

@@ -82,7 +82,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
     _refuse_without_tasks(run, env)
     _refuse_images(run, env)
     _refuse_unkept(run, env)
-    for each in members_of(env) if run.advantage_level == "branches" else ():
+    for each in members_of(env) if run.credit == "branches" else ():
         check_branching(each, run.branching)
     run.check_files()
     if any(each.sandbox_spec is not None for each in members_of(env)):
@@ -181,8 +181,8 @@ def _refuse_unkept(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
     """Return the first tasks of each split that the run plays."""
-    played: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
-    return [task for split, many in played.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)]
+    rollout: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
+    return [task for split, many in rollout.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)]
 
 
 def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The record of a run: its figures, its rollouts, and what its end says of both."""
+"""The record of a run: its metrics, its rollouts, and what its end says of both."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from agentgym.files.disk import write_whole
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.files.foreign.opening import UnreadableFileError, read_bytes
 from agentgym.files.held import Change
-from agentgym.run.metrics.batch import batch_figures, mismatch_figures
+from agentgym.run.metrics.batch import batch_metrics, mismatch_metrics
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.plot import PLOT, draw_plot
 from agentgym.run.metrics_logger import MetricsLogger, strict
@@ -59,7 +59,7 @@ class Recorder:
     def follow(self) -> Change | None:
         """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
 
-        A folder that was removed is made anew with settings, figures and rollouts so far; if it cannot be made, that is
+        A folder that was removed is made anew with settings, metrics and rollouts so far; if it cannot be made, that is
         counted and said, and the next call tries again. FolderInUse if another process has taken the folder.
         """
         if self.held is None:
@@ -120,10 +120,10 @@ class Recorder:
         if self.store is not None:  # a generator: the store's own thread runs it
             self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
 
-    def evaluated(self, played: Evaluation, *, phase: str, done: int) -> None:
+    def evaluated(self, rollout: Evaluation, *, phase: str, done: int) -> None:
         """Keep the rollouts of a held-out evaluation that came after `done` steps, failed ones included."""
         if self.store is not None:
-            self.store.add(played.groups, phase=phase, step=done)
+            self.store.add(rollout.groups, phase=phase, step=done)
 
     def step(
         self,
@@ -131,12 +131,12 @@ class Recorder:
         groups: Groups,
         samples: SampleBatch,
         scored: Mapping[tuple[str, int, int], tuple[Floats, bool]],
-        figures: Mapping[str, float],
+        metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step with these and all other figures of its batch; it blocks."""
-        whole = groups.metrics() | batch_figures(groups, least_solved=self.solved)
-        whole |= samples.metrics() | mismatch_figures(samples, scored)
-        whole |= figures
+        """Log a step with these and all other metrics of its batch; it blocks."""
+        whole = groups.metrics() | batch_metrics(groups, least_solved=self.solved)
+        whole |= samples.metrics() | mismatch_metrics(samples, scored)
+        whole |= metrics
         self.log(step, whole)
         return whole
 
@@ -164,7 +164,7 @@ class Recorder:
             self.store.flush()
 
     def summary(self) -> dict[str, Any]:
-        """The run in figures; complete when the record is closed."""
+        """The run in metrics; complete when the record is closed."""
         return {
             **self.log.summary(),
             **self.report.summary(self.log.rows),

@@ -21,7 +21,7 @@ MOST = 5
 class Report:
     """Counts failures by kind and tool calls by name, and sees whether rewards vary.
 
-    `rows` are the figures of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
+    `rows` are the metrics of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
     failures are of those since the resume.
     """
 
@@ -39,9 +39,9 @@ class Report:
         """Count a batch."""
         self.tools.add(ToolCounts.of(groups.rollouts))
         self.failures.add(groups.rollouts)
-        for played in groups.rollouts:
-            if played.reward is not None and len(self.rewards) < 2:
-                self.rewards.add(played.reward)
+        for rollout in groups.rollouts:
+            if rollout.reward is not None and len(self.rewards) < 2:
+                self.rewards.add(rollout.reward)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The counts, under their names in summary.json."""
@@ -79,7 +79,7 @@ class Report:
 
 
 def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
-    """The tool calls that the figures of a step count."""
+    """The tool calls that the metrics of a step count."""
     counts = ToolCounts()
     for name, value in row.items():
         tool, _, what = name.removeprefix("tools/").rpartition("/")
@@ -89,7 +89,7 @@ def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
 
 
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
-"""The figures of a rollout that count its branches."""
+"""The metrics of a rollout that count its branches."""
 LIMITS = ("turns", "seconds", "context", "length", "tokens")
 """The reasons to stop that are limits: such a rollout was cut off."""
 UNLEARNED = {
@@ -98,7 +98,7 @@ UNLEARNED = {
     "train/skipped_steps": "optimizer steps that were not taken: the loss or the gradient was not finite",
     "train/untrained_steps": "mini-batches without a token to train",
 }
-"""What was not learned from beside groups without a signal and failures, by the figure that counts it."""
+"""What was not learned from beside groups without a signal and failures, by the metric that counts it."""
 
 
 def account(
@@ -127,7 +127,7 @@ def look_lines(folder: Path) -> list[str]:
             f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
             f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
             f"{command('report', folder)} writes curves, settings and rollouts into one file",
-            f"{shown(folder / METRICS)} has the figures of each step",
+            f"{shown(folder / METRICS)} has the metrics of each step",
         ],
     )
 
@@ -233,7 +233,7 @@ def _lost(counts: Mapping[str, int]) -> list[str]:
 
 
 def _of_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    """The sum over the finished rollouts of what the figures of steps have in the mean."""
+    """The sum over the finished rollouts of what the metrics of steps have in the mean."""
     return round(sum((row.get(f"rollout/{name}") or 0) * (row.get("rollouts/finished") or 0) for row in rows))
 
 

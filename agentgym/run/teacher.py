@@ -29,7 +29,7 @@ async def open_teacher(run: RunConfig, peers: Peers, progress: Callable[[str], N
 async def taught_samples(
     run: RunConfig, groups: Sequence[Group], teacher: Engine, collector: Collector
 ) -> tuple[SampleBatch, dict[str, float]]:
-    """Cut the rollouts of a batch into samples whose advantages are the teacher's; return them and its figures.
+    """Cut the rollouts of a batch into samples whose advantages are the teacher's; return them and its metrics.
 
     Every training process calls it with the whole batch, asks for its share of the scores, and gets all of them.
     """

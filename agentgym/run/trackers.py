@@ -63,7 +63,7 @@ class Wandb(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # By a figure of ours: wandb's own step refuses the evaluation that comes after it.
+        # By a metric of ours: wandb's own step refuses the evaluation that comes after it.
         self._run.log({**metrics, "step": step})
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:

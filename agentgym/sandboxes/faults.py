@@ -40,7 +40,7 @@ def _settle(news: "asyncio.Future[None]") -> None:
 async def readable(fd: int, timeout_s: float) -> None:
     """Return when there is something to be read or accepted; TimeoutError after `timeout_s`.
 
-    Nothing is taken from it: whoever takes it at once afterwards cannot be cancelled in between.
+    Nothing is taken from it: whoever takes it at once afterward cannot be cancelled in between.
     """
     loop = asyncio.get_running_loop()
     news = loop.create_future()

@@ -147,7 +147,7 @@ def _rule(rule: Mapping[str, Any]) -> list[bytes]:
 
 
 def _spans(known: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and last number of each run of neighbours."""
+    """The first and last number of each run of neighbors."""
     spans: list[tuple[int, int]] = []
     for number in sorted(known):
         if spans and number == spans[-1][1] + 1:

@@ -135,7 +135,7 @@ _SUMS = (
 
 
 class Groups(Sequence[Group]):
-    """Finished groups in the order of their tasks, with their figures."""
+    """Finished groups in the order of their tasks, with their metrics."""
 
     def __init__(self, groups: Sequence[Group], batch_stats: BatchStats | None = None) -> None:
         self.groups = tuple(groups)

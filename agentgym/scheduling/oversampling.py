@@ -19,7 +19,7 @@ DEADLINE_FACTOR = 1.5
 
 
 @config(frozen=True, kw_only=True)
-class Oversample:
+class OversampleConfig:
     """Start more than is needed and stop when there is enough; by default, wait for exactly what was asked for.
 
     A group is whole when it has all of its scored rollouts; only whole groups are kept, so that no baseline bends.
@@ -104,7 +104,7 @@ class BatchPolicy:
     No group is returned older than `bound` policy versions; old groups are waited for in time.
     """
 
-    def __init__(self, oversample: Oversample, staleness: int) -> None:
+    def __init__(self, oversample: OversampleConfig, staleness: int) -> None:
         self.bound = staleness or oversample.carry
         """Policy versions by which the oldest token of a returned group may be behind; 0: nothing is carried over."""
         self.overlaps = staleness > 0

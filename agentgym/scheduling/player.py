@@ -11,7 +11,7 @@ from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.resources import open_resources
 from agentgym.environments.task_sandboxes import check_sandboxes, open_sandboxes
-from agentgym.judges.named_models import check_models
+from agentgym.judges.model_roles import check_models
 from agentgym.rollouts.rollout import rollout
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.gate import EngineGate, RolloutUsage, current_usage

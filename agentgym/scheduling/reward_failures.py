@@ -29,10 +29,10 @@ class RewardFailures:
         Each sentence names the reward and the line that it is most often about.
         """
         self.rollouts += len(rollouts)
-        for played in rollouts:
-            if (line := _line_of_failure(played)) is not None:
+        for rollout in rollouts:
+            if (line := _line_of_failure(rollout)) is not None:
                 self._raised[line] += 1
-            if (zero := next(_lines_of_zeros(played), None)) is not None:
+            if (zero := next(_lines_of_zeros(rollout), None)) is not None:
                 self._zero[zero] += 1
         said = []
         if self._is_due("raised", self._raised):
@@ -60,9 +60,9 @@ class RewardFailures:
         return f"{counts.total()} of {self.rollouts} rollouts ({share:.1f} %)"
 
 
-def _line_of_failure(played: Rollout) -> str | None:
+def _line_of_failure(rollout: Rollout) -> str | None:
     """The reward that a rollout failed in, and its line; None where it failed elsewhere, or not at all."""
-    failure = played.failure
+    failure = rollout.failure
     if failure is None or failure.type != EnvError.__name__:
         return None
     named = failure.where.endswith((".score", f".{NAME}")) or ": reward " in failure.where
@@ -72,9 +72,9 @@ def _line_of_failure(played: Rollout) -> str | None:
     return f"{failure.where}, at {place}" if place else failure.where
 
 
-def _lines_of_zeros(played: Rollout) -> Iterator[str]:
+def _lines_of_zeros(rollout: Rollout) -> Iterator[str]:
     """Yield each reward of a rollout that is 0.0 because of what the policy left, and the line that found it so."""
-    for name, why in played.failed_cases.items():
+    for name, why in rollout.failed_cases.items():
         if why.startswith(ZERO):
             yield f"{name}, at {why.rpartition(', at ')[2]}"
 

@@ -12,7 +12,7 @@ from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
 from agentgym.scheduling.player import CONCURRENCY
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
-from agentgym.types.branching import Branching
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Rollout
 
@@ -31,7 +31,7 @@ async def run_groups(
     seed: int = 0,
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
-    branching: Branching | None = None,
+    branching: BranchingConfig | None = None,
 ) -> Groups:
     """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from agentgym.config_fields import require_instance
-from agentgym.scheduling.oversampling import Oversample
-from agentgym.types.branching import Branching
+from agentgym.scheduling.oversampling import OversampleConfig
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Sampling
 
 
@@ -16,12 +16,12 @@ class Schedule:
     """Scored rollouts in a group."""
     prompts: int = 8
     """Groups in a batch, of all processes together."""
-    oversample: Oversample = field(default_factory=Oversample)
+    oversample: OversampleConfig = field(default_factory=OversampleConfig)
     """What is started beyond that, and what becomes of it."""
     staleness: int = 0
     """The most policy versions that a group's oldest token may be behind; above 0, later batches are played while one
     is trained on."""
-    rest_rounds: int = 0
+    rest_epochs: int = 0
     """How often a task is passed over after all its rollouts had the same reward."""
     solved: float = 1.0
     """The least reward that solves a task, where resting tasks are counted."""
@@ -31,7 +31,7 @@ class Schedule:
     """Whether the rollouts of a group share the seed that their env gets; in an evaluation each has its own."""
     by_turn: bool = False
     """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
-    branching: Branching | None = None
+    branching: BranchingConfig | None = None
     """The branches that are played from states of each rollout; None for none."""
     sampling: Sampling | None = None
     """How tokens are sampled; None: as the `Collector` says, or by the defaults of `Sampling`."""
@@ -43,7 +43,7 @@ class Schedule:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, got {value}")
         if self.branching is not None:
-            require_instance("branching", self.branching, Branching)
+            require_instance("branching", self.branching, BranchingConfig)
         self.oversample.fits(group_size=self.n, staleness=self.staleness)
 
     @property
@@ -54,4 +54,4 @@ class Schedule:
     @property
     def by_id(self) -> bool:
         """Whether a task belongs to one process alone, as one may play more for a batch than its share of that."""
-        return self.staleness > 0 or self.rest_rounds > 0 or self.oversample.crosses_batches
+        return self.staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches

@@ -164,14 +164,14 @@ class TaskSampler(Generic[TaskT]):
     """
 
     def __init__(
-        self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_rounds: int = 0, order: str = ""
+        self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_epochs: int = 0, order: str = ""
     ) -> None:
         self.order = order
         """The name of the order of tasks, the same in a resumed run; "" where the tasks are of one call alone."""
         self._sharding = sharding or Sharding()
-        if rest_rounds and not self._sharding.by_id:
-            raise ValueError("rest_rounds: only the process that plays a task knows whether it rests; set by_id=True")
-        self._rest_rounds = rest_rounds
+        if rest_epochs and not self._sharding.by_id:
+            raise ValueError("rest_epochs: only the process that plays a task knows whether it rests; set by_id=True")
+        self._rest_rounds = rest_epochs
         self._resting: dict[str, int] = {}
         """How often each resting task is still to be passed over, by its id."""
         self._rests = Counter[str]()
@@ -187,7 +187,7 @@ class TaskSampler(Generic[TaskT]):
         """What the stopped run had in play; this process counts it as dropped in its first batch."""
 
     @classmethod
-    def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_rounds: int = 0) -> Self:
+    def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_epochs: int = 0) -> Self:
         """Return a sampler of the env's training tasks, which come round for ever, in the order of `batches`.
 
         Raises ValueError on every process where one of them has fewer tasks than it plays of a batch.
@@ -195,7 +195,7 @@ class TaskSampler(Generic[TaskT]):
         if sharding.by_id and sharding.world > 1:
             _refuse_idle_processes(env, sharding)
         stream = chain.from_iterable(batches(env, sharding.prompts, sys.maxsize, seed=seed))
-        return cls(stream, sharding, rest_rounds=rest_rounds, order=f"{find_env(env).__qualname__}, seed {seed}")
+        return cls(stream, sharding, rest_epochs=rest_epochs, order=f"{find_env(env).__qualname__}, seed {seed}")
 
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
         """The next task whose id is not in `taken`, in play from now on; None if the tasks have run out.
@@ -240,7 +240,7 @@ class TaskSampler(Generic[TaskT]):
         return True
 
     def taught_nothing(self, task_id: str, *, solved: bool) -> None:
-        """The task's rollouts were all worth the same: it is passed over the next `rest_rounds` times."""
+        """The task's rollouts were all worth the same: it is passed over the next `rest_epochs` times."""
         if self._rest_rounds:
             self._resting[task_id] = self._rest_rounds
             self._rests["rested_solved" if solved else "rested_unsolved"] += 1
@@ -343,6 +343,6 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
         share = processes[rank := min(missing)].share
         raise ValueError(
             f"prompts: process {rank} of {sharding.world} plays {share} tasks of a batch, and {share - missing[rank]} "
-            f"of the {len(tasks)} training tasks belong to it: with staleness, rest_rounds, or "
+            f"of the {len(tasks)} training tasks belong to it: with staleness, rest_epochs, or "
             "oversample.extra_groups, carry or replace each belongs to one; use more tasks, fewer prompts or processes"
         )

@@ -35,7 +35,7 @@ MAY_DIFFER = (
         "eval_every",
     ),
     *("train.lr", "train.value_lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
-    *("train.layout", "train.micro_tokens", "train.balance", "train.checkpointing"),
+    *("train.layout", "train.max_tokens_per_microbatch", "train.balance", "train.checkpointing"),
     *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
@@ -89,7 +89,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of Python and of the packages that a run's figures depend on; None for one that is missing."""
+    """Give the versions of Python and of the packages that a run's metrics depend on; None for one that is missing."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
@@ -160,10 +160,10 @@ def _env_in(found: Any) -> str | dict[str, float]:
     return {text_of(name, "env"): number(weight, f"env.{name:.80}") for name, weight in found.items()}
 
 
-def regraded_from(folder: Path) -> str | None:
+def rescored_from(folder: Path) -> str | None:
     """Return the folder whose rollouts were scored again in this one; None for one that was played."""
     try:
-        found = _kept(folder)["regraded"]
+        found = _kept(folder)["rescored"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)

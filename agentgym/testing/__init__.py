@@ -29,7 +29,7 @@ from agentgym.environments.env import Env, TaskT
 from agentgym.environments.mixture import member_of
 from agentgym.environments.registry import find_env
 from agentgym.environments.task_rows import as_task
-from agentgym.judges.named_models import check_models
+from agentgym.judges.model_roles import check_models
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool, Shell
 from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.sample import Sample

@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any
 
 NEARLY = 0.82
-"""How alike a misspelt name and the right one are: "sysetm" and "system" are that, "stem" and "system" are not."""
+"""How alike a misspelled name and the right one are: "sysetm" and "system" are that, "stem" and "system" are not."""
 
 
 def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
@@ -132,7 +132,7 @@ def check_made(value: object, kind: type | UnionType | tuple[()], where: str, ex
 
 
 def check_settings(owner: type, settings: Mapping[str, Callable[[Any], bool]]) -> None:
-    """Raise ValueError where a class gives a value under the misspelt name of one of its settings.
+    """Raise ValueError where a class gives a value under the misspelled name of one of its settings.
 
     An attribute is one where its name is nearly that of a setting that the class does not give, and the setting could
     have its value: other attributes are the user's own.

@@ -63,7 +63,7 @@ def tool(
     takes longer than `timeout_s` seconds is ended, and the model reads that it timed out. The texts of an async
     generator are shown on the logger `agentgym.tools` as they come, and the model reads them in one. `name` is what the
     model calls the tool; by default it is the method's name. `parallel=True` declares that calls of it may run at the
-    same time as each other and as those of other such tools: neighbouring calls of one turn then do. With
+    same time as each other and as those of other such tools: neighboring calls of one turn then do. With
     `root=False` only sub-agents have it that are given it.
     """
     check_settings(timeout_s, parallel)

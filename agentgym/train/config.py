@@ -58,10 +58,10 @@ class TrainConfig:
     """Loss. ppo clips the probability ratio of each token; cispo weighs each token's gradient by its clipped ratio;
     gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of one
     more forward; sft is the cross-entropy of demonstrations."""
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Lower clip: the loss does not push a token's probability ratio further below 1 - clip_low."""
-    clip_high: NotNegative = 0.2
-    """Upper clip: the loss does not push a token's probability ratio further above 1 + clip_high."""
+    clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Lower clip: the loss does not push a token's probability ratio further below 1 - clip_eps_low."""
+    clip_eps_high: NotNegative = 0.2
+    """Upper clip: the loss does not push a token's probability ratio further above 1 + clip_eps_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Upper bound on the probability ratio of tokens with a negative advantage (dual-clip PPO); must be above 1, and
     None sets no bound."""
@@ -72,32 +72,32 @@ class TrainConfig:
     """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
     correction: Correction = "none"
     """Importance weight of tokens that another policy sampled: instead of the clipped ratio, or beside it where
-    old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at correction_cap;
-    token_mask and sequence_mask set the weight to 0 outside of 1/correction_cap..correction_cap; geometric_mask does so
+    old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at is_cap;
+    token_mask and sequence_mask set the weight to 0 outside of 1/is_cap..is_cap; geometric_mask does so
     where the mean ratio of the segment is outside."""
-    correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    is_cap: Annotated[float, Field(ge=1)] = 2.0
     """Largest importance weight that correction gives."""
     old_logprobs: Literal["engine", "trainer"] = "engine"
     """Log-probabilities that the clipped ratio is to: the engine's, as the token was sampled, or the trainer's before
     the first optimizer step of the batch. With trainer, correction weighs how far these are from the engine's, at the
     cost of one more forward for all mini-batches but the first."""
     value_lr: NotNegative = 1e-3
-    """Learning rate of AdamW of the value head, which advantage_level value trains; it is constant."""
+    """Learning rate of AdamW of the value head, which credit value trains; it is constant."""
     value_epochs: Positive = 8
     """Optimizer steps of the value head in each step, all on the states of the batch as they were before it."""
     value_clip: Above0 | None = None
     """Most that a step's loss lets the value of a state move, as in PPO's first code; None sets no bound."""
     grad_clip: Above0 = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
-    normalise: Normalise = "token"
+    loss_agg: Normalise = "token"
     """Divisor of the loss: the mean over trained tokens, over samples, or over rollouts (each weighs the same, however
     many segments it has); a number divides the sum over trained tokens."""
-    rollouts_per_step: Positive | None = None
+    rollouts_per_minibatch: Positive | None = None
     """Number of rollouts in one optimizer step, with all their samples; None takes one step for the whole batch."""
     layout: Literal["padded", "packed", "tree"] = "padded"
     """Layout of the tokens in a forward. padded makes every sample as wide as the longest; packed lays all samples in
     one row; tree does so with each shared prefix once. The layout changes memory and speed, never the gradient."""
-    micro_tokens: Positive | None = 16_384
+    max_tokens_per_microbatch: Positive | None = 16_384
     """Most tokens in one forward, as the layout counts them: samples x longest if padded, their sum if packed, each
     shared prefix once if tree. It changes memory and speed, never the gradient. None sets no limit."""
     balance: Literal["length", "square", "flops"] = "flops"
@@ -118,7 +118,7 @@ class TrainConfig:
     """Shard the model with FSDP2 on a single process too; several processes always shard it, and so does method full
     in bfloat16, whose float32 weights FSDP2 rounds for each forward."""
     replicas: Positive = 1
-    """Copies of the sharded model among the processes (HSDP): each is sharded over as many neighbouring processes as
+    """Copies of the sharded model among the processes (HSDP): each is sharded over as many neighboring processes as
     remain for it, such as those of one node, and only gradients pass between copies. It must divide the number of
     processes; it changes memory and traffic, never the gradient."""
     offload: bool = False
@@ -150,9 +150,10 @@ class TrainConfig:
             ),
             (
                 "old_logprobs",
-                "rollouts_per_step",
-                self.rollouts_per_step is not None,
-                "in a batch of one optimizer step the policy before it is the policy itself; set rollouts_per_step",
+                "rollouts_per_minibatch",
+                self.rollouts_per_minibatch is not None,
+                "in a batch of one optimizer step the policy before it is the policy itself; set "
+                "rollouts_per_minibatch",
             ),
             (
                 "decay",
@@ -166,15 +167,15 @@ class TrainConfig:
                 self.loss == "ppo" or (apart and self.loss != "sft"),
                 f"{self.loss} takes no correction, it weighs off-policy tokens itself or has none; set loss='ppo'",
             ),
-            ("correction_cap", "correction", self.correction != "none", "it bounds a correction; set correction"),
+            ("is_cap", "correction", self.correction != "none", "it bounds a correction; set correction"),
             (
                 "dual_clip",
                 "loss, correction",
                 self.loss == "ppo" and ratio,
                 "it bounds the clipped ratio of loss='ppo' with correction='none'; set these",
             ),
-            ("clip_low", "loss, correction", clips, clip_users),
-            ("clip_high", "loss, correction", clips, clip_users),
+            ("clip_eps_low", "loss, correction", clips, clip_users),
+            ("clip_eps_high", "loss, correction", clips, clip_users),
             ("kl_estimator", "kl_coef", self.kl_coef > 0, "it estimates a divergence that weighs 0; set kl_coef"),
             *((field, "method", self.method == "lora", _NO_ADAPTER) for field in _LORA),
         ]

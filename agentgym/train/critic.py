@@ -74,7 +74,11 @@ class Critic:
         if not samples:
             return {}
         plans = plan_step(
-            samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
+            samples,
+            ranks=ranks.world,
+            layout=config.layout,
+            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
+            cost=self._cost,
         )
         for part in plans[ranks.rank]:
             chosen = [samples[i] for i in part] or [min(samples, key=len)]
@@ -95,7 +99,7 @@ class Critic:
         return given
 
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
-        """Take `value_epochs` steps of the head towards these returns; return its figures on them before the first.
+        """Take `value_epochs` steps of the head toward these returns; return its metrics on them before the first.
 
         `returns` are those of all ranks, by sample and in the order of `values`; `refuse_returns` has seen them.
         """
@@ -113,8 +117,8 @@ class Critic:
             group["lr"] = self._config.value_lr
         done = sum(self._step(states_MH, old_M, targets_M, count) for _ in range(self._config.value_epochs))
         pairs = self._ranks.gather(list(zip(old_M.tolist(), targets_M.tolist(), strict=True)))
-        figures = value_figures(np.array(pairs))
-        return figures | {"train/value_skipped_steps": float(self._config.value_epochs - done)}
+        metrics = value_metrics(np.array(pairs))
+        return metrics | {"train/value_skipped_steps": float(self._config.value_epochs - done)}
 
     def _step(self, states_MH: Tensor, old_M: Tensor, targets_M: Tensor, count: int) -> bool:
         """Take one step on the turns of all ranks; tell whether the gradient was finite, and was applied."""
@@ -186,8 +190,8 @@ def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: floa
     return errors_M.sum()
 
 
-def value_figures(pairs: np.ndarray) -> dict[str, float]:
-    """Return the figures of values (first column) of states whose returns (second column) were seen.
+def value_metrics(pairs: np.ndarray) -> dict[str, float]:
+    """Return the metrics of values (first column) of states whose returns (second column) were seen.
 
     The explained variance is 1 - Var(return - value) / Var(return): 1 for values that know the returns, 0 for a
     constant, and below 0 for values that are worse than one; NaN where all returns are equal.

@@ -23,8 +23,8 @@ from agentgym.train.config import TrainConfig, learning_rate
 from agentgym.train.critic import Critic, refuse_returns
 from agentgym.train.distributed import Ranks
 from agentgym.train.kept_logprobs import KeptLogprobs, ScoredSample
-from agentgym.train.loss.figures import Forward, step_figures
 from agentgym.train.loss.losses import LossSums, denominator
+from agentgym.train.loss.metrics import Forward, step_metrics
 from agentgym.train.loss.nonfinite import gradient_is_finite, nonfinite_rollouts, warn_skipped
 from agentgym.train.loss.objective import Objective, refuse_parts, rollout_log_ratios, sample_log_ratios
 from agentgym.train.policy.adapter_io import export_adapter
@@ -40,7 +40,7 @@ from agentgym.train.state import (
     restore_training,
     training_state,
 )
-from agentgym.train.usage import memory_figures, mfu_figures
+from agentgym.train.usage import memory_metrics, mfu_metrics
 from agentgym.types.arrays import Floats
 from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample, SampleKey
@@ -72,7 +72,7 @@ class Learner:
         self._critic: Critic | None = None
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Take one optimizer step per mini-batch; returns the figures of all ranks, on every rank."""
+        """Take one optimizer step per mini-batch; returns the metrics of all ranks, on every rank."""
         began = time.perf_counter()
         returns: Mapping[SampleKey, Floats] = getattr(samples, "returns", {})
         self._agree(samples, returns)
@@ -81,7 +81,9 @@ class Learner:
         self._limits.refuse(samples)
         self._once.refuse(samples)
         forwards: list[Forward] = []
-        cut = [[samples[i] for i in part] for part in mini_batches(samples, rollouts=self.config.rollouts_per_step)]
+        cut = [
+            [samples[i] for i in part] for part in mini_batches(samples, rollouts=self.config.rollouts_per_minibatch)
+        ]
         trained = [part for part in cut if any(sample.loss_mask.any() for sample in part)]
         untrained = len(cut) - len(trained)
         plans = [self._plan(part) for part in trained]
@@ -96,11 +98,13 @@ class Learner:
             "train/untrained_steps": float(untrained),
             "train/samples": float(len(samples)),
             "train/adapter_coverage": self._coverage.share,
-            "train/over_budget": float(over_budget([len(sample) for sample in samples], self.config.micro_tokens)),
+            "train/over_budget": float(
+                over_budget([len(sample) for sample in samples], self.config.max_tokens_per_microbatch)
+            ),
         }
         if norms:
             forwards = self.ranks.gather(forwards)
-            stats |= step_figures(forwards, norms, self.config)
+            stats |= step_metrics(forwards, norms, self.config)
             stats["train/lr"] = self._optimizer.param_groups[0]["lr"]
         if self._critic is not None:
             stats |= self._critic.learn(returns)
@@ -131,7 +135,7 @@ class Learner:
     def _usage(self, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
         """Return the use of this rank's GPU."""
         lengths, device = [len(sample) for sample in samples], self.ranks.device
-        return memory_figures(device) | mfu_figures(
+        return memory_metrics(device) | mfu_metrics(
             self.policy.causal,
             lengths,
             dtype=weight_type(self.config, device),
@@ -160,7 +164,11 @@ class Learner:
         """Return this rank's micro-batches of a mini-batch."""
         ranks, config = self.ranks, self.config
         plans = plan_step(
-            samples, ranks=ranks.world, layout=config.layout, micro_tokens=config.micro_tokens, cost=self._cost
+            samples,
+            ranks=ranks.world,
+            layout=config.layout,
+            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
+            cost=self._cost,
         )
         return plans[ranks.rank]
 
@@ -193,7 +201,7 @@ class Learner:
         config = self.config
         objective = Objective(
             config=config,
-            denominator=denominator(samples, config.normalise),
+            denominator=denominator(samples, config.loss_agg),
             sequences=self._sequences(samples, plan, old) if config.loss == "gspo_rollout" else None,
         )
         self._optimizer.zero_grad(set_to_none=True)

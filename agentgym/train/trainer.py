@@ -144,11 +144,11 @@ class Trainer:
         return self._call(lambda learner: learner.optimizer_steps)
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on these samples, one optimizer step for each mini-batch of rollouts; returns the figures of the log.
+        """Train on these samples, one optimizer step for each mini-batch of rollouts; returns the metrics of the log.
 
-        Every rank passes all of the samples, and gets the same figures. A gradient that is not finite is not
+        Every rank passes all of the samples, and gets the same metrics. A gradient that is not finite is not
         applied: the step is counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came
-        from. The other figures are of the steps that were taken. A mini-batch in which no token is trained is no step
+        from. The other metrics are of the steps that were taken. A mini-batch in which no token is trained is no step
         either: it is counted in `train/untrained_steps`, with a RuntimeWarning. Without samples there is no step.
         Cancelling the call does not stop the step.
         Raises ValueError if ranks hold different samples, and for samples that the model cannot be given.

@@ -24,7 +24,7 @@ PEAK_TFLOPS = {
 counts. No peak was measured."""
 
 
-def memory_figures(device: torch.device) -> dict[str, float]:
+def memory_metrics(device: torch.device) -> dict[str, float]:
     """Return the most memory that this process's GPU held since the last call, in GiB; nothing on a CPU."""
     if device.type != "cuda":
         return {}
@@ -33,7 +33,7 @@ def memory_figures(device: torch.device) -> dict[str, float]:
     return {"train/gpu_memory_gib": peak / 2**30}
 
 
-def mfu_figures(
+def mfu_metrics(
     model: nn.Module, lengths: Sequence[int], *, dtype: torch.dtype, seconds: float, gpus: int, device: torch.device
 ) -> dict[str, float]:
     """Return `train/mfu`, the arithmetic that the samples need over what the GPUs could have done in that time.

@@ -8,7 +8,7 @@ BranchAfter: TypeAlias = Literal["turn", "tool_error", "unlikely_turn"]
 
 
 @config(frozen=True, kw_only=True)
-class Branching:
+class BranchingConfig:
     """Says from which states of a rollout branches are played; each is known before its next turn is sampled."""
 
     per_state: Positive = 2

@@ -66,11 +66,11 @@ class RolloutBranch:
         return self.reward if self.reward is None or not role else self.role_rewards.get(role)
 
 
-def require_roles(played: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
+def require_roles(rollout: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
     """Raise ValueError where a role's reward has no name or is not finite, or a role with turns to train has none."""
     for role, value in rewards.items():
         require(bool(role) and math.isfinite(value), f"{where}: {role!r} is {value}; name it, and be finite")
-    without = sorted(set(filter(None, played)) - rewards.keys())
+    without = sorted(set(filter(None, rollout)) - rewards.keys())
     require(not without, f"{where}: none of {', '.join(without)}, whose turns are to be trained")
 
 
@@ -172,7 +172,7 @@ class Rollout:
     """One attempt at a task: ONE outcome reward, however many segments it fanned out into.
 
     `reward` None means that it failed and was never scored (`failure` says why); `rewards` are without their weights.
-    `print(rollout)` shows what was said, `rollout.show()` the same with colours.
+    `print(rollout)` shows what was said, `rollout.show()` the same with colors.
     """
 
     rollout_id: str
@@ -207,10 +207,10 @@ class Rollout:
 
     def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
         """Require the reward of each role that has turns to train in what came to this end, unless it failed."""
-        played = set[str]()
+        rollout = set[str]()
         if end.reward is not None:
-            played = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
-        require_roles(played, end.role_rewards, name)
+            rollout = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
+        require_roles(rollout, end.role_rewards, name)
 
     def __repr__(self) -> str:
         return f"<Rollout {self._head()}>"
@@ -231,7 +231,7 @@ class Rollout:
         return tuple(s if end is None else s.noted(str(end)) for s, end in zip(shown, ends, strict=True))
 
     def show(self, *, full: bool = False, console: Any = None) -> None:
-        """Print the transcript with colours; `full` cuts no message, `console` is a rich Console instead of stdout."""
+        """Print the transcript with colors; `full` cuts no message, `console` is a rich Console instead of stdout."""
         foot = outcome(self.rewards, self.metrics, self.failure, self.failed_cases, self.role_rewards)
         show(self._head(), self.transcript(), foot, limit=None if full else SHOWN_CHARACTERS, console=console)
 

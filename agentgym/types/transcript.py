@@ -222,7 +222,7 @@ def show(
     limit: int | None = SHOWN_CHARACTERS,
     console: Any = None,
 ) -> None:
-    """Print the segments with colours where the terminal has them; `console` is a rich Console, stdout by default."""
+    """Print the segments with colors where the terminal has them; `console` is a rich Console, stdout by default."""
     from rich.console import Console
     from rich.rule import Rule
     from rich.text import Text

@@ -24,7 +24,7 @@ def as_json(value: object) -> bytes:
         return value
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # a figure that is not finite
+    except ValueError:  # a metric that is not finite
         text = json.dumps(finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return whole_characters(text).encode()
 

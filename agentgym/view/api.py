@@ -13,7 +13,7 @@ from agentgym.store.texts import texts_of
 from agentgym.view import asked
 from agentgym.view.answers import Refused
 from agentgym.view.asked import Query
-from agentgym.view.figures import GROUPS, metric_rows
+from agentgym.view.metrics import GROUPS, metric_rows
 from agentgym.view.rollout_page import env_of, rollout_page, table_row, token_window
 from agentgym.view.runs import Run, Runs, env_texts
 from agentgym.view.search.index import snippet
@@ -51,7 +51,7 @@ class Api:
         self.of_rollouts: Mapping[str, Callable[[Run, int, Query], Any]] = {"": rollout, "tokens": tokens}
 
     def all_runs(self) -> dict[str, Any]:
-        """Return every run in a few figures."""
+        """Return every run in a few metrics."""
         return {"runs": [self.in_short(run) for run in self.runs.all()], "version": self.version}
 
     def of_run(self, key: str, what: str, query: Query) -> Any:
@@ -70,7 +70,7 @@ class Api:
         return self.of_rollouts[what](run, int(number), query)
 
     def in_short(self, run: Run) -> dict[str, Any]:
-        """Return a run in a few figures."""
+        """Return a run in a few metrics."""
         progress = self.runs.progress(run)
         (many, failed), steps = _counts(run), run.settings().get("steps")
         return {
@@ -89,7 +89,7 @@ class Api:
         }
 
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
-        """Return all that is known of a run but its figures and its rollouts."""
+        """Return all that is known of a run but its metrics and its rollouts."""
         return self.in_short(run) | {
             "settings": run.settings(),
             "versions": run.settings_file().get("versions") or {},
@@ -141,12 +141,12 @@ def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) 
 
 
 def metric_names() -> dict[str, Any]:
-    """Return how the figures are put into charts."""
+    """Return how the metrics are put into charts."""
     return {"groups": list(GROUPS)}
 
 
 def metrics(run: Run, query: Query) -> bytes:
-    """Return the figures of the lines behind those that the page has, as JSON."""
+    """Return the metrics of the lines behind those that the page has, as JSON."""
     return metric_rows(run.folder, asked.whole(query, "after", 0), asked.maybe_whole(query, "mark")).as_json()
 
 

@@ -1,4 +1,4 @@
-"""Messages as blocks that the page shows: text, code with its colours, diffs, tool calls and their results."""
+"""Messages as blocks that the page shows: text, code with its colors, diffs, tool calls and their results."""
 
 import difflib
 import json
@@ -10,11 +10,11 @@ from typing import Any
 
 Block = dict[str, Any]
 LARGEST_CODE = 20_000
-"""Characters of the longest code that is coloured; longer code is shown plain."""
-MOST_COLOURED = 150_000
-"""Characters of code that are coloured in one rollout, which takes a third of a second; the rest is shown plain."""
+"""Characters of the longest code that is colored; longer code is shown plain."""
+MOST_COLORED = 150_000
+"""Characters of code that are colored in one rollout, which takes a third of a second; the rest is shown plain."""
 MOST_SECONDS = 1.0
-"""CPU seconds that the colours of one rollout may take."""
+"""CPU seconds that the colors of one rollout may take."""
 MOST_COMPARED = 1000
 """Lines of an old and a new text that are compared; of longer ones all old lines come first, then all new ones."""
 _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
@@ -28,15 +28,15 @@ _OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_stri
 
 
 @dataclass(slots=True)
-class Colours:
-    """Colours code as long as there is something left of what one answer may take."""
+class Colors:
+    """Colors code as long as there is something left of what one answer may take."""
 
-    left: int = MOST_COLOURED
+    left: int = MOST_COLORED
     seconds: float = MOST_SECONDS
     """CPU seconds that are left: a model can write code that a lexer reads as often as it has letters."""
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
-        """Return the text in pieces, each with the short name of its colour."""
+        """Return the text in pieces, each with the short name of its color."""
         if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
@@ -46,49 +46,49 @@ class Colours:
         return found
 
 
-def message_blocks(message: Any, colours: Colours | None = None) -> dict[str, Any]:
+def message_blocks(message: Any, colors: Colors | None = None) -> dict[str, Any]:
     """Return a message as its role and its blocks; what no message is comes as its JSON."""
     if not isinstance(message, Mapping):
         return {"role": "(no message)", "blocks": [_text(_shown(message))]}
-    colours = colours or Colours()
+    colors = colors or Colors()
     role, blocks = _shown(message.get("role")) or "(no role)", list[Block]()
     if thinking := _shown(message.get("reasoning_content")):
         blocks.append({"kind": "thinking", "text": thinking})
-    blocks += _tool_result(message, colours) if role == "tool" else content_blocks(message.get("content"), colours)
+    blocks += _tool_result(message, colors) if role == "tool" else content_blocks(message.get("content"), colors)
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list | tuple) else [] if calls is None else [calls]:
-        blocks += call_blocks(call, colours)
+        blocks += call_blocks(call, colors)
     return {"role": role, "blocks": blocks}
 
 
-def content_blocks(content: Any, colours: Colours) -> list[Block]:
+def content_blocks(content: Any, colors: Colors) -> list[Block]:
     """Return the blocks of a content, text or a list of parts."""
     if not isinstance(content, list | tuple):
-        return list(text_blocks(_shown(content), colours))
+        return list(text_blocks(_shown(content), colors))
     found = list[Block]()
     for part in content:
-        found += _part_blocks(part, colours)
+        found += _part_blocks(part, colors)
     return found
 
 
-def text_blocks(text: str, colours: Colours) -> Iterator[Block]:
+def text_blocks(text: str, colors: Colors) -> Iterator[Block]:
     """Text, and the code and the diffs that stand between fences in it."""
     end = 0
     for fence in _FENCE.finditer(text):
         if text[end : fence.start()].strip():
             yield _text(text[end : fence.start()])
-        yield code_block(fence.group(3), fence.group(2), colours)
+        yield code_block(fence.group(3), fence.group(2), colors)
         end = fence.end()
     rest = text[end:]
     if rest.strip() or (rest and not end):
         yield diff_block(rest) if _HUNK.search(rest) else _text(rest)
 
 
-def code_block(text: str, language: str, colours: Colours) -> Block:
-    """Code with its colours; a diff where it is one."""
+def code_block(text: str, language: str, colors: Colors) -> Block:
+    """Code with its colors; a diff where it is one."""
     if language in ("diff", "patch") or (not language and _HUNK.search(text)):
         return diff_block(text)
-    return {"kind": "code", "language": language, "text": text, "spans": colours.of(text, language)}
+    return {"kind": "code", "language": language, "text": text, "spans": colors.of(text, language)}
 
 
 def diff_block(text: str) -> Block:
@@ -96,7 +96,7 @@ def diff_block(text: str) -> Block:
     return {"kind": "diff", "lines": [_diff_line(line) for line in text.splitlines()]}
 
 
-def call_blocks(call: Any, colours: Colours) -> list[Block]:
+def call_blocks(call: Any, colors: Colors) -> list[Block]:
     """Return a tool call, then the code among its arguments, and the change where they are an old and a new text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
@@ -104,11 +104,11 @@ def call_blocks(call: Any, colours: Colours) -> list[Block]:
     given = function.get("arguments")
     shown = given if isinstance(given, str) else _pretty({} if given is None else given)
     block = {"kind": "call", "name": _shown(function.get("name")), "arguments": shown, "id": _shown(call.get("id"))}
-    return [block, *_within_arguments(given, colours)] if isinstance(given, Mapping) else [block]
+    return [block, *_within_arguments(given, colors)] if isinstance(given, Mapping) else [block]
 
 
 def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
-    """Return the text in pieces, each with the short name of its colour.
+    """Return the text in pieces, each with the short name of its color.
 
     It is one piece where the language is not known, or where it takes more CPU seconds than `within`.
     """
@@ -133,15 +133,15 @@ def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[
     return found if same else [("", text)]
 
 
-def _within_arguments(given: Mapping[str, Any], colours: Colours) -> Iterator[Block]:
+def _within_arguments(given: Mapping[str, Any], colors: Colors) -> Iterator[Block]:
     for old, new in _OLD_AND_NEW:
         if isinstance(given.get(old), str) and isinstance(given.get(new), str):
-            yield {"kind": "diff", "lines": _changes(given[old], given[new], colours)}
+            yield {"kind": "diff", "lines": _changes(given[old], given[new], colors)}
             return
     for name, value in given.items():
         if isinstance(value, str) and (name in _CODE_OF or "\n" in value):
             language = _CODE_OF.get(name) or _language_of(given)
-            yield code_block(value, language, colours)
+            yield code_block(value, language, colors)
 
 
 def _language_of(given: Mapping[str, Any]) -> str:
@@ -155,12 +155,12 @@ def _language_of(given: Mapping[str, Any]) -> str:
     return lexer.aliases[0] if lexer is not None and lexer.aliases else ""
 
 
-def _changes(old: str, new: str, colours: Colours) -> list[tuple[str, str]]:
+def _changes(old: str, new: str, colors: Colors) -> list[tuple[str, str]]:
     """The lines of both texts with their marks; whole lines are compared, as letters within them would take minutes."""
     before, behind, size = old.splitlines(), new.splitlines(), len(old) + len(new)
-    if len(before) + len(behind) > MOST_COMPARED or size > min(colours.left, LARGEST_CODE):
+    if len(before) + len(behind) > MOST_COMPARED or size > min(colors.left, LARGEST_CODE):
         return [*_marked("-", before), *_marked("+", behind)]
-    colours.left -= size
+    colors.left -= size
     found = list[tuple[str, str]]()
     for kind, first, last, start, stop in difflib.SequenceMatcher(None, before, behind).get_opcodes():
         if kind == "equal":
@@ -179,7 +179,7 @@ def _diff_line(line: str) -> tuple[str, str]:
     return (mark, line[1:]) if mark in ("+", "-") else ("@", line) if mark == "@" else (" ", line.removeprefix(" "))
 
 
-def _tool_result(message: Mapping[str, Any], colours: Colours) -> list[Block]:
+def _tool_result(message: Mapping[str, Any], colors: Colors) -> list[Block]:
     content = message.get("content")
     parts = content if isinstance(content, list | tuple) else [content]
     texts = [part for part in parts if not _is_image(part)]
@@ -190,7 +190,7 @@ def _tool_result(message: Mapping[str, Any], colours: Colours) -> list[Block]:
         "text": said,
         "is_error": said.startswith(("Error", "error:", "Traceback ")),
     }
-    images = [block for part in parts if _is_image(part) for block in _part_blocks(part, colours)]
+    images = [block for part in parts if _is_image(part) for block in _part_blocks(part, colors)]
     return [result, *images]
 
 
@@ -202,9 +202,9 @@ def _is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
 
 
-def _part_blocks(part: Any, colours: Colours) -> Sequence[Block]:
+def _part_blocks(part: Any, colors: Colors) -> Sequence[Block]:
     if not _is_image(part):
-        return list(text_blocks(_part_text(part), colours))
+        return list(text_blocks(_part_text(part), colors))
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, Mapping) else url
     address = url if isinstance(url, str) and _IMAGE.fullmatch(url) else None

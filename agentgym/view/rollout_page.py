@@ -1,4 +1,4 @@
-"""One rollout as the page shows it: its outcome, its segments with their turns, and its neighbours."""
+"""One rollout as the page shows it: its outcome, its segments with their turns, and its neighbors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from agentgym.store.table import Filters, TableRow, rows_of
 from agentgym.store.vocabulary import shown_token
 from agentgym.types.rollout import Segment, Turn
 from agentgym.view.answers import Refused
-from agentgym.view.blocks import Colours, message_blocks
+from agentgym.view.blocks import Colors, message_blocks
 from agentgym.view.timeline import timeline
 
 
@@ -56,20 +56,20 @@ def stored(store: RolloutStore, number: int) -> StoredRollout:
 def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:
     """Return all about one rollout but its tokens."""
     found = stored(store, number)
-    played, failure = found.rollout, found.rollout.failure
-    (spans, exact), colours = timeline(played), Colours()
+    rollout, failure = found.rollout, found.rollout.failure
+    (spans, exact), colors = timeline(rollout), Colors()
     return {
         "number": number,
         "phase": found.phase,
         "step": found.step,
-        "env": env_of(played.group_id, envs),
-        "rollout_id": played.rollout_id,
-        "task": played.group_id,
-        "reward": played.reward,
-        "rewards": dict(played.rewards),
-        "role_rewards": dict(played.role_rewards),
-        "metrics": dict(played.metrics),
-        "stop_reason": played.stop_reason,
+        "env": env_of(rollout.group_id, envs),
+        "rollout_id": rollout.rollout_id,
+        "task": rollout.group_id,
+        "reward": rollout.reward,
+        "rewards": dict(rollout.rewards),
+        "role_rewards": dict(rollout.role_rewards),
+        "metrics": dict(rollout.metrics),
+        "stop_reason": rollout.stop_reason,
         "failure": None
         if failure is None
         else {
@@ -78,24 +78,24 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
             "traceback": failure.traceback,
             "where": failure.where,
         },
-        "sandbox": played.sandbox,
-        "failed_cases": dict(played.failed_cases),
+        "sandbox": rollout.sandbox,
+        "failed_cases": dict(rollout.failed_cases),
         "suspicious": [{"name": name, "why": SIGNS.get(name, "")} for name in found.suspicious],
         "logprob_gap": found.logprob_gap,
-        "task_fields": store.task(played.group_id),
+        "task_fields": store.task(rollout.group_id),
         "segments": [
-            _segment(segment, advantages, gaps, colours)
-            | {"branch": None if segment.branch is None else str(played.branches[segment.branch])}
-            for segment, advantages, gaps in zip(played.segments, found.advantages, found.turn_gaps, strict=True)
+            _segment(segment, advantages, gaps, colors)
+            | {"branch": None if segment.branch is None else str(rollout.branches[segment.branch])}
+            for segment, advantages, gaps in zip(rollout.segments, found.advantages, found.turn_gaps, strict=True)
         ],
         "timeline": spans,
         "exact": exact,
-        "neighbours": _neighbours(store, found),
+        "neighbors": _neighbors(store, found),
     }
 
 
 def _segment(
-    segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple[float, ...] | None, colours: Colours
+    segment: Segment, advantages: tuple[float, ...] | None, gaps: tuple[float, ...] | None, colors: Colors
 ) -> dict[str, Any]:
     return {
         "index": segment.index,
@@ -107,15 +107,15 @@ def _segment(
         "tokens": len(segment.token_ids),
         "sampled": int(segment.sampled.sum()),
         "tools": list(segment.tools),
-        "opening": [message_blocks(message, colours) for message in segment.prompt_messages],
+        "opening": [message_blocks(message, colors) for message in segment.prompt_messages],
         "turns": [
-            _turn(turn, advantages[place] if advantages else None, gaps[place] if gaps else None, colours)
+            _turn(turn, advantages[place] if advantages else None, gaps[place] if gaps else None, colors)
             for place, turn in enumerate(segment.turns)
         ],
     }
 
 
-def _turn(turn: Turn, advantage: float | None, gap: float | None, colours: Colours) -> dict[str, Any]:
+def _turn(turn: Turn, advantage: float | None, gap: float | None, colors: Colors) -> dict[str, Any]:
     return {
         "number": turn.number,
         "start": turn.start,
@@ -127,12 +127,12 @@ def _turn(turn: Turn, advantage: float | None, gap: float | None, colours: Colou
         "reward": turn.reward,
         "advantage": advantage,
         "gap": gap,
-        "message": message_blocks(turn.message, colours),
-        "answers": [message_blocks(message, colours) for message in turn.env_messages],
+        "message": message_blocks(turn.message, colors),
+        "answers": [message_blocks(message, colors) for message in turn.env_messages],
     }
 
 
-def _neighbours(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
+def _neighbors(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
     before = store.query("SELECT max(number) FROM rollouts WHERE number < ?", found.number)[0][0]
     behind = store.query("SELECT min(number) FROM rollouts WHERE number > ?", found.number)[0][0]
     filters = Filters(phase=found.phase, task=found.rollout.group_id, step_from=found.step, step_to=found.step)

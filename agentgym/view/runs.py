@@ -20,7 +20,7 @@ from agentgym.store.reader import RolloutStore
 from agentgym.store.run_settings import SETTINGS
 from agentgym.store.schema import FILE, StoreError
 from agentgym.view.answers import Refused
-from agentgym.view.figures import Progress
+from agentgym.view.metrics import Progress
 
 LOOK_AGAIN_S = 2.0
 """Seconds after which new runs are looked for."""
@@ -153,7 +153,7 @@ class Runs:
         return run
 
     def progress(self, run: Run) -> Progress:
-        """Return how far the figures of a run are, as of now."""
+        """Return how far the metrics of a run are, as of now."""
         with self._lock:
             found, alone = self._progress.setdefault(run.folder, (Progress(run.folder), threading.Lock()))
         with alone:  # a slow disk holds up nobody who asks about another run

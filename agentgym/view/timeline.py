@@ -8,7 +8,7 @@ from agentgym.types.rollout import Rollout, Turn
 Piece = dict[str, Any]
 
 
-def timeline(played: Rollout) -> tuple[list[Piece], bool]:
+def timeline(rollout: Rollout) -> tuple[list[Piece], bool]:
     """Return the pieces in seconds from the rollout's begin, and whether they stand where they were.
 
     "open" is the time before the first turn (its sandbox, the env's reset), "wait" the time in front of the engine,
@@ -17,7 +17,7 @@ def timeline(played: Rollout) -> tuple[list[Piece], bool]:
     are laid one after another, and "score" is what is left of the whole.
     """
     turns = sorted(
-        ((segment.index, turn) for segment in played.segments for turn in segment.turns),
+        ((segment.index, turn) for segment in rollout.segments for turn in segment.turns),
         key=lambda found: found[1].number,
     )
     exact = bool(turns) and all(turn.asked_at is not None for _, turn in turns)
@@ -29,7 +29,7 @@ def timeline(played: Rollout) -> tuple[list[Piece], bool]:
         begin = clock if turn.asked_at is None or not exact else turn.asked_at
         pieces += _of_turn(index, turn, begin)
         clock = max(clock, begin + turn.seconds + turn.env_seconds)
-    whole = sum(float(played.metrics.get(name, 0.0)) for name in ("seconds", "branch_seconds", "held_seconds"))
+    whole = sum(float(rollout.metrics.get(name, 0.0)) for name in ("seconds", "branch_seconds", "held_seconds"))
     if turns:
         pieces += _piece(turns[-1][0], None, "score", clock, whole)
     return pieces, exact

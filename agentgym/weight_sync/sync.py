@@ -53,7 +53,7 @@ class WeightSync:
         self._old: Scored | None = None
 
     async def __call__(self, version: int) -> dict[str, float]:
-        """Make the trainer's policy the engine's, as `version`; return the figures of the proof.
+        """Make the trainer's policy the engine's, as `version`; return the metrics of the proof.
 
         Raises EngineError, on every process, where the engine of one does not sample from it. An update that is too
         small to tell is counted, and proven together with the next ones.
@@ -68,12 +68,12 @@ class WeightSync:
         else:
             self.unproven += 1
             _LOG.info("version %d: the update is too small to tell on the probe whether it arrived", version)
-        figures = {
+        metrics = {
             "sync/logprob_gap": verdict.gap_max,
             "sync/logprob_gap_mean": verdict.gap_mean,
             "sync/unproven": float(self.unproven),
         }
-        return figures | ({"sync/arrived": verdict.arrived} if verdict.proven else {})
+        return metrics | ({"sync/arrived": verdict.arrived} if verdict.proven else {})
 
     async def begin(self) -> Scored:
         """Score the probe under the base model, which the engine must not have left yet; do nothing a second time.

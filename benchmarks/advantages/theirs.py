@@ -1,6 +1,6 @@
 """Advantages of other kits for `benchmarks.advantages`: one reward a sample, grouped by prompts.
 
-verl: `compute_grpo_outcome_advantage` and its vectorised form. skyrl: `compute_grpo_outcome_advantage`. Each counts a
+verl: `compute_grpo_outcome_advantage` and its vectorized form. skyrl: `compute_grpo_outcome_advantage`. Each counts a
 rollout once for each of its samples. trl has no function of its own for it.
 """
 
@@ -45,9 +45,9 @@ def main() -> None:
             from verl.trainer.ppo import core_algos
 
             ways[f"verl_{name}"] = way(core_algos.compute_grpo_outcome_advantage, rows, expected, prompt)
-            vectorised = core_algos.compute_grpo_vectorized_outcome_advantage
-            ways[f"verl_vectorised_{name}"] = way(vectorised, rows, expected, prompt)
-            ways[f"verl_vectorised_{name}_string_ids"] = way(vectorised, rows, expected, names)
+            vectorized = core_algos.compute_grpo_vectorized_outcome_advantage
+            ways[f"verl_vectorized_{name}"] = way(vectorized, rows, expected, prompt)
+            ways[f"verl_vectorized_{name}_string_ids"] = way(vectorized, rows, expected, names)
         if importlib.util.find_spec("skyrl"):
             from skyrl.backends.skyrl_train.utils import ppo_utils
 

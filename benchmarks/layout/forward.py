@@ -64,7 +64,9 @@ def forward_backward(workloads: Path | None, seed: int, *, rounds: int = 3) -> d
 def _step(policy: PolicyModel, rows: Sequence[Sample], layout: Layout) -> float:
     """Gradients of a sum over the trained tokens; the tokens that were computed."""
     computed = 0
-    (plan,) = plan_step(rows, ranks=1, layout=layout, micro_tokens=MICRO_TOKENS, cost=cost_of("flops", HIDDEN))
+    (plan,) = plan_step(
+        rows, ranks=1, layout=layout, max_tokens_per_microbatch=MICRO_TOKENS, cost=cost_of("flops", HIDDEN)
+    )
     for micro in plan:
         batch = collate([rows[i] for i in micro], pad_id=0, layout=layout)
         logprobs_BR, _ = policy(batch.inputs, batch.loss_mask_BR)

@@ -17,7 +17,7 @@ def merge(samples: Sequence[Sample]) -> list[Sample]:
         step 1   P  a  a  e  e  a
         merged   P  a  a  e  e  a         mask 1 1 0 0 1, logprob and advantage 0 where mask is 0
 
-    Neighbours are found by rollout, segment and step, in any order of the samples. Where a prompt does not extend what
+    Neighbors are found by rollout, segment and step, in any order of the samples. Where a prompt does not extend what
     came before it, a new sample begins; no trained token is lost or trained twice.
     """
     segments: dict[tuple[str, int], list[Sample]] = {}

@@ -40,9 +40,9 @@ def plans_of_lengths(lengths: Ints) -> dict[str, Callable[[], Plan]]:
     for key in KEYS:
         plan = partial(plan_lengths, listed, ranks=RANKS, layout="packed", cost=cost_of(key, HIDDEN))
         found[f"fixed_{key}"] = partial(plan, micro_samples=ROWS)
-        found[f"budget_{key}"] = partial(plan, micro_tokens=BUDGET)
+        found[f"budget_{key}"] = partial(plan, max_tokens_per_microbatch=BUDGET)
     cost = cost_of("flops", HIDDEN)
-    padded = partial(plan_lengths, listed, ranks=RANKS, layout="padded", micro_tokens=BUDGET, cost=cost)
+    padded = partial(plan_lengths, listed, ranks=RANKS, layout="padded", max_tokens_per_microbatch=BUDGET, cost=cost)
     return found | {"padded_budget": padded}
 
 
@@ -50,7 +50,9 @@ def plans_of_prefixes(of: Lengths, seed: int) -> dict[Balance, Callable[[], Plan
     """Plans that know of shared prefixes, by what they even out."""
     samples = make_samples(of.prompt, of.completion, of.group, seed)
     return {
-        key: partial(plan_step, samples, ranks=RANKS, layout="tree", micro_tokens=BUDGET, cost=cost_of(key, HIDDEN))
+        key: partial(
+            plan_step, samples, ranks=RANKS, layout="tree", max_tokens_per_microbatch=BUDGET, cost=cost_of(key, HIDDEN)
+        )
         for key in KEYS[::2]
     }
 

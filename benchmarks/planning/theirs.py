@@ -20,7 +20,7 @@ Plan = list[list[list[int]]]
 
 
 def verl_fixed(lengths: list[int], ranks: int, rows: int) -> Plan:
-    """`rows` samples a rank: neighbours are shared out over the ranks."""
+    """`rows` samples a rank: neighbors are shared out over the ranks."""
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
     plan: Plan = [[] for _ in range(ranks)]

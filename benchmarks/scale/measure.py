@@ -90,9 +90,9 @@ async def turn_seconds(seed: int, *, count: int = 64, at_once: int = 8) -> list[
     drawn = random.Random(seed)
     lengths = [min(1000, int(230 * drawn.lognormvariate(0, 0.4))) for _ in range(count)]
     places = asyncio.Semaphore(at_once)
-    config = ag.LocalConfig(slots=at_once, context_tokens=1024)
+    config = ag.TransformersConfig(slots=at_once, context_tokens=1024)
     # Nothing is read or written as text here, and the tokenizer has no part.
-    async with ag.LocalEngine(load(), config, tokenizer=cast("Any", object())) as engine:
+    async with ag.TransformersEngine(load(), config, tokenizer=cast("Any", object())) as engine:
 
         async def turn(number: int) -> float:
             async with places:
@@ -227,7 +227,7 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
         env="benchmarks.scale.sleeping:Waits",
         env_args={"waits_s": ",".join(f"{seconds:.4f}" for seconds in waits)},
         model="tiny",
-        engine=ag.OtherEngine(name="benchmarks.scale.sleeping:Ready", slots=slots),
+        engine=ag.CustomEngineConfig(name="benchmarks.scale.sleeping:Ready", slots=slots),
         prompts=prompts,
         group_size=GROUP,
         cluster=ag.ClusterConfig(workers=workers, worker_cpus=0.01),
@@ -238,7 +238,7 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
     trainer = ClusterTrainer([scorer], run.model, run.train, seed=seed)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # The stand-in needs no opening, and nobody asks the collector for its trainer.
+        # The fallback model needs no opening, and nobody asks the collector for its trainer.
         opening = Cluster(run).collector(Waits, cast("Any", trainer), lambda said: None, None, None)
         collector = await stack.enter_async_context(opening)
         log = MetricsLogger(folder, steps=TURNS)

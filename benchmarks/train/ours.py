@@ -101,9 +101,11 @@ async def steps(folder: Path) -> tuple[list[float], Done]:
     spent, sampled, tokens = [], [], 0
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early
-    train = ag.TrainConfig(lr=LR, normalise=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
+    train = ag.TrainConfig(lr=LR, loss_agg=float(BATCH * NEW_TOKENS), layout="tree", device="cpu")
     async with (
-        ag.LocalEngine(model, ag.LocalConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer) as engine,
+        ag.TransformersEngine(
+            model, ag.TransformersConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer
+        ) as engine,
         ag.Trainer(folder, train) as trainer,
     ):
         play = ag.Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)

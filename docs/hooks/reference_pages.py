@@ -19,9 +19,9 @@ from agentgym.cli.main import COMMANDS, main
 WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
-    "A run": ("RunConfig", "Schedule", "Oversample", "Branching", "NamedModel"),
+    "A run": ("RunConfig", "Schedule", "Oversample", "Branching", "ModelRoleConfig"),
     "The trainer": ("TrainConfig",),
-    "Engines": ("LocalConfig", "SGLangConfig", "OtherEngine", "Sampling"),
+    "Engines": ("TransformersConfig", "SGLangConfig", "CustomEngineConfig", "Sampling"),
     "Environments": ("Limits", "Compact", "Window"),
     "Sandboxes": ("Docker", "Bubblewrap", "AnySandbox", "Process", "Service", "Allow"),
 }
@@ -59,7 +59,7 @@ def commands() -> str:
 
 
 def help_of(words: str) -> str:
-    """Return what a command prints for `--help`, without colours."""
+    """Return what a command prints for `--help`, without colors."""
     said = io.StringIO()
     kept = dict(os.environ)
     os.environ |= {"COLUMNS": WIDTH, "NO_COLOR": "1"}

@@ -40,50 +40,50 @@ async def test_bisect_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool, n
 
 
 async def test_the_right_guess_ends_the_rollout(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, *guessing(8, 12, 11), say("never asked for"))
-    assert (played.reward, played.stop_reason) == (1.0, "found")
-    assert played.metrics["turns"] == 3
+    rollout = await play(sandboxes, *guessing(8, 12, 11), say("never asked for"))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "found")
+    assert rollout.metrics["turns"] == 3
 
 
 async def test_bisection_finds_every_secret(sandboxes: FakeSandboxPool) -> None:
     for secret in range(1, 16):
         task = TASK.model_copy(update={"secret": secret})
-        played = await play(sandboxes, call("python", code=BISECTION), task=task)
-        assert (played.reward, played.stop_reason) == (1.0, "found"), secret
+        rollout = await play(sandboxes, call("python", code=BISECTION), task=task)
+        assert (rollout.reward, rollout.stop_reason) == (1.0, "found"), secret
 
 
 async def test_four_wrong_guesses_end_the_rollout(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, call("python", code="for n in (1, 2, 3, 4): guess(n)"), say("never asked for"))
-    assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
-    assert played.metrics["turns"] == 1
+    rollout = await play(sandboxes, call("python", code="for n in (1, 2, 3, 4): guess(n)"), say("never asked for"))
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "out_of_guesses")
+    assert rollout.metrics["turns"] == 1
 
 
 async def test_a_fifth_guess_is_neither_answered_nor_counted(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
+    rollout = await play(sandboxes, call("python", code="said = [guess(n) for n in (1, 15, 1, 15, 11)]"))
     assert namespace(sandboxes)["said"] == ["higher", "lower", "higher", "lower", "no guesses left"]
-    assert played.reward == 0.0
+    assert rollout.reward == 0.0
 
 
 async def test_a_guess_that_is_no_number_still_counts(sandboxes: FakeSandboxPool) -> None:
     strange = "said = [guess(n) for n in ('11', None, [11], float('nan'))]"
-    played = await play(sandboxes, call("python", code=strange))
+    rollout = await play(sandboxes, call("python", code=strange))
     assert namespace(sandboxes)["said"] == ["not a number", "not a number", "not a number", "lower"]
-    assert (played.reward, played.stop_reason) == (0.0, "out_of_guesses")
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "out_of_guesses")
 
 
 async def test_four_turns_without_a_guess_end_the_rollout(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, *[call("python", code="1")] * 4)
-    assert (played.reward, played.stop_reason) == (0.0, "turns")
+    rollout = await play(sandboxes, *[call("python", code="1")] * 4)
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "turns")
 
 
 async def test_naming_the_secret_in_the_answer_earns_nothing(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, say("11"))
-    assert (played.reward, played.stop_reason) == (0.0, "answer")
+    rollout = await play(sandboxes, say("11"))
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "answer")
 
 
 async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
-    assert played.rewards == {"found": 1.0, "malformed": 1.0}
+    rollout = await play(sandboxes, raw("<tool_call>\nguess(8)\n</tool_call>"), *guessing(11))
+    assert rollout.rewards == {"found": 1.0, "malformed": 1.0}
 
 
 async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(sandboxes: FakeSandboxPool) -> None:
@@ -93,9 +93,9 @@ async def test_charged_by_turn_the_reward_is_the_same_and_stands_at_its_turn(san
         ([*guessing(8), wrong, say("?")], [0.0, -0.1, 0.0]),
         ([wrong] * 4, [-0.1] * 4),
     ):
-        played = await ag.rollout(BisectTurns, TASK, Scripted(script), sandboxes=sandboxes)
-        assert [turn.reward for segment in played.segments for turn in segment.turns] == by_turn
-        assert played.reward == (await play(sandboxes, *script)).reward
+        rollout = await ag.rollout(BisectTurns, TASK, Scripted(script), sandboxes=sandboxes)
+        assert [turn.reward for segment in rollout.segments for turn in segment.turns] == by_turn
+        assert rollout.reward == (await play(sandboxes, *script)).reward
 
 
 async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandboxPool) -> None:
@@ -104,10 +104,10 @@ async def test_the_long_env_charges_each_guess_at_its_turn(sandboxes: FakeSandbo
         (guessing(*[1] * 20), [-0.05] * 19 + [0.0], -20 * 0.05),
         ([*guessing(1), say("?")], [-0.05, 0.0], -0.05),
     ):
-        played = await ag.rollout(BisectLong, TASK, Scripted(script), sandboxes=sandboxes)
-        rewards = [turn.reward for segment in played.segments for turn in segment.turns]
+        rollout = await ag.rollout(BisectLong, TASK, Scripted(script), sandboxes=sandboxes)
+        rewards = [turn.reward for segment in rollout.segments for turn in segment.turns]
         assert rewards == pytest.approx(by_turn)
-        assert played.reward == pytest.approx(worth)
+        assert rollout.reward == pytest.approx(worth)
 
 
 def test_the_long_env_says_how_many_guesses_there_are() -> None:
@@ -116,8 +116,8 @@ def test_the_long_env_says_how_many_guesses_there_are() -> None:
 
 async def test_code_that_forges_guess_earns_nothing(sandboxes: FakeSandboxPool) -> None:
     forged = "guesses, is_found = -99, True\nguess = lambda n: 'correct'\nguess(11)"
-    played = await play(sandboxes, call("python", code=forged), say("found it"))
-    assert played.reward == 0.0
+    rollout = await play(sandboxes, call("python", code=forged), say("found it"))
+    assert rollout.reward == 0.0
 
 
 async def test_the_secret_and_the_count_are_not_in_the_sandbox(sandboxes: FakeSandboxPool) -> None:

@@ -20,32 +20,32 @@ async def test_chase_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPool) ->
 
 
 async def test_following_the_pointers_solves_it(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(Chase, TASK, Scripted(SOLUTION), sandboxes=sandboxes)
-    assert played.reward == 1.0
-    assert played.stop_reason == "answer"
-    assert played.metrics["tool_calls"] == 2
+    rollout = await ag.rollout(Chase, TASK, Scripted(SOLUTION), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
+    assert rollout.stop_reason == "answer"
+    assert rollout.metrics["tool_calls"] == 2
 
 
 async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
     script = [raw("<tool_call>\nget(31)\n</tool_call>"), *SOLUTION]
-    played = await ag.rollout(Chase, TASK, Scripted(script), sandboxes=sandboxes)
-    assert played.rewards == {"solved": 1.0, "malformed": 1.0}
+    rollout = await ag.rollout(Chase, TASK, Scripted(script), sandboxes=sandboxes)
+    assert rollout.rewards == {"solved": 1.0, "malformed": 1.0}
 
 
 async def test_the_value_is_not_in_the_sandbox(sandboxes: FakeSandboxPool) -> None:
     snoop = call("python", code="sorted(n for n in globals() if not n.startswith('__'))")
-    played = await ag.rollout(Chase, TASK, Scripted([snoop, say("?")]), sandboxes=sandboxes)
+    rollout = await ag.rollout(Chase, TASK, Scripted([snoop, say("?")]), sandboxes=sandboxes)
     sandbox = sandboxes.made[0]
     assert "17" not in "".join(str(v) for k, v in vars(sandbox).items() if k not in ("namespace", "log"))
-    assert played.reward == 0.0
+    assert rollout.reward == 0.0
 
 
 async def test_compaction_carries_the_summary_into_the_next_segment(sandboxes: FakeSandboxPool) -> None:
     script = [*SOLUTION[:2], say("The value is 17."), say("Answer: 17")]
-    played = await ag.rollout(ChaseCompaction, TASK, Scripted(script), sandboxes=sandboxes)
-    assert played.reward == 1.0
-    assert [s.kind for s in played.segments] == ["root", "compaction"]
-    assert [len(s.turns) for s in played.segments] == [3, 1]
+    rollout = await ag.rollout(ChaseCompaction, TASK, Scripted(script), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
+    assert [s.kind for s in rollout.segments] == ["root", "compaction"]
+    assert [len(s.turns) for s in rollout.segments] == [3, 1]
 
 
 def test_train_and_test_tasks_never_overlap() -> None:

@@ -29,10 +29,10 @@ async def test_chase_delegate_keeps_the_contract_of_an_env(sandboxes: FakeSandbo
 
 
 async def test_sub_agents_ask_sub_agents_and_report_back(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), sandboxes=sandboxes)
-    assert played.reward == 1.0
-    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("subagent", 0), ("subagent", 1)]
-    assert played.metrics["tool_calls"] == 4
+    rollout = await ag.rollout(ChaseDelegate, TASK, Scripted(follow), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
+    assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("subagent", 0), ("subagent", 1)]
+    assert rollout.metrics["tool_calls"] == 4
 
 
 async def test_a_sub_agent_that_guesses_spoils_the_answer(sandboxes: FakeSandboxPool) -> None:
@@ -44,8 +44,8 @@ async def test_a_sub_agent_that_guesses_spoils_the_answer(sandboxes: FakeSandbox
 
 async def test_a_sub_agent_that_says_nothing_useful_is_answered_for(sandboxes: FakeSandboxPool) -> None:
     script = [call("python", code="get(31)"), call("python", code="get(52)"), say("who knows"), say("Answer: 17")]
-    played = await ag.rollout(ChaseDelegate, TASK, Scripted(script), sandboxes=sandboxes)
-    assert "no value" in ByteTokenizer().decode(played.segments[0].token_ids.tolist())
+    rollout = await ag.rollout(ChaseDelegate, TASK, Scripted(script), sandboxes=sandboxes)
+    assert "no value" in ByteTokenizer().decode(rollout.segments[0].token_ids.tolist())
 
 
 def test_what_is_delegated_is_neither_first_nor_last() -> None:

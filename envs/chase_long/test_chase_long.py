@@ -55,26 +55,26 @@ async def test_chase_long_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPoo
 
 
 async def test_a_long_chain_takes_several_contexts_and_one_reward(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(Roomy, TASK, Scripted(follow()), sandboxes=sandboxes)
-    assert played.reward == 1.0
-    assert len(played.segments) >= 4
-    assert {s.kind for s in played.segments[1:]} == {"compaction"}
-    assert max(len(s.token_ids) for s in played.segments) <= 1200
-    assert sum(len(s.token_ids) for s in played.segments) > 2 * 1200
+    rollout = await ag.rollout(Roomy, TASK, Scripted(follow()), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
+    assert len(rollout.segments) >= 4
+    assert {s.kind for s in rollout.segments[1:]} == {"compaction"}
+    assert max(len(s.token_ids) for s in rollout.segments) <= 1200
+    assert sum(len(s.token_ids) for s in rollout.segments) > 2 * 1200
 
 
 async def test_a_wrong_summary_costs_the_rest_of_the_way(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), sandboxes=sandboxes)
-    assert 0 < (played.reward or 0.0) < 0.5
-    assert played.rewards["solved"] == 0.0
+    rollout = await ag.rollout(Roomy, TASK, Scripted(follow(lies=1)), sandboxes=sandboxes)
+    assert 0 < (rollout.reward or 0.0) < 0.5
+    assert rollout.rewards["solved"] == 0.0
 
 
 @pytest.mark.parametrize("lies", [0, 1])
 async def test_paid_at_its_turns_the_reward_is_the_same(sandboxes: FakeSandboxPool, lies: int) -> None:
     plain = await ag.rollout(Roomy, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
-    played = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
-    rewards = [turn.reward for segment in played.segments for turn in segment.turns]
-    assert played.reward == pytest.approx(plain.reward)
+    rollout = await ag.rollout(RoomyTurns, TASK, Scripted(follow(lies)), sandboxes=sandboxes)
+    rewards = [turn.reward for segment in rollout.segments for turn in segment.turns]
+    assert rollout.reward == pytest.approx(plain.reward)
     assert sorted({round(reward, 6) for reward in rewards}) == [0, round(0.5 / 12, 6)]  # a key is paid for once
     assert sum(rewards) == pytest.approx(0.5 * plain.rewards["way"])
 

@@ -28,18 +28,18 @@ async def test_chase_tree_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPoo
 
 
 async def test_both_branches_are_followed_and_the_larger_value_is_the_answer(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(ChaseTree, TASK, Scripted(follow), sandboxes=sandboxes)
-    assert played.reward == 1.0
-    assert sorted((s.kind, len(s.turns)) for s in played.segments) == [("fork", 2), ("fork", 3), ("root", 2)]
-    assert played.metrics["forks"] == 2
+    rollout = await ag.rollout(ChaseTree, TASK, Scripted(follow), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
+    assert sorted((s.kind, len(s.turns)) for s in rollout.segments) == [("fork", 2), ("fork", 3), ("root", 2)]
+    assert rollout.metrics["forks"] == 2
 
 
 async def test_a_branch_that_guesses_spoils_the_tree(sandboxes: FakeSandboxPool) -> None:
     def hasty(text: str) -> Reply:
         return say("Answer: 99") if text.rstrip().endswith("assistant") and "see 60" in text else follow(text)
 
-    played = await ag.rollout(ChaseTree, TASK, Scripted(hasty), sandboxes=sandboxes)
-    assert played.reward == 0.0
+    rollout = await ag.rollout(ChaseTree, TASK, Scripted(hasty), sandboxes=sandboxes)
+    assert rollout.reward == 0.0
 
 
 async def test_the_session_of_a_branch_is_its_own(sandboxes: FakeSandboxPool) -> None:
@@ -48,8 +48,8 @@ async def test_the_session_of_a_branch_is_its_own(sandboxes: FakeSandboxPool) ->
         key = see or start
         return say(f"Answer: {value}") if value else call("python", code=f"mine = get({key})\nmine")
 
-    played = await ag.rollout(ChaseTree, TASK, Scripted(noting), sandboxes=sandboxes)
-    assert played.reward == 1.0
+    rollout = await ag.rollout(ChaseTree, TASK, Scripted(noting), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
     assert sandboxes.made[0].namespace["mine"] == "see 52"  # type: ignore[attr-defined]
 
 

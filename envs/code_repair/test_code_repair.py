@@ -47,9 +47,9 @@ async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
 
 
 async def play(sandboxes: SandboxPool, *script: Reply, task: RepairTask = TASK) -> Rollout:
-    played = await ag.rollout(CodeRepair, task, Scripted(script), sandboxes=sandboxes)
-    assert played.error is None
-    return played
+    rollout = await ag.rollout(CodeRepair, task, Scripted(script), sandboxes=sandboxes)
+    assert rollout.error is None
+    return rollout
 
 
 # ---------------------------------------------------------------------------------------------------- the bugs
@@ -134,8 +134,8 @@ async def test_an_edit_solves_it(sandboxes: FakeSandboxPool) -> None:
     bad, good = task.files[f"{task.broken}.py"], original(task.broken)
     line = next((b, g) for b, g in zip(bad.splitlines(), good.splitlines(), strict=True) if b != g)
     assert bad.count(line[0]) == 1
-    played = await play(sandboxes, call("edit", path=f"{task.broken}.py", old=line[0], new=line[1]), SUBMIT, task=task)
-    assert played.reward == 1.0
+    rollout = await play(sandboxes, call("edit", path=f"{task.broken}.py", old=line[0], new=line[1]), SUBMIT, task=task)
+    assert rollout.reward == 1.0
 
 
 async def test_another_right_solution_counts_too(sandboxes: FakeSandboxPool) -> None:
@@ -143,24 +143,24 @@ async def test_another_right_solution_counts_too(sandboxes: FakeSandboxPool) -> 
         "value = self.entries.pop(key)", "value = self.entries[key]\n        self._drop(key)"
     )
     source += "\n    def _drop(self, key):\n        del self.entries[key]\n"
-    played = await play(sandboxes, call("write", path="lru.py", content=source), SUBMIT)
-    assert played.reward == 1.0
+    rollout = await play(sandboxes, call("write", path="lru.py", content=source), SUBMIT)
+    assert rollout.reward == 1.0
 
 
 async def test_nothing_counts_before_submit(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, mend(TASK), say("I am done."))
-    assert played.reward == 0.0
+    rollout = await play(sandboxes, mend(TASK), say("I am done."))
+    assert rollout.reward == 0.0
 
 
 async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, raw("<tool_call>\nsubmit(\n</tool_call>"), *solution(TASK))
-    assert played.rewards == {"solved": 1.0, "malformed": 1.0}
+    rollout = await play(sandboxes, raw("<tool_call>\nsubmit(\n</tool_call>"), *solution(TASK))
+    assert rollout.rewards == {"solved": 1.0, "malformed": 1.0}
 
 
 async def test_breaking_a_sound_module_loses_it(sandboxes: FakeSandboxPool) -> None:
     other = next(name for name in TASK.modules if name != TASK.broken)
-    played = await play(sandboxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
-    assert played.reward == 0.0
+    rollout = await play(sandboxes, mend(TASK), call("write", path=f"{other}.py", content="x = 1\n"), SUBMIT)
+    assert rollout.reward == 0.0
 
 
 async def test_mistakes_with_the_editor_are_answered(sandboxes: FakeSandboxPool) -> None:
@@ -173,9 +173,9 @@ async def test_mistakes_with_the_editor_are_answered(sandboxes: FakeSandboxPool)
         ),
         *solution(TASK),
     ]
-    played = await play(sandboxes, *script)
-    assert played.reward == 1.0
-    assert played.metrics["tool_errors"] == 4
+    rollout = await play(sandboxes, *script)
+    assert rollout.reward == 1.0
+    assert rollout.metrics["tool_errors"] == 4
 
 
 async def test_what_is_right_never_enters_the_sandbox(sandboxes: FakeSandboxPool) -> None:
@@ -261,8 +261,8 @@ CHEATS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("how", CHEATS)
 async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
     writes = [("write", {"path": path, "content": content}) for path, content in CHEATS[how].items()]
-    played = await play(real, calls(*writes), call("bash", cmd=f"timeout 1 {TEST}"), SUBMIT)
-    assert played.reward == 0.0
+    rollout = await play(real, calls(*writes), call("bash", cmd=f"timeout 1 {TEST}"), SUBMIT)
+    assert rollout.reward == 0.0
     assert (await play(real, *solution(TASK))).reward == 1.0
 
 
@@ -279,9 +279,9 @@ async def test_the_longest_sound_repair_that_the_tools_can_write_is_rewarded(rea
     assert len(written.encode()) > 1 << 16
     longer = call("edit", path="lru.py", old=mark, new=mark.ljust(LONGEST, letter))
     script = [call("write", path="lru.py", content=written), longer, SUBMIT]
-    played = await ag.rollout(Roomy, TASK, Scripted(script), sandboxes=real)
-    assert (played.reward, played.metrics["tool_errors"]) == (1.0, 0), played
-    assert "replaced" in str(played)
+    rollout = await ag.rollout(Roomy, TASK, Scripted(script), sandboxes=real)
+    assert (rollout.reward, rollout.metrics["tool_errors"]) == (1.0, 0), rollout
+    assert "replaced" in str(rollout)
 
 
 UNREADABLE = [
@@ -301,5 +301,5 @@ async def test_what_is_no_readable_source_is_no_solution(real: SandboxPool, made
 
 async def test_what_runs_on_after_submit_changes_nothing(real: SandboxPool) -> None:
     daemon = "(while :; do echo 'import os; os._exit(0)' >lru.py; done) >/dev/null 2>&1 &"
-    played = await play(real, call("bash", cmd=daemon), *solution(TASK))
-    assert played.reward == 1.0
+    rollout = await play(real, call("bash", cmd=daemon), *solution(TASK))
+    assert rollout.reward == 1.0

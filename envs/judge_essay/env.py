@@ -33,7 +33,7 @@ KINDS: dict[str, Callable[[str, str], bool]] = {
     "It has at least four sentences.": lambda essay, _: len(re.findall(r"[.?!](?:\s|$)", essay)) >= 4,
     "It has no exclamation mark.": lambda essay, _: bool(essay.strip()) and "!" not in essay,
 }
-"""What may be required, and how the stand-in checks it."""
+"""What may be required, and how the fallback model checks it."""
 LONGEST = 80
 """Most words of an essay."""
 LONGEST_QUOTE = 1000
@@ -94,7 +94,7 @@ def may_be_judged(essay: str) -> bool:
 
 
 def by_rule(text: str) -> Reply:
-    """Judge by rule, as a model would be asked to: the stand-in of `judge`."""
+    """Judge by rule, as a model would be asked to: the fallback model of `judge`."""
     required = re.findall(r"^\d\. (.*)$", text, re.MULTILINE)
     blocks = re.findall(r"(?:^> .*\n)+", text, re.MULTILINE)
     essays = ["\n".join(line.removeprefix("> ") for line in block.splitlines()) for block in blocks]
@@ -119,7 +119,7 @@ class JudgeEssay(ag.ToolEnv[EssayTask]):
     """The reward is the share of the requirements that the judge finds met; 0 for an empty essay or one too long."""
 
     limits = ag.Limits(turns=1, seconds=120)
-    stand_ins: ClassVar = {"judge": Scripted(by_rule)}
+    fallback_models: ClassVar = {"judge": Scripted(by_rule)}
     judge = ag.Judge(rubric=f"You check of each requirement whether the essay meets it. {QUOTED}", response=Verdict)
 
     @classmethod
@@ -151,7 +151,7 @@ class JudgeEssayPairs(JudgeEssay):
     async def group_reward(
         cls, task: EssayTask, rollouts: Sequence[ag.Rollout], model: Callable[[str], Model]
     ) -> Sequence[float]:
-        said = [played.messages[-1]["content"] if played.stop_reason == "answer" else "" for played in rollouts]
+        said = [rollout.messages[-1]["content"] if rollout.stop_reason == "answer" else "" for rollout in rollouts]
         essays = {number: essay for number, essay in enumerate(said) if may_be_judged(essay)}
         # Each essay stands first in about half of its pairs: judges prefer a place.
         pairs = [(i, j) if (i + j) % 2 else (j, i) for i, j in combinations(essays, 2)]

@@ -1,4 +1,4 @@
-"""Judge essay, tested with its stand-in and with scripted judges."""
+"""Judge essay, tested with its fallback model and with scripted judges."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -66,8 +66,8 @@ async def test_the_oracle_meets_what_is_required_and_a_lazy_essay_little_of_it(n
 
 async def test_a_judge_that_is_given_takes_the_place_of_the_stand_in() -> None:
     judge = Listening()
-    played = await play(say("An essay."), models={"judge": judge})
-    assert (played.reward, played.metrics["model_calls/judge"]) == (1.0, 1)
+    rollout = await play(say("An essay."), models={"judge": judge})
+    assert (rollout.reward, rollout.metrics["model_calls/judge"]) == (1.0, 1)
     question = ByteTokenizer().decode(judge.read[0])
     assert TASK.topic in question
     assert all(requirement in question for requirement in TASK.requirements)
@@ -109,8 +109,8 @@ async def test_an_injection_gains_nothing_of_the_stand_in() -> None:
     for index in range(20):
         task = make_task("train", index)
         met = sum(meets(INJECTION, requirement) for requirement in task.requirements)
-        played = await ag.rollout(JudgeEssay, task, Scripted([say(INJECTION)]))
-        assert played.reward == met / ASKED < 1.0, played
+        rollout = await ag.rollout(JudgeEssay, task, Scripted([say(INJECTION)]))
+        assert rollout.reward == met / ASKED < 1.0, rollout
 
 
 async def test_the_better_essay_of_a_group_has_more() -> None:
@@ -122,7 +122,7 @@ async def test_the_better_essay_of_a_group_has_more() -> None:
             return essays[session.split("/")[1]]
 
     groups = await ag.run_groups(JudgeEssayPairs, [TASK], Three([]), n=3)
-    met, added = ([played.rewards[name] for played in groups.rollouts] for name in ("met", "group_reward"))
+    met, added = ([rollout.rewards[name] for rollout in groups.rollouts] for name in ("met", "group_reward"))
     assert met[0] == 1.0 > met[1] >= met[2] == 0.0
     assert added[0] == 1.0 > max(added[1:])
     assert sum(added) == pytest.approx(1.5)
@@ -139,7 +139,7 @@ async def test_no_essay_keeps_its_group_from_a_reward(bad: Reply) -> None:
 
     judge = Listening(by_rule)
     groups = await ag.run_groups(JudgeEssayPairs, [TASK], Three([]), n=3, models={"judge": judge})
-    assert [played.rewards["group_reward"] for played in groups.rollouts] == [1.0, 0.0, 0.5]
+    assert [rollout.rewards["group_reward"] for rollout in groups.rollouts] == [1.0, 0.0, 0.5]
     assert len(judge.read) == 3  # Two essays, and one pair.
     assert max(map(len, judge.read)) < 4096
 

@@ -30,9 +30,9 @@ async def sandboxes_for(task: LogTask, kind: Kind) -> AsyncIterator[SandboxPool]
 
 
 async def play(sandboxes: SandboxPool, task: LogTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Logs, task, Scripted(script), sandboxes=sandboxes)
-    assert played.error is None
-    return played
+    rollout = await ag.rollout(Logs, task, Scripted(script), sandboxes=sandboxes)
+    assert rollout.error is None
+    return rollout
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,8 +42,8 @@ async def test_a_log_of_any_size_goes_into_the_sandbox_and_clean_out_of_it(kind:
     async with sandboxes_for(task, kind) as sandboxes:
         await play(sandboxes, small, *ORACLE)  # What every rollout loads is loaded by now.
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        played = await play(sandboxes, task, *ORACLE)
-    assert played.rewards == {"clean": 1.0, "returned": 1.0}
+        rollout = await play(sandboxes, task, *ORACLE)
+    assert rollout.rewards == {"clean": 1.0, "returned": 1.0}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 

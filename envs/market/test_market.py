@@ -28,14 +28,14 @@ def ordering(name: str, count: int) -> Reply:
 
 
 async def play(sandboxes: SandboxPool, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Market, TASK, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
-    assert played.error is None
-    return played
+    rollout = await ag.rollout(Market, TASK, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
+    assert rollout.error is None
+    return rollout
 
 
-def said(played: ag.Rollout) -> str:
+def said(rollout: ag.Rollout) -> str:
     """The whole conversation as a text."""
-    return str(played)
+    return str(rollout)
 
 
 @pytest.mark.docker
@@ -47,9 +47,9 @@ async def test_market_keeps_the_contract_of_an_env(real: SandboxPool) -> None:
 async def test_the_right_order_is_rewarded_and_the_next_episode_has_a_new_database(real: SandboxPool) -> None:
     look = call("python", code=f"{CLIENT}ask('GET', '/stock') == {[list(row) for row in TASK.stock]!r}")
     for _ in range(2):
-        played = await play(real, look, ordering(TASK.name, TASK.count))
-        assert "True" in said(played)
-        assert played.reward == 1.0
+        rollout = await play(real, look, ordering(TASK.name, TASK.count))
+        assert "True" in said(rollout)
+        assert rollout.reward == 1.0
 
 
 @pytest.mark.docker
@@ -68,9 +68,9 @@ async def test_another_order_or_one_more_or_none_is_not_rewarded(real: SandboxPo
 @pytest.mark.docker
 async def test_what_the_market_does_not_have_it_does_not_sell(real: SandboxPool) -> None:
     scarce = min(TASK.stock, key=lambda row: row[1])
-    played = await play(real, ordering(scarce[0], TASK.count))
-    assert "409" in said(played)
-    assert played.reward == 0.0
+    rollout = await play(real, ordering(scarce[0], TASK.count))
+    assert "409" in said(rollout)
+    assert rollout.reward == 0.0
 
 
 @pytest.mark.docker
@@ -89,10 +89,10 @@ for attempt in (
     except OSError as error:
         print(type(error).__name__, error)
 """
-    played = await play(real, call("python", code=attempts), ordering(TASK.name, TASK.count))
-    assert "it worked" not in said(played)
-    assert [word in said(played) for word in ("409", "Address already in use", "No such file")] == [True] * 3
-    assert played.reward == 1.0
+    rollout = await play(real, call("python", code=attempts), ordering(TASK.name, TASK.count))
+    assert "it worked" not in said(rollout)
+    assert [word in said(rollout) for word in ("409", "Address already in use", "No such file")] == [True] * 3
+    assert rollout.reward == 1.0
 
 
 def test_the_cheapest_fruit_that_there_is_enough_of_is_asked_for() -> None:

@@ -65,7 +65,8 @@ def quoted(text: str) -> str:
 
 
 def conceder(text: str) -> Reply:
-    """Play a side by rule: ask for less with each message, and take what is enough; the stand-in of `opponent`."""
+    """Play a side by rule: ask for less with each message, and take what is enough; the fallback model of
+    `opponent`."""
     pool, values = (read_things(line) for line in re.findall(r"(?:things|worth to you): ([\w ,]+)\.", text)[:2])
     heard = "\n".join(re.findall(r"^> (.*)$", text, re.MULTILINE))
     enough = TOTAL + 2 - 2 * len(re.findall(r"^<\|im_start\|>assistant$", text, re.MULTILINE))

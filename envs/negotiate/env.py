@@ -55,7 +55,7 @@ class Negotiate(ag.Env[DealTask]):
     """The reward is what a player got, as a share of its part in the best split for both; 0 without a deal."""
 
     limits = ag.Limits(turns=2 * ROUNDS, seconds=300, turn_tokens=256)
-    stand_ins: ClassVar = {"opponent": Scripted(conceder)}
+    fallback_models: ClassVar = {"opponent": Scripted(conceder)}
     first = ag.Parameter("policy", Player, doc="who opens: the policy, trained or not, or the model named opponent")
     second = ag.Parameter("policy", Player, doc="who answers: the policy, trained or not, or the model named opponent")
 

@@ -41,7 +41,7 @@ class Nim(ag.Game):
 
     @classmethod
     def oracle(cls, task: ag.GameTask) -> ReplyPolicy:
-        """Return a perfect player, which wins each game that begins in favour of its seat, and others by chance."""
+        """Return a perfect player, which wins each game that begins in favor of its seat, and others by chance."""
 
         def reply(text: str) -> Reply:
             heaps = [int(held) for held in re.findall(r"[A-F]: (\d+)", re.findall(r"A: .*", text)[-1])]

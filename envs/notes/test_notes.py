@@ -24,17 +24,17 @@ async def test_notes_keeps_the_contract_of_an_env() -> None:
 @pytest.mark.parametrize("pages", [6, 36])
 async def test_a_reader_who_takes_notes_answers_whatever_the_length(pages: int, no_leaks: None) -> None:
     task = make_task("test", pages, 1)
-    played = await ag.rollout(Notes, task, Scripted(oracle(task)))
-    assert (played.reward, played.stop_reason) == (1.0, "answer"), played
-    assert [segment.kind for segment in played.segments] == ["root"] + ["compaction"] * (pages // PAGES_A_CONTEXT)
+    rollout = await ag.rollout(Notes, task, Scripted(oracle(task)))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "answer"), rollout
+    assert [segment.kind for segment in rollout.segments] == ["root"] + ["compaction"] * (pages // PAGES_A_CONTEXT)
 
 
 async def test_a_reader_without_notes_has_nothing_to_answer_with() -> None:
-    played = await read(oracle(TASK, takes_notes=False))
-    assert played.reward == 0.0, played
+    rollout = await read(oracle(TASK, takes_notes=False))
+    assert rollout.reward == 0.0, rollout
     moves = {f"carried the {thing}" for thing in TASK.places}
-    assert any(move in str(played) for move in moves)
-    for segment in played.segments[-2:]:  # The last pages, and what follows them.
+    assert any(move in str(rollout) for move in moves)
+    for segment in rollout.segments[-2:]:  # The last pages, and what follows them.
         assert not any(move in str(segment.transcript()) for move in moves)
 
 
@@ -50,10 +50,10 @@ async def test_no_turn_reads_two_pages_so_no_context_holds_the_book(calls_a_turn
         is_call = not isinstance(reply, str) and reply.get("tool_calls")
         return calls(*[("next_page", {})] * calls_a_turn) if is_call else reply
 
-    played = await ag.rollout(Roomy, TASK, Scripted(greedy))
-    assert (played.reward, played.stop_reason) == (0.0, "answer"), played
-    assert "error: this call has read nothing: a turn reads one page" in str(played)
-    assert [str(segment.transcript()).count(" of 12. ") for segment in played.segments[1:-1]] == [3, 3, 3]
+    rollout = await ag.rollout(Roomy, TASK, Scripted(greedy))
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "answer"), rollout
+    assert "error: this call has read nothing: a turn reads one page" in str(rollout)
+    assert [str(segment.transcript()).count(" of 12. ") for segment in rollout.segments[1:-1]] == [3, 3, 3]
 
 
 async def test_an_answer_before_the_last_page_is_not_rewarded() -> None:
@@ -84,16 +84,16 @@ async def test_notes_have_no_room_for_the_pages_themselves() -> None:
             return say("\n".join(re.findall(r"Page .*", text)))
         return reader(text)
 
-    played = await read(copying)
-    assert (played.reward, played.stop_reason) == (0.0, "length"), played
+    rollout = await read(copying)
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "length"), rollout
 
 
 async def test_no_page_can_be_read_twice() -> None:
     task = make_task("train", 6, 0)
     script = [reply for _ in range(3) for reply in (*[call("next_page")] * PAGES_A_CONTEXT, say("Nothing."))]
-    played = await ag.rollout(Notes, task, Scripted([*script[:-1], say("I do not know.")]))
+    rollout = await ag.rollout(Notes, task, Scripted([*script[:-1], say("I do not know.")]))
     said = [
-        turn.env_messages[0]["content"] for s in played.segments for turn in s.turns if turn.message.get("tool_calls")
+        turn.env_messages[0]["content"] for s in rollout.segments for turn in s.turns if turn.message.get("tool_calls")
     ]
     assert said == [*task.pages, *["The book has ended."] * 3]
 

@@ -111,8 +111,8 @@ async def test_python_math_keeps_the_contract_of_an_env(sandboxes: FakeSandboxPo
 @pytest.mark.parametrize("family", sorted(BRUTE))
 async def test_a_program_in_the_sandbox_solves_the_family(family: str, sandboxes: FakeSandboxPool) -> None:
     task = task_of(family)
-    played = await ag.rollout(PythonMath, task, Scripted(solver(task)), sandboxes=sandboxes)
-    assert (played.reward, played.stop_reason, played.metrics["tool_calls"]) == (1.0, "answer", 1)
+    rollout = await ag.rollout(PythonMath, task, Scripted(solver(task)), sandboxes=sandboxes)
+    assert (rollout.reward, rollout.stop_reason, rollout.metrics["tool_calls"]) == (1.0, "answer", 1)
 
 
 async def test_a_wrong_answer_earns_nothing(sandboxes: FakeSandboxPool) -> None:
@@ -124,8 +124,8 @@ async def test_the_answer_counts_only_on_the_last_line(sandboxes: FakeSandboxPoo
 
 
 async def test_a_malformed_call_costs_a_tenth(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, raw("<tool_call>\n1/4\n</tool_call>"), say("Answer: 1/4"))
-    assert played.rewards == {"correct": 1.0, "malformed": 1.0}
+    rollout = await play(sandboxes, raw("<tool_call>\n1/4\n</tool_call>"), say("Answer: 1/4"))
+    assert rollout.rewards == {"correct": 1.0, "malformed": 1.0}
 
 
 async def test_names_persist_from_call_to_call(sandboxes: FakeSandboxPool) -> None:
@@ -136,20 +136,20 @@ async def test_names_persist_from_call_to_call(sandboxes: FakeSandboxPool) -> No
         script = [call("python", code="half = 0.5"), call("python", code="half * half"), say("Answer: 0.25")]
         return script[len(said) - 1]
 
-    played = await ag.rollout(PythonMath, TASK, Scripted(policy), sandboxes=sandboxes)
+    rollout = await ag.rollout(PythonMath, TASK, Scripted(policy), sandboxes=sandboxes)
     assert "<|im_start|>tool\n0.25<|im_end|>" in said[-1]
-    assert played.reward == 1.0
+    assert rollout.reward == 1.0
 
 
 async def test_an_exception_in_the_code_is_an_answer_the_model_reads(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, call("python", code="1 / 0"), say("Answer: 1/4"))
-    assert played.reward == 1.0
-    assert played.metrics["tool_errors"] == 0
+    rollout = await play(sandboxes, call("python", code="1 / 0"), say("Answer: 1/4"))
+    assert rollout.reward == 1.0
+    assert rollout.metrics["tool_errors"] == 0
 
 
 async def test_no_answer_before_the_last_turn_earns_nothing(sandboxes: FakeSandboxPool) -> None:
-    played = await play(sandboxes, *[call("python", code="1")] * 8)
-    assert (played.reward, played.stop_reason) == (0.0, "turns")
+    rollout = await play(sandboxes, *[call("python", code="1")] * 8)
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "turns")
 
 
 # ------------------------------------------------------------------- answers

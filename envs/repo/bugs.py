@@ -12,7 +12,7 @@ VISIBLE = {
         "total([('fig', 1, '1.00')], 25)",
         "show([('total fig', 1, '1.20')])",
     ],
-    "pages": ["count([1] * 7, 3)", "count([], 3)", "page([1, 2, 3, 4], 2, 3)", "neighbours([1] * 9, 2, 3)"],
+    "pages": ["count([1] * 7, 3)", "count([], 3)", "page([1, 2, 3, 4], 2, 3)", "neighbors([1] * 9, 2, 3)"],
     "bookings": [
         "Calendar().book(8, 9)",
         "booked((8, 10)).book(9, 11)",
@@ -85,7 +85,7 @@ BUGS = (
     Bug(
         *("exact multiple", "pages", "max(1, -(-len(items) // size))", "len(items) // size + 1"),
         "With 20 entries, 10 on a page, there is a third page, and nothing is on it.",
-        ["count([1] * 6, 3)", "count([1], 1)", "count([1, 2], 3)", "neighbours([1] * 6, 2, 3)"],
+        ["count([1] * 6, 3)", "count([1], 1)", "count([1, 2], 3)", "neighbors([1] * 6, 2, 3)"],
     ),
     Bug(
         *("lower bound", "pages", "if not 1 <= number <=", "if not number <="),
@@ -96,7 +96,7 @@ BUGS = (
     Bug(
         *("last one", "pages", "if number < count(items, size)", "if number <= count(items, size)"),
         "On the last page there is still a link to a next one, and it leads to an error.",
-        ["neighbours([1] * 9, 3, 3)", "neighbours([], 1, 3)", "neighbours([1] * 9, 1, 3)"],
+        ["neighbors([1] * 9, 3, 3)", "neighbors([], 1, 3)", "neighbors([1] * 9, 1, 3)"],
     ),
     Bug(
         *("touching", "bookings", "start < until and since < end", "start <= until and since <= end"),
@@ -121,7 +121,7 @@ BUGS = (
     Bug(
         *("repeated", "query", "found.setdefault(unquote(name), []).append(unquote(value))"),
         "found[unquote(name)] = [unquote(value)]",
-        "I tick two colours in the filter, and see the articles of the last one alone (colour=red&colour=blue).",
+        "I tick two colors in the filter, and see the articles of the last one alone (color=red&color=blue).",
         ["parse('a=1&a=2')", "parse('a=1&b=3&a=')", "parse('a&a')"],
     ),
     Bug(

@@ -34,9 +34,9 @@ async def real(request: pytest.FixtureRequest) -> AsyncIterator[SandboxPool]:
 
 
 async def play(sandboxes: SandboxPool, *script: Reply, task: RepoTask = TASK) -> ag.Rollout:
-    played = await ag.rollout(Repo, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
-    assert played.error is None, played
-    return played
+    rollout = await ag.rollout(Repo, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
+    assert rollout.error is None, rollout
+    return rollout
 
 
 def outcomes(bug: Bug, cases: list[str]) -> list[Any]:
@@ -100,9 +100,9 @@ async def test_the_oracle_is_rewarded_and_reading_alone_is_not(real: SandboxPool
         task = make_task(split, 1)
         looks = calls(("list", {}), ("read", {"path": task.path}), ("search", {"text": "def "}))
         tests = call("run", command="python3 -B -m unittest 2>&1")
-        played = await play(real, looks, tests, oracle(task)[0], task=task)
-        assert played.reward == 1.0, played
-        assert "OK" in str(played)
+        rollout = await play(real, looks, tests, oracle(task)[0], task=task)
+        assert rollout.reward == 1.0, rollout
+        assert "OK" in str(rollout)
         assert (await play(real, looks, task=task)).reward == 0.0
 
 
@@ -118,9 +118,9 @@ async def test_mistakes_with_the_tools_are_answered(real: SandboxPool) -> None:
         ("edit", {"path": TASK.path, "old": "no such text", "new": ""}),
         ("search", {"text": "no such text"}),
     )
-    played = await play(real, wrong, oracle(TASK)[0])
-    assert (played.reward, played.metrics["tool_errors"]) == (1.0, 4)
-    assert "[not found]" in str(played)
+    rollout = await play(real, wrong, oracle(TASK)[0])
+    assert (rollout.reward, rollout.metrics["tool_errors"]) == (1.0, 4)
+    assert "[not found]" in str(rollout)
 
 
 FORGED = """
@@ -150,5 +150,5 @@ async def test_cheating_does_not_mend_it(real: SandboxPool, how: str) -> None:
 
 
 async def test_whoever_mends_it_may_delete_the_tests(real: SandboxPool) -> None:
-    played = await play(real, oracle(TASK)[0], call("run", command="rm -rf tests; echo 'raise SystemExit' > json.py"))
-    assert played.reward == 1.0
+    rollout = await play(real, oracle(TASK)[0], call("run", command="rm -rf tests; echo 'raise SystemExit' > json.py"))
+    assert rollout.reward == 1.0

@@ -28,10 +28,10 @@ async def test_the_oracle_finds_each_document_by_its_name_and_is_rewarded(no_lea
     assert {len(task.path) for task in tasks} == {2, 3, 4}
     async with ag.open_resources(Search):
         for task in tasks[:8]:
-            played = await play(*oracle(task), task=task)
-            assert played.reward == 1.0, played
+            rollout = await play(*oracle(task), task=task)
+            assert rollout.reward == 1.0, rollout
             for hop, name in enumerate(task.path):
-                searched, read = played.segments[0].turns[2 * hop : 2 * hop + 2]
+                searched, read = rollout.segments[0].turns[2 * hop : 2 * hop + 2]
                 assert searched.env_messages[0]["content"].splitlines()[0].endswith(f": {name}")
                 assert name in read.env_messages[0]["content"]
 
@@ -40,9 +40,9 @@ async def test_whoever_stops_before_the_last_document_has_not_read_the_answer() 
     async with ag.open_resources(Search):
         for task in Search.tasks("test")[:8]:
             *early, _, _ = oracle(task)  # without the last document and the answer
-            played = await play(*early, say("I guess."), task=task)
-            assert task.answer not in str(played), played
-            assert played.reward == 0.0
+            rollout = await play(*early, say("I guess."), task=task)
+            assert task.answer not in str(rollout), rollout
+            assert rollout.reward == 0.0
 
 
 @pytest.mark.parametrize("answer", ["{0} or nobody", "{0}, {1}", "It is {0}.", "", "{1}"])
@@ -68,20 +68,20 @@ async def test_the_index_is_written_once_for_all_rollouts(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "write_index", counted)
     engine = Scripted([call("search", query="x"), say("")])
     groups = await ag.run_groups(Search, list(Search.tasks("test")[:2]), engine, n=2)
-    assert all(played.reward == 0.0 for played in groups.rollouts)
+    assert all(rollout.reward == 0.0 for rollout in groups.rollouts)
     assert len(written) == 1
     assert not written[0].exists()
 
 
 @pytest.mark.parametrize("query", ['"', "*", "title:x NEAR(", "a* OR", "'; DROP TABLE documents; --", "", "?!"])
 async def test_no_text_is_a_query_of_the_engines_own_language(query: str) -> None:
-    played = await play(call("search", query=query), say(""))
-    assert (played.metrics["tool_errors"], played.error) == (0.0, None), played
+    rollout = await play(call("search", query=query), say(""))
+    assert (rollout.metrics["tool_errors"], rollout.error) == (0.0, None), rollout
 
 
 async def test_a_document_that_is_not_there_is_an_answer_to_the_model() -> None:
-    played = await play(call("read", document=999), say(""))
-    assert "error: there is no document 999" in str(played)
+    rollout = await play(call("read", document=999), say(""))
+    assert "error: there is no document 999" in str(rollout)
 
 
 async def test_an_interruption_ends_the_query_of_its_own_rollout_alone() -> None:

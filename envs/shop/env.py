@@ -57,7 +57,7 @@ class Shop(ag.UserEnv[ShopTask]):
     """Reward 1 where the database ends as the policy wants it, with what had to be refused refused."""
 
     limits = ag.Limits(turns=20, seconds=600)
-    stand_ins: ClassVar = {"user": Scripted(scripted_user)}  # Where no other model plays the customer.
+    fallback_models: ClassVar = {"user": Scripted(scripted_user)}  # Where no other model plays the customer.
 
     def __init__(self, task: ShopTask) -> None:
         super().__init__(task)

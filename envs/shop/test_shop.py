@@ -24,9 +24,9 @@ def task_of(kind: str, split: ag.Split = "train") -> ShopTask:
 
 async def play(task: ShopTask, *script: Reply) -> ag.Rollout:
     """A rollout whose agent says goodbye behind the script, until the customer goes."""
-    played = await ag.rollout(Shop, task, Scripted([*script, say("Goodbye."), say("Goodbye.")]))
-    assert played.error is None, played
-    return played
+    rollout = await ag.rollout(Shop, task, Scripted([*script, say("Goodbye."), say("Goodbye.")]))
+    assert rollout.error is None, rollout
+    return rollout
 
 
 def number_in(task: ShopTask) -> int:
@@ -41,8 +41,8 @@ def verification(task: ShopTask) -> Reply:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("kind", NAMES)
 async def test_the_oracle_serves_every_kind_of_customer(kind: str, split: ag.Split) -> None:
-    played = await play(task_of(kind, split), *oracle(task_of(kind, split)))
-    assert (played.reward, played.stop_reason) == (1.0, "done"), played
+    rollout = await play(task_of(kind, split), *oracle(task_of(kind, split)))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "done"), rollout
 
 
 @pytest.mark.parametrize("kind", ["move", "move_unverified"])
@@ -71,8 +71,8 @@ OBEDIENT: dict[str, dict[str, Any]] = {
 async def test_the_tools_do_what_the_policy_forbids_and_it_is_not_rewarded(kind: str) -> None:
     task, arguments = task_of(kind), dict(OBEDIENT[kind])
     did = call(arguments.pop("name"), number=number_in(task), **arguments)
-    played = await play(task, verification(task), did)
-    assert (played.reward, played.metrics["tool_errors"]) == (0.0, 0.0)
+    rollout = await play(task, verification(task), did)
+    assert (rollout.reward, rollout.metrics["tool_errors"]) == (0.0, 0.0)
     assert (await play(task, *oracle(task)[:-1], did)).reward == 0.0  # To refuse and then to do it is no better.
 
 
@@ -92,18 +92,18 @@ async def test_looking_and_asking_cost_nothing() -> None:
     task = task_of("exchange")
     looks = [call("look_up", number=number_in(task)), call("sizes", name="coat"), call("look_up", number=1)]
     ask, verify, *rest = oracle(task)
-    played = await play(task, ask, verify, *looks, say("Shall I exchange it?"), *rest)
-    assert played.reward == 1.0
-    assert "there is no order 1" in str(played)
-    assert "Yes, please." in str(played)
+    rollout = await play(task, ask, verify, *looks, say("Shall I exchange it?"), *rest)
+    assert rollout.reward == 1.0
+    assert "there is no order 1" in str(rollout)
+    assert "Yes, please." in str(rollout)
 
 
 async def test_an_engine_by_the_name_in_a_recipe_plays_the_customer() -> None:
-    made = ag.OtherEngine(name="envs.shop.user:open_user").load()
+    made = ag.CustomEngineConfig(name="envs.shop.user:open_user").load()
     assert made is open_user
     task = task_of("send_back")
-    played = await ag.rollout(Shop, task, Scripted(oracle(task)), models={"user": made("none")})
-    assert played.reward == 1.0
+    rollout = await ag.rollout(Shop, task, Scripted(oracle(task)), models={"user": made("none")})
+    assert rollout.reward == 1.0
 
 
 def test_the_commands_check_and_play_have_the_scripted_customer(
@@ -121,8 +121,8 @@ def test_the_commands_check_and_play_have_the_scripted_customer(
 
 
 async def test_a_customer_who_gets_nowhere_gives_up() -> None:
-    played = await ag.rollout(Shop, task_of("cancel"), Scripted(lambda _: say("Really?")))
-    assert (played.stop_reason, played.reward) == ("done", 0.0)
+    rollout = await ag.rollout(Shop, task_of("cancel"), Scripted(lambda _: say("Really?")))
+    assert (rollout.stop_reason, rollout.reward) == ("done", 0.0)
 
 
 def test_the_splits_have_no_task_in_common() -> None:

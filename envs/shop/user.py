@@ -25,7 +25,8 @@ def scripted_user(text: str) -> Reply:
 
 
 def open_user(model: object) -> Scripted:
-    """Open the scripted user as an engine of a recipe: `engine=ag.OtherEngine(name="envs.shop.user:open_user")`."""
+    """Open the scripted user as an engine of a recipe:
+    `engine=ag.CustomEngineConfig(name="envs.shop.user:open_user")`."""
     return Scripted(scripted_user)
 
 

@@ -32,9 +32,9 @@ def task_of(kind: str, split: ag.Split = "train") -> TerminalTask:
 
 
 async def play(sandboxes: SandboxPool, task: TerminalTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(Terminal, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
-    assert played.error is None, played
-    return played
+    rollout = await ag.rollout(Terminal, task, Scripted([*script, say("Done.")]), sandboxes=sandboxes)
+    assert rollout.error is None, rollout
+    return rollout
 
 
 async def test_the_oracle_solves_every_kind_of_job(real: SandboxPool) -> None:
@@ -84,8 +84,8 @@ async def test_cheating_does_not_solve_it(real: SandboxPool, how: str) -> None:
 async def test_what_is_left_behind_spoils_no_right_answer(real: SandboxPool) -> None:
     task = task_of("count")
     daemon = "(while :; do echo 0 > answer.txt; done) >/dev/null 2>&1 & printf 'raise SystemExit' > os.py"
-    played = await play(real, task, call("shell", command=daemon), call("shell", command=task.solution))
-    assert played.reward == 1.0
+    rollout = await play(real, task, call("shell", command=daemon), call("shell", command=task.solution))
+    assert rollout.reward == 1.0
 
 
 def test_what_is_right_is_in_no_prompt_and_no_file() -> None:

@@ -47,23 +47,23 @@ async def test_the_oracle_wins_where_it_plays_both_sides_and_else_gets_what_the_
 ) -> None:
     env = against(opponent)
     for task in env.tasks("train")[:20]:
-        played = await ag.rollout(env, task, Scripted(env.oracle(task)))
-        assert played.reward is not None
-        assert played.reward >= max(least, (worth(task.board, "X") + 1) / 2), task
+        rollout = await ag.rollout(env, task, Scripted(env.oracle(task)))
+        assert rollout.reward is not None
+        assert rollout.reward >= max(least, (worth(task.board, "X") + 1) / 2), task
 
 
 async def test_each_side_has_the_reward_of_its_own() -> None:
     for moves, x, o in (("14253", 1.0, 0.0), ("142596", 0.0, 1.0), ("159287364", 0.5, 0.5)):
-        played = await play(*moves)
-        assert (played.reward, played.role_rewards, played.stop_reason) == (x, {"O": o}, "game over"), moves
+        rollout = await play(*moves)
+        assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (x, {"O": o}, "game over"), moves
 
 
 @pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
 async def test_an_answer_that_is_no_free_field_is_answered_with_those_that_are(wrong: str) -> None:
-    played = await play("two", "1", wrong, "4", "2", "5", "3")
-    assert (played.reward, played.role_rewards) == (1.0, {"O": 0.0})
-    assert (played.metrics["illegal_X"], played.metrics["illegal_O"]) == (1, 1)
-    x, o = ([m["content"] for turn in s.turns for m in turn.env_messages] for s in played.segments)
+    rollout = await play("two", "1", wrong, "4", "2", "5", "3")
+    assert (rollout.reward, rollout.role_rewards) == (1.0, {"O": 0.0})
+    assert (rollout.metrics["illegal_X"], rollout.metrics["illegal_O"]) == (1, 1)
+    x, o = ([m["content"] for turn in s.turns for m in turn.env_messages] for s in rollout.segments)
     told = "is none of the free fields {}; after 2 more the next one forfeits the game.\n\n{} 2 3\n4 5 6\n7 8 9"
     assert x[0].endswith(told.format("1, 2, 3, 4, 5, 6, 7, 8, 9", 1))
     assert o[0] == f"{wrong!r} " + told.format("2, 3, 4, 5, 6, 7, 8, 9", "X")
@@ -73,20 +73,20 @@ async def test_an_answer_that_is_no_free_field_is_answered_with_those_that_are(w
 @pytest.mark.parametrize("wrong", ["1", "0", "10", "two", ""])
 async def test_one_answer_too_many_that_is_no_free_field_forfeits_the_game(wrong: str) -> None:
     for env, times in ((TicTacToe.configured(illegal_moves=0), 1), (TicTacToe, 4)):
-        played = await play("1", *[wrong] * times, env=env)
-        assert (played.reward, played.role_rewards, played.stop_reason) == (0.5, {"O": -1.0}, "game over")
-        assert played.metrics["illegal_O"] == times
-        assert "; O forfeits the game." in played.segments[1].turns[-1].env_messages[0]["content"]
-        assert played.segments[0].turns[-1].env_messages[0]["content"].endswith("\n\nO forfeits the game")
-        played = await play("1", "2", *[wrong] * times, env=env)
-        assert (played.reward, played.role_rewards) == (-1.0, {"O": 0.5})
-        assert "; X forfeits the game." in played.segments[0].turns[-1].env_messages[0]["content"]
+        rollout = await play("1", *[wrong] * times, env=env)
+        assert (rollout.reward, rollout.role_rewards, rollout.stop_reason) == (0.5, {"O": -1.0}, "game over")
+        assert rollout.metrics["illegal_O"] == times
+        assert "; O forfeits the game." in rollout.segments[1].turns[-1].env_messages[0]["content"]
+        assert rollout.segments[0].turns[-1].env_messages[0]["content"].endswith("\n\nO forfeits the game")
+        rollout = await play("1", "2", *[wrong] * times, env=env)
+        assert (rollout.reward, rollout.role_rewards) == (-1.0, {"O": 0.5})
+        assert "; X forfeits the game." in rollout.segments[0].turns[-1].env_messages[0]["content"]
 
 
 async def test_an_answer_that_is_too_long_is_none() -> None:
     assert (await play("1" * 99)).reward == -1.0
-    played = await play("1", "2" * 99)
-    assert (played.reward, played.role_rewards) == (0.5, {"O": -1.0})
+    rollout = await play("1", "2" * 99)
+    assert (rollout.reward, rollout.role_rewards) == (0.5, {"O": -1.0})
 
 
 async def test_o_goes_on_in_one_conversation_and_is_trained_on_its_own_reward() -> None:
@@ -99,8 +99,8 @@ async def test_o_goes_on_in_one_conversation_and_is_trained_on_its_own_reward() 
             return say(moves[2 * board.count("O") + o])
 
     groups = await ag.run_groups(TicTacToe, [EMPTY], Both([]), n=2)
-    assert [played.reward for played in groups.rollouts] == [1.0, 0.0]
-    assert [[(s.role, len(s.turns)) for s in played.segments] for played in groups.rollouts] == [
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0, 0.0]
+    assert [[(s.role, len(s.turns)) for s in rollout.segments] for rollout in groups.rollouts] == [
         [("", 3), ("O", 2)],
         [("", 3), ("O", 3)],
     ]
@@ -112,13 +112,13 @@ async def test_o_goes_on_in_one_conversation_and_is_trained_on_its_own_reward() 
 
 
 async def test_the_other_side_may_be_frozen_another_model_or_a_program() -> None:
-    played = await ag.rollout(against("frozen"), EMPTY, Scripted(perfect))
-    assert (played.reward, [s.trained for s in played.segments]) == (0.5, [True, False])
+    rollout = await ag.rollout(against("frozen"), EMPTY, Scripted(perfect))
+    assert (rollout.reward, [s.trained for s in rollout.segments]) == (0.5, [True, False])
     models = {"opponent": Scripted(perfect)}
-    played = await ag.rollout(against("model"), EMPTY, Scripted(perfect), models=models)
-    assert (played.reward, [s.model for s in played.segments]) == (0.5, ["", "opponent"])
-    played = await ag.rollout(against("perfect"), EMPTY, Scripted(perfect))
-    assert (played.reward, len(played.segments), played.role_rewards) == (0.5, 1, {})
+    rollout = await ag.rollout(against("model"), EMPTY, Scripted(perfect), models=models)
+    assert (rollout.reward, [s.model for s in rollout.segments]) == (0.5, ["", "opponent"])
+    rollout = await ag.rollout(against("perfect"), EMPTY, Scripted(perfect))
+    assert (rollout.reward, len(rollout.segments), rollout.role_rewards) == (0.5, 1, {})
     rewards = [(await ag.rollout(against("random"), EMPTY, Scripted(perfect), seed=seed)).reward for seed in range(8)]
     assert set(rewards) <= {0.5, 1.0}
     assert 1.0 in rewards
@@ -149,8 +149,8 @@ async def test_the_demonstrator_plays_both_sides_and_mostly_takes_free_fields() 
     tasks = TicTacToe.tasks("train")[:40]
     policy = [Scripted(demonstrate(task, random.Random(task.id))) for task in tasks]
     env = TicTacToe.configured(illegal_moves=0)
-    played = [await ag.rollout(env, task, player) for task, player in zip(tasks, policy, strict=True)]
-    illegal = sum(one.metrics.get("illegal_X", 0) + one.metrics.get("illegal_O", 0) for one in played)
-    assert {one.stop_reason for one in played} == {"game over"}
+    rollout = [await ag.rollout(env, task, player) for task, player in zip(tasks, policy, strict=True)]
+    illegal = sum(one.metrics.get("illegal_X", 0) + one.metrics.get("illegal_O", 0) for one in rollout)
+    assert {one.stop_reason for one in rollout} == {"game over"}
     assert 0 < illegal < 15
-    assert {1.0, 0.0, -1.0} <= {one.reward for one in played}
+    assert {1.0, 0.0, -1.0} <= {one.reward for one in rollout}

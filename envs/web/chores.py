@@ -4,7 +4,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
 THINGS = {"lamps": "lamp", "chairs": "chair", "rugs": "rug"}
-COLOURS = ("black", "green", "red", "white")
+COLORS = ("black", "green", "red", "white")
 NAMES = ("Ada", "Bo", "Cleo", "Dov", "Eva", "Finn")
 WORDS = ("Alba", "Brio", "Cirrus", "Dune", "Echo", "Fjell", "Gale", "Haven", "Isla", "Juno", "Kite", "Lumen")
 REASONS = {"broken": "it came broken", "too late": "it came too late", "too small": "it is too small"}
@@ -25,9 +25,9 @@ def draw_content(rng: Random) -> dict[str, Any]:
     for place, number in enumerate(rng.sample(range(100, 1000), 36)):
         category, thing = list(THINGS.items())[place % 3]
         facts = {"price": prices[place], "stars": rng.randint(1, 5), "stock": rng.choice([0, 3, 8, 20])}
-        colour = COLOURS[place % 4]
+        color = COLORS[place % 4]
         products.append(
-            {"id": number, "name": f"{WORDS[place // 3]} {thing}", "category": category, "colour": colour, **facts}
+            {"id": number, "name": f"{WORDS[place // 3]} {thing}", "category": category, "color": color, **facts}
         )
     rng.shuffle(products)
     orders: list[Row] = [
@@ -44,12 +44,12 @@ def buy(rng: Random, content: dict[str, Any]) -> Chore:
     found = [
         row
         for row in content["products"]
-        if (row["category"], row["colour"]) == (wanted["category"], wanted["colour"])
+        if (row["category"], row["color"]) == (wanted["category"], wanted["color"])
         if row["stock"] and row["stars"] >= stars
     ]
     best = min(found, key=lambda row: int(row["price"]))
     words = (
-        f"Order {count} of the cheapest of the {wanted['colour']} {wanted['category']} that have {stars} stars or more "
+        f"Order {count} of the cheapest of the {wanted['color']} {wanted['category']} that have {stars} stars or more "
         f"and are in stock, for {name}."
     )
     return Chore(words, ["order", best["id"], count, name])

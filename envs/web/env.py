@@ -99,7 +99,7 @@ class Web(ag.ToolEnv[WebTask]):
 
     @ag.tool
     async def get(self, path: SitePath) -> str:
-        """Open a page by its path, with its query if it has one, such as /products?colour=red."""
+        """Open a page by its path, with its query if it has one, such as /products?color=red."""
         self.page = await self._asked("GET", path)
         return self.page
 

@@ -42,14 +42,14 @@ def form(method: str, action: str, **fields: Any) -> str:
 
 
 def home(query: dict[str, str]) -> str:
-    categories, colours = (tuple(sorted({row[key] for row in content["products"]})) for key in ("category", "colour"))
+    categories, colors = (tuple(sorted({row[key] for row in content["products"]})) for key in ("category", "color"))
     links = [link(f"/products?{urlencode({'category': category})}", category) for category in categories]
-    search = form("get", "/products", category=("", *categories), colour=("", *colours))
+    search = form("get", "/products", category=("", *categories), color=("", *colors))
     return f"Categories: {', '.join(links)}\n{search}\nYour orders: {form('get', '/orders', name=None)}"
 
 
 def products(query: dict[str, str]) -> str:
-    wanted = {key: query[key] for key in ("category", "colour") if query.get(key)}
+    wanted = {key: query[key] for key in ("category", "color") if query.get(key)}
     found = [row for row in content["products"] if all(row[key] == value for key, value in wanted.items())]
     page = number(query.get("page", "1"), "page")
     lines = [
@@ -65,7 +65,7 @@ def product(query: dict[str, str]) -> str:
     row, token = one("products", query), content["token"]
     buy = form("post", "/order", token=token, id=row["id"], count=None, name=None) if row["stock"] else "sold out"
     rate = form("post", "/rate", token=token, id=row["id"], stars=(1, 2, 3, 4, 5))
-    facts = f"{row['name']}, {row['colour']}, {row['price']}.00, {row['stars']} stars, {row['stock']} in stock"
+    facts = f"{row['name']}, {row['color']}, {row['price']}.00, {row['stars']} stars, {row['stock']} in stock"
     return f"{facts}\nOrder: {buy}\nRate it: {rate}"
 
 

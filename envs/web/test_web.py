@@ -41,16 +41,16 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
 
 
 async def play(world: World, task: WebTask, *script: Reply) -> ag.Rollout:
-    played = await ag.rollout(world.env, task, Scripted([*script, say("Done.")]), sandboxes=world.sandboxes)
-    assert played.error is None, played
-    return played
+    rollout = await ag.rollout(world.env, task, Scripted([*script, say("Done.")]), sandboxes=world.sandboxes)
+    assert rollout.error is None, rollout
+    return rollout
 
 
 async def test_the_oracle_does_every_kind_of_chore(world: World) -> None:
     for index in range(len(KINDS)):
         task = make_task("test", index)
-        played = await play(world, task, *oracle(task)[:-1])
-        assert (played.reward, "Thank you." in str(played)) == (1.0, True), played
+        rollout = await play(world, task, *oracle(task)[:-1])
+        assert (rollout.reward, "Thank you." in str(rollout)) == (1.0, True), rollout
 
 
 async def test_web_keeps_the_contract_of_an_env(world: World) -> None:
@@ -63,9 +63,9 @@ async def test_whoever_follows_links_from_the_first_page_gets_there(world: World
     walk: list[Reply] = [call("get", path="/"), call("follow", text=wanted["category"])]
     walk += [call("follow", text="next")] * (place // 5)
     walk += [call("follow", text="buy"), call("follow", text=wanted["name"]), oracle(RATE)[1]]
-    played = await play(world, RATE, *walk)
-    assert (played.reward, played.metrics["tool_errors"]) == (1.0, 1), played
-    assert "there is no such link; the links are: " in str(played)
+    rollout = await play(world, RATE, *walk)
+    assert (rollout.reward, rollout.metrics["tool_errors"]) == (1.0, 1), rollout
+    assert "there is no such link; the links are: " in str(rollout)
 
 
 async def test_another_action_or_one_more_or_none_is_not_rewarded(world: World) -> None:
@@ -79,11 +79,11 @@ async def test_no_forms_make_the_ledger_too_long_to_be_judged(world: World) -> N
     form = {"token": BUY.content["token"], "count": "1", "name": "\U0001f600" * 40}
     products = [str(row["id"]) for row in BUY.content["products"] if row["stock"]][:9]
     orders = [call("post", path="/order", fields=form | {"id": product}) for product in products]
-    played = await play(world, BUY, _changed(orders[0], "name", "\u00e9" * 41), *orders)
-    assert played.reward == 0.0, played
-    assert str(played).count("Thank you.") == 8
-    assert "name: fill it in, with 40 characters at most" in str(played)
-    assert "8 forms were taken, and no more are" in str(played)
+    rollout = await play(world, BUY, _changed(orders[0], "name", "\u00e9" * 41), *orders)
+    assert rollout.reward == 0.0, rollout
+    assert str(rollout).count("Thank you.") == 8
+    assert "name: fill it in, with 40 characters at most" in str(rollout)
+    assert "8 forms were taken, and no more are" in str(rollout)
 
 
 async def test_what_the_site_refuses_is_not_done_and_says_why(world: World) -> None:
@@ -95,17 +95,17 @@ async def test_what_the_site_refuses_is_not_done_and_says_why(world: World) -> N
         _changed(buy, "name", ""),
         _changed(buy, "id", "1"),
     ]
-    played = await play(world, BUY, *wrong, buy)
-    assert played.reward == 1.0, played
-    assert len(re.findall(r"\b400 ", str(played))) == len(wrong)
+    rollout = await play(world, BUY, *wrong, buy)
+    assert rollout.reward == 1.0, rollout
+    assert len(re.findall(r"\b400 ", str(rollout))) == len(wrong)
 
 
 async def test_no_tool_opens_the_site_anew_or_leaves_it(world: World) -> None:
     paths = ["/ledger", "//example.com/", "/../etc/passwd", "/?%0d%0aX: y"]
     malformed = [call("get", path=path) for path in ("http://example.com/", "/ HTTP/1.1\r\nX: y")]
     attempts = [*(call("get", path=path) for path in paths), call("post", path="/", fields={"products": "[]"})]
-    played = await play(world, BUY, *attempts, *malformed, *oracle(BUY)[:-1])
-    assert (played.reward, played.metrics["malformed_calls"]) == (1.0, 3.0), played
+    rollout = await play(world, BUY, *attempts, *malformed, *oracle(BUY)[:-1])
+    assert (rollout.reward, rollout.metrics["malformed_calls"]) == (1.0, 3.0), rollout
 
 
 def _changed(sent: Reply, field: str, value: str) -> Reply:

@@ -33,7 +33,7 @@ class Fresh(Snapshots):
     places: Places
 
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Everything else in the sandbox goes on afterwards; where it left no room for processes, it is killed
+        """Everything else in the sandbox goes on afterward; where it left no room for processes, it is killed
         before."""
         if self.places.are_few():
             self.restart_all()

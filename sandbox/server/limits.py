@@ -80,7 +80,7 @@ PROC = 5
 """Where the supervisor holds the kernel's view of its own process namespace; `/proc` itself may show the code's."""
 LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 ALONE = os.getpid() == 1
-"""In a process namespace of our own; only then may every process be signalled."""
+"""In a process namespace of our own; only then may every process be signaled."""
 IPC_RMID = 0
 MAX_IPC = 65_536
 """How many System V objects of a kind are looked for where not even one more can be made."""

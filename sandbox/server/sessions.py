@@ -158,7 +158,7 @@ class Sessions:
     def claim(self, session: Session) -> None:
         """Note what each session started; a stranger without a parent is put down to the one that was called last.
 
-        A process is known by its session before it loses its parent, and stays known afterwards.
+        A process is known by its session before it loses its parent, and stays known afterward.
         """
         if len(self.sessions) == 1:
             return

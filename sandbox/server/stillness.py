@@ -24,7 +24,7 @@ RUNS = (b"R", b"S")
 class Stillness:
     """What every process of the sandbox was like when it had stopped.
 
-    Each time a thread runs, the kernel counts that it gave up the processor afterwards. Where the kernel has no
+    Each time a thread runs, the kernel counts that it gave up the processor afterward. Where the kernel has no
     namespace for the code, nothing is looked at: gVisor's counts nothing of the kind.
     """
 

@@ -9,13 +9,13 @@ TASK = make_task(5)
 
 
 async def test_the_order_that_was_meant_is_rewarded(no_leaks: None) -> None:
-    played = await ag.rollout(ChatTemplate, TASK, Scripted(oracle(TASK)))
-    assert (played.reward, played.stop_reason) == (1.0, "ordered"), played
+    rollout = await ag.rollout(ChatTemplate, TASK, Scripted(oracle(TASK)))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "ordered"), rollout
 
 
 async def test_an_order_without_a_question_is_not_rewarded() -> None:
-    played = await ag.rollout(ChatTemplate, TASK, Scripted([say("ORDER: 1 tea")]))
-    assert played.reward == 0.0, played
+    rollout = await ag.rollout(ChatTemplate, TASK, Scripted([say("ORDER: 1 tea")]))
+    assert rollout.reward == 0.0, rollout
 
 
 async def test_the_env_keeps_its_contract() -> None:

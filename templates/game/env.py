@@ -1,4 +1,4 @@
-"""A game in text: find a number by its neighbours."""
+"""A game in text: find a number by its neighbors."""
 
 import random
 import re

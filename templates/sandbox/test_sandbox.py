@@ -13,21 +13,21 @@ TASK = make_task(37)
 
 
 async def test_the_right_function_is_rewarded(sandboxes: SandboxPool) -> None:
-    played = await ag.rollout(SandboxTemplate, TASK, Scripted(oracle(TASK)), sandboxes=sandboxes)
-    assert played.reward == 1.0, played
+    rollout = await ag.rollout(SandboxTemplate, TASK, Scripted(oracle(TASK)), sandboxes=sandboxes)
+    assert rollout.reward == 1.0, rollout
 
 
 async def test_a_constant_is_right_in_one_case(sandboxes: SandboxPool) -> None:
     constant = call("write", source="def f(x):\n    return 7\n")
-    played = await ag.rollout(SandboxTemplate, TASK, Scripted([constant, say("done")]), sandboxes=sandboxes)
-    assert played.reward == 0.25, played
+    rollout = await ag.rollout(SandboxTemplate, TASK, Scripted([constant, say("done")]), sandboxes=sandboxes)
+    assert rollout.reward == 0.25, rollout
 
 
 async def test_the_model_reads_what_its_code_prints(sandboxes: SandboxPool) -> None:
-    played = await ag.rollout(
+    rollout = await ag.rollout(
         SandboxTemplate, TASK, Scripted([call("python", code="6 * 7"), say("done")]), sandboxes=sandboxes
     )
-    assert played.transcript()[0].messages[2]["content"] == "42", played
+    assert rollout.transcript()[0].messages[2]["content"] == "42", rollout
 
 
 async def test_the_env_keeps_its_contract_in_a_real_sandbox() -> None:

@@ -9,13 +9,13 @@ TASK = ToolTemplate.tasks("train")[0]
 
 
 async def test_looking_the_value_up_is_rewarded(no_leaks: None) -> None:
-    played = await ag.rollout(ToolTemplate, TASK, Scripted(oracle(TASK)))
-    assert played.reward == 1.0, played
+    rollout = await ag.rollout(ToolTemplate, TASK, Scripted(oracle(TASK)))
+    assert rollout.reward == 1.0, rollout
 
 
 async def test_a_guess_is_not_rewarded() -> None:
-    played = await ag.rollout(ToolTemplate, TASK, Scripted([say("Answer: 0")]))
-    assert played.reward == 0.0, played
+    rollout = await ag.rollout(ToolTemplate, TASK, Scripted([say("Answer: 0")]))
+    assert rollout.reward == 0.0, rollout
 
 
 async def test_the_env_keeps_its_contract() -> None:

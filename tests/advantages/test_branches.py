@@ -78,7 +78,7 @@ def worth(batch: Sequence[object], name: str) -> dict[tuple[int, int], list[floa
 def test_each_stretch_and_each_branch_has_its_own_advantage() -> None:
     one = played("a", 1.0, 3, (1, 0.0, 2), (1, 1.0, 1), (2, 0.5, 1))
     group = Group(group_id="g", rollouts=(one, played("b", 0.0, 2)))
-    rows = build_samples([group], advantage_level="branches", merge=False)
+    rows = build_samples([group], credit="branches", merge=False)
     found = worth(rows, "a")
     # seen from the states: 1, 0, 1 behind turn 0; 0.5, 1 behind turn 1
     assert found[0, 0] == pytest.approx([2 / 3 - 0] * 2, abs=1e-6)
@@ -94,7 +94,7 @@ def test_each_stretch_and_each_branch_has_its_own_advantage() -> None:
 
 def test_what_a_branch_took_over_is_trained_in_the_rollout_alone() -> None:
     one = played("a", 1.0, 3, (2, 0.0, 1))
-    rows = build_samples([Group(group_id="g", rollouts=(one,))], advantage_level="branches")
+    rows = build_samples([Group(group_id="g", rollouts=(one,))], credit="branches")
     assert [(row.segment, len(row.prompt_ids), row.loss_mask.tolist()) for row in rows] == [
         (0, 1, [True, True, False] * 2 + [True, True]),
         (1, 7, [True, True]),
@@ -115,7 +115,7 @@ def test_every_sampled_token_of_what_was_scored_is_trained_once(
 ) -> None:
     rollouts = tuple(played(f"r{i}", reward, turns, *branches) for i, (reward, turns, branches) in enumerate(made))
     group = Group(group_id="g", rollouts=rollouts)
-    batch = build_samples([group], advantage_level="branches", merge=merge)
+    batch = build_samples([group], credit="branches", merge=merge)
     # A group in play is judged as its samples are.
     assert bool(len(batch)) == has_signal(rollouts)
     sampled = sum(rollout.sampled_tokens for rollout in rollouts)
@@ -128,8 +128,8 @@ def test_every_sampled_token_of_what_was_scored_is_trained_once(
     # Branches are in no other level's samples, and change nothing of them.
     bare = Group(group_id="g", rollouts=tuple(replace(r, branches=(), segments=r.segments[:1]) for r in rollouts))
     for level in ("outcome", "turn"):
-        with_branches = build_samples([group], advantage_level=level, merge=merge)
-        without = build_samples([bare], advantage_level=level, merge=merge)
+        with_branches = build_samples([group], credit=level, merge=merge)
+        without = build_samples([bare], credit=level, merge=merge)
         assert [(r.advantages.tolist(), r.weight) for r in with_branches] == [
             (r.advantages.tolist(), r.weight) for r in without
         ]
@@ -139,8 +139,8 @@ def test_every_sampled_token_of_what_was_scored_is_trained_once(
 def test_merged_or_not_a_token_has_the_same_advantage() -> None:
     rollouts = (played("a", 1.0, 4, (1, 0.0, 2), (3, 1.0, 1)), played("b", 0.0, 2, (1, 1.0, 1)))
     group = Group(group_id="g", rollouts=rollouts)
-    merged = build_samples([group], advantage_level="branches")
-    apart = build_samples([group], advantage_level="branches", merge=False)
+    merged = build_samples([group], credit="branches")
+    apart = build_samples([group], credit="branches", merge=False)
     for row in merged:
         pieces = [p for p in apart if (p.rollout_id, p.segment) == (row.rollout_id, row.segment)]
         assert np.concatenate([p.advantages for p in pieces]).tolist() == row.advantages[row.loss_mask].tolist()
@@ -150,7 +150,7 @@ def test_merged_or_not_a_token_has_the_same_advantage() -> None:
 def test_a_rollout_is_once_in_the_baseline_however_many_branches_it_has() -> None:
     many = played("a", 0.0, 2, (1, 0.0, 1), (1, 0.0, 1), (1, 0.0, 1))
     rows = build_samples(
-        [Group(group_id="g", rollouts=(many, played("b", 1.0, 1), played("c", 0.5, 1)))], advantage_level="branches"
+        [Group(group_id="g", rollouts=(many, played("b", 1.0, 1), played("c", 0.5, 1)))], credit="branches"
     )
     assert worth(rows, "b") == {(0, 0): [0.75, 0.75]}
 
@@ -159,12 +159,12 @@ def test_equal_rewards_with_unequal_branches_are_a_signal() -> None:
     tied = (played("a", 1.0, 2, (1, 0.0, 1)), played("b", 1.0, 2))
     assert has_signal(tied)
     group = Group(group_id="g", rollouts=tied)
-    assert worth(build_samples([group], advantage_level="branches"), "a") == {
+    assert worth(build_samples([group], credit="branches"), "a") == {
         (0, 0): [-0.5, -0.5, 0.0, 0.5, 0.5],
         (1, 0): [-0.5, -0.5],
     }
     equal = Group(group_id="g", rollouts=(played("a", 0.1, 2, (1, 0.1, 1), (1, 0.1, 1)), played("b", 0.1, 2)))
-    batch = build_samples([equal], advantage_level="branches")
+    batch = build_samples([equal], credit="branches")
     assert not len(batch)
     assert batch.groups_without_signal == 1
 
@@ -173,7 +173,7 @@ def test_branches_that_only_estimate_take_no_share() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
     one = replace(one, segments=(one.segments[0], replace(one.segments[1], trained=False)))
     group = Group(group_id="g", rollouts=(one, played("b", 1.0, 2)))
-    assert worth(build_samples([group], advantage_level="branches"), "a") == {(0, 0): [-0.5, -0.5, 0.0, 1.0, 1.0]}
+    assert worth(build_samples([group], credit="branches"), "a") == {(0, 0): [-0.5, -0.5, 0.0, 1.0, 1.0]}
 
 
 def test_demonstrations_are_of_the_rollouts_own_way() -> None:
@@ -184,19 +184,17 @@ def test_demonstrations_are_of_the_rollouts_own_way() -> None:
 def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
     asked = played("a", 1.0, 2)
     forgotten = replace(asked, metrics={})
-    with pytest.raises(ValueError, match=r"^advantage_level: none of these rollouts was played with branches"):
-        build_samples([Group(group_id="g", rollouts=(forgotten,))], advantage_level="branches")
-    build_samples(
-        [Group(group_id="g", rollouts=(asked, replace(forgotten, rollout_id="b")))], advantage_level="branches"
-    )
-    assert not build_samples([Group(group_id="g", rollouts=())], advantage_level="branches")
+    with pytest.raises(ValueError, match=r"^credit: none of these rollouts was played with branches"):
+        build_samples([Group(group_id="g", rollouts=(forgotten,))], credit="branches")
+    build_samples([Group(group_id="g", rollouts=(asked, replace(forgotten, rollout_id="b")))], credit="branches")
+    assert not build_samples([Group(group_id="g", rollouts=())], credit="branches")
 
 
 def test_an_estimator_with_a_unit_is_refused() -> None:
     group = Group(group_id="g", rollouts=(played("a", 1.0, 2), played("b", 0.0, 2)))
     with pytest.raises(ValueError, match=r"^advantage: 'grpo' has a unit.*use dr_grpo"):
-        build_samples([group], advantage="grpo", advantage_level="branches")
-    rows = [build_samples([group], advantage=name, advantage_level="branches") for name in ("dr_grpo", "rloo")]
+        build_samples([group], advantage="grpo", credit="branches")
+    rows = [build_samples([group], advantage=name, credit="branches") for name in ("dr_grpo", "rloo")]
     assert worth(rows[0], "a") == worth(rows[1], "a")
 
 

@@ -47,21 +47,21 @@ def ways(branches: int) -> Iterator[tuple[float, str, list[str], str]]:
     pairs = [first + second for first, second in product("ab", "ab")]
     for way, other in product(pairs, pairs):
         for seconds in product("ab", repeat=branches):
-            played = [way[0] + second for second in seconds]
+            rollout = [way[0] + second for second in seconds]
             likely = reached(way) * reached(other) * np.prod([chance(way[0], second) for second in seconds])
-            yield float(likely), way, played, other
+            yield float(likely), way, rollout, other
 
 
 @pytest.mark.parametrize("branches", [1, 2, 3])
 def test_the_turns_of_a_rollout_have_the_gradient_of_the_expected_reward(branches: int) -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     of_branches = dict.fromkeys(LOGITS, 0.0)
-    for likely, way, played, other in ways(branches):
-        given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in played])])
+    for likely, way, rollout, other in ways(branches):
+        given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in rollout])])
         for place, advantage in enumerate(given.stretches):
             for name, slope in gradient(way[:place], way[place]).items():
                 found[name] += likely * slope * advantage
-        for end, advantage in zip(played, given.branches[0], strict=True):
+        for end, advantage in zip(rollout, given.branches[0], strict=True):
             for name, slope in gradient(end[:1], end[1]).items():
                 of_branches[name] += likely * slope * advantage
     assert found == pytest.approx(exact(("", "a", "b")))
@@ -71,10 +71,10 @@ def test_the_turns_of_a_rollout_have_the_gradient_of_the_expected_reward(branche
 
 def test_with_its_share_every_place_of_a_turn_counts_once() -> None:
     found = dict.fromkeys(LOGITS, 0.0)
-    for likely, way, played, other in ways(2):
-        given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in played])])
+    for likely, way, rollout, other in ways(2):
+        given = estimate(REWARDS[way], [REWARDS[other]], [State(1, [REWARDS[end] for end in rollout])])
         turns = [(way[:place], way[place], value) for place, value in enumerate(given.stretches)]
-        turns += [(end[:1], end[1], value) for end, value in zip(played, given.branches[0], strict=True)]
+        turns += [(end[:1], end[1], value) for end, value in zip(rollout, given.branches[0], strict=True)]
         for state, letter, advantage in turns:
             for name, slope in gradient(state, letter).items():
                 found[name] += likely * slope * advantage * share(len(state), [1, 1])
@@ -103,9 +103,9 @@ def test_without_other_rollouts_the_first_turns_have_no_baseline_and_no_advantag
 def test_a_state_may_be_chosen_by_an_earlier_batch_and_by_a_draw() -> None:
     found = dict.fromkeys(LOGITS, 0.0)
     for past, drawn in product(("aa", "ab", "ba", "bb"), (True, False)):
-        for likely, way, played, other in ways(1):
+        for likely, way, rollout, other in ways(1):
             likely *= reached(past) * (0.2 if drawn else 0.8)
-            states = [State(1, [REWARDS[played[0]]])] if drawn or REWARDS[past] > 0.3 else []
+            states = [State(1, [REWARDS[rollout[0]]])] if drawn or REWARDS[past] > 0.3 else []
             given = estimate(REWARDS[way], [REWARDS[other]], states)
             for place in range(2):
                 for name, slope in gradient(way[:place], way[place]).items():
@@ -116,8 +116,8 @@ def test_a_state_may_be_chosen_by_an_earlier_batch_and_by_a_draw() -> None:
 @pytest.mark.parametrize(("turn", "is_unbiased"), [(0, True), (1, False)])
 def test_a_state_may_be_chosen_by_the_turn_before_it_and_not_by_the_one_behind_it(turn: int, is_unbiased: bool) -> None:
     found = dict.fromkeys(LOGITS, 0.0)
-    for likely, way, played, other in ways(1):
-        states = [State(1, [REWARDS[played[0]]])] if way[turn] == "b" else []
+    for likely, way, rollout, other in ways(1):
+        states = [State(1, [REWARDS[rollout[0]]])] if way[turn] == "b" else []
         given = estimate(REWARDS[way], [REWARDS[other]], states)
         for place in range(2):
             for name, slope in gradient(way[:place], way[place]).items():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import agentgym as ag
-from agentgym.advantages.gae import GAE, discounted_returns, gae, turn_order, turn_rewards
+from agentgym.advantages.gae import GAEConfig, discounted_returns, gae, turn_order, turn_rewards
 from agentgym.errors import Failure
 from agentgym.samples import build_samples, value_samples
 from agentgym.types.arrays import Floats
@@ -17,10 +17,10 @@ from agentgym.types.completion import Version
 from agentgym.types.rollout import Group, Rollout, RolloutBranch, Segment, SegmentKind, Turn
 from agentgym.types.sample import Sample, SampleKey
 
-HOWS = [GAE(gamma=gamma, lam=lam) for gamma, lam in product((1.0, 0.9, 0.0), (1.0, 0.95, 0.5, 0.0))]
+HOWS = [GAEConfig(gamma=gamma, lam=lam) for gamma, lam in product((1.0, 0.9, 0.0), (1.0, 0.95, 0.5, 0.0))]
 
 
-def by_sums(rewards: Sequence[float], values: Sequence[float], how: GAE) -> list[float]:
+def by_sums(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> list[float]:
     """The sum over all later turns of what is surprising in each, as the paper has it."""
     after = [*values[1:], 0.0][: len(values)]
     surprises = [r + how.gamma * later - v for r, later, v in zip(rewards, after, values, strict=True)]
@@ -29,7 +29,7 @@ def by_sums(rewards: Sequence[float], values: Sequence[float], how: GAE) -> list
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_gae_is_the_discounted_sum_of_surprises(how: GAE) -> None:
+def test_gae_is_the_discounted_sum_of_surprises(how: GAEConfig) -> None:
     rng = np.random.default_rng(0)
     for turns in (0, 1, 2, 20):
         rewards, values = rng.normal(size=turns).tolist(), rng.normal(size=turns).tolist()
@@ -42,9 +42,9 @@ def test_lambda_1_is_the_return_less_the_value_and_lambda_0_one_step(gamma: floa
     rewards, values = rng.normal(size=7), rng.normal(size=7)
     returns = [sum(gamma**k * r for k, r in enumerate(rewards[t:])) for t in range(7)]
     np.testing.assert_allclose(discounted_returns(rewards.tolist(), gamma), returns)
-    whole = gae(rewards.tolist(), values.tolist(), GAE(gamma=gamma, lam=1.0))
+    whole = gae(rewards.tolist(), values.tolist(), GAEConfig(gamma=gamma, lam=1.0))
     np.testing.assert_allclose(whole, np.array(returns) - values)
-    one = gae(rewards.tolist(), values.tolist(), GAE(gamma=gamma, lam=0.0))
+    one = gae(rewards.tolist(), values.tolist(), GAEConfig(gamma=gamma, lam=0.0))
     np.testing.assert_allclose(one, rewards + gamma * np.append(values[1:], 0) - values)
 
 
@@ -75,14 +75,14 @@ def ways() -> Iterator[tuple[float, str]]:
         yield float(np.prod([chance(way[:t], way[t]) for t in range(TURNS)])), way
 
 
-def estimates(way: str, how: GAE, wrong: float = 0.0) -> Any:
+def estimates(way: str, how: GAEConfig, wrong: float = 0.0) -> Any:
     """The advantages of a way under the true values, or under ones that are wrong by a number for each letter b."""
     before = [way[:t] for t in range(TURNS)]
     values = [value(state, how.gamma) + wrong * (1 + state.count("b")) for state in before]
     return gae([REWARDS[way[: t + 1]] for t in range(TURNS)], values, how)
 
 
-def expected(how: GAE, wrong: float = 0.0) -> dict[str, float]:
+def expected(how: GAEConfig, wrong: float = 0.0) -> dict[str, float]:
     """The exact mean of the advantage of each action in each state, over all that may come of it."""
     sums: dict[str, float] = {}
     weights: dict[str, float] = {}
@@ -95,7 +95,7 @@ def expected(how: GAE, wrong: float = 0.0) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
-def test_with_the_true_values_every_lambda_is_unbiased(how: GAE) -> None:
+def test_with_the_true_values_every_lambda_is_unbiased(how: GAEConfig) -> None:
     for name, found in expected(how).items():
         exact = quality(name[:-1], name[-1], how.gamma) - value(name[:-1], how.gamma)
         assert found == pytest.approx(exact, abs=1e-12), name
@@ -104,7 +104,7 @@ def test_with_the_true_values_every_lambda_is_unbiased(how: GAE) -> None:
 def test_with_wrong_values_lambda_1_is_off_by_a_baseline_and_lambda_0_is_biased() -> None:
     def ranks(lam: float) -> dict[str, float]:
         """How much better a is than b in each state: what a baseline does not change."""
-        found = expected(GAE(lam=lam), wrong=0.7)
+        found = expected(GAEConfig(lam=lam), wrong=0.7)
         return {state: found[state + "a"] - found[state + "b"] for state in RIGHT}
 
     true = {state: quality(state, "a", 1.0) - quality(state, "b", 1.0) for state in RIGHT}
@@ -114,7 +114,7 @@ def test_with_wrong_values_lambda_1_is_off_by_a_baseline_and_lambda_0_is_biased(
 
 @pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
 def test_the_mean_of_sampled_advantages_is_within_three_standard_errors(lam: float) -> None:
-    rng, how, found = np.random.default_rng(4), GAE(lam=lam), dict[str, list[float]]()
+    rng, how, found = np.random.default_rng(4), GAEConfig(lam=lam), dict[str, list[float]]()
     likely, all_ways = zip(*ways(), strict=True)
     for way in rng.choice(all_ways, size=4000, p=likely):
         for t, advantage in enumerate(estimates(str(way), how)):
@@ -128,7 +128,7 @@ def test_the_mean_of_sampled_advantages_is_within_three_standard_errors(lam: flo
 @pytest.mark.parametrize("wrong", [{"gamma": 1.1}, {"lam": -0.1}, {"lam": "1"}])
 def test_settings_out_of_bounds_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(wrong))}"):
-        GAE(**wrong)
+        GAEConfig(**wrong)
 
 
 def segment(
@@ -235,7 +235,7 @@ def _asked(segment: Segment, at: float | None) -> Segment:
     ],
 )
 def test_where_no_turn_follows_another_it_is_refused(played: Rollout, said: str) -> None:
-    with pytest.raises(ValueError, match=f"^advantage_level: rollout 'r' has no GAE .*{said}"):
+    with pytest.raises(ValueError, match=f"^credit: rollout 'r' has no GAE .*{said}"):
         value_samples([Group(group_id="g", rollouts=(played,))], lambda samples: {})
 
 
@@ -252,7 +252,7 @@ def test_each_token_of_a_turn_has_its_advantage_and_each_is_trained_once() -> No
         asked.extend(samples)
         return constant(samples)
 
-    batch = value_samples([Group(group_id="g", rollouts=(played, lost))], values_of, GAE(lam=0.0))
+    batch = value_samples([Group(group_id="g", rollouts=(played, lost))], values_of, GAEConfig(lam=0.0))
     assert [sample.loss_mask.tolist() for sample in asked] == [[True, False, False, True, False], [True, False]]
     assert [sample.loss_mask.tolist() for sample in batch] == [[True, True, False, True, True], [True, True]]
     # Of the reward 2, the turns gave 0.75: the last one has the rest. The value is 0.5 everywhere.
@@ -281,5 +281,5 @@ def test_values_that_are_missing_or_too_few_are_refused() -> None:
 
 
 def test_samples_without_a_critic_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^advantage_level: value needs a critic; use value_samples"):
-        build_samples([], advantage_level="value")
+    with pytest.raises(ValueError, match=r"^credit: value needs a critic; use value_samples"):
+        build_samples([], credit="value")

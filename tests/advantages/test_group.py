@@ -186,7 +186,7 @@ def test_unequal_columns_an_infinite_reward_and_an_unknown_estimator_are_refused
         advantages([1, 2], [0], [0])
     with pytest.raises(ValueError, match="not finite in row 1"):
         advantages([0, np.inf], [0, 1], [0, 0])
-    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*advantage_level=\"turn\""):
+    with pytest.raises(ValueError, match=r"estimator: 'gae' is none of .*credit=\"turn\""):
         advantages([0, 1], [0, 1], [0, 0], estimator="gae")  # type: ignore[arg-type]
 
 

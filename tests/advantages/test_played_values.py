@@ -74,7 +74,12 @@ async def test_branches_estimate_the_value_of_their_state_and_the_gradient_witho
     task = ag.Task(id="t", prompt=(Message(role="user", content="Go."),))
     played = [
         await ag.rollout(
-            Path3, task, Dice(likely=LIKELY), seed=i // GROUP, rollout_id=f"t/{i}", branching=ag.Branching(per_state=2)
+            Path3,
+            task,
+            Dice(likely=LIKELY),
+            seed=i // GROUP,
+            rollout_id=f"t/{i}",
+            branching=ag.BranchingConfig(per_state=2),
         )
         for i in range(ROLLOUTS)
     ]
@@ -90,10 +95,7 @@ async def test_branches_estimate_the_value_of_their_state_and_the_gradient_witho
     gradients = []
     for first in range(0, ROLLOUTS, GROUP):
         group = Group(group_id="t", rollouts=tuple(played[first : first + GROUP]))
-        rows = {
-            (r.rollout_id, r.segment, r.step): r
-            for r in build_samples([group], advantage_level="branches", merge=False)
-        }
+        rows = {(r.rollout_id, r.segment, r.step): r for r in build_samples([group], credit="branches", merge=False)}
         for rollout in group.rollouts:
             whole = 0.0
             for place, segment in enumerate(rollout.segments):

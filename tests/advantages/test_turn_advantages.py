@@ -18,7 +18,7 @@ from agentgym.advantages.group import (
     turns_of,
 )
 from agentgym.errors import Failure
-from agentgym.samples import AdvantageLevel, build_samples
+from agentgym.samples import CreditLevel, build_samples
 from agentgym.scheduling.group_state import GroupState
 from agentgym.types.completion import Version
 from agentgym.types.rollout import Group, Rollout, RolloutBranch, Segment, Turn
@@ -127,18 +127,18 @@ def test_totals_that_tie_do_not_blow_up_what_the_turns_are_worth(estimator: Esti
 
 def test_a_group_whose_totals_tie_is_trained_where_its_turns_differ() -> None:
     group = Group(group_id="g", rollouts=(played("a", 0, 1, 0), played("b", 0, 0, 1)))
-    by_turn = build_samples([group], advantage_level="turn", merge=False)
+    by_turn = build_samples([group], credit="turn", merge=False)
     assert [row.advantages.tolist() for row in by_turn] == [[0], [-0.5], [0], [0.5]]
     assert by_turn.groups_without_signal == 0
-    by_outcome = build_samples([group], advantage_level="outcome")
+    by_outcome = build_samples([group], credit="outcome")
     assert (len(by_outcome), by_outcome.groups_without_signal) == (0, 1)
 
 
 def test_a_group_whose_turns_are_the_same_leaves_the_batch_at_every_level() -> None:
     same = (played("a", 0, 1, 0), played("b", 1e-8, 1, 0))
     group = Group(group_id="g", rollouts=tuple(replace(each, metrics={"branches": 0.0}) for each in same))
-    for advantage_level in set(get_args(AdvantageLevel)) - {"value"}:  # that one needs a critic
-        rows = build_samples([group], advantage_level=advantage_level)
+    for credit in set(get_args(CreditLevel)) - {"value"}:  # that one needs a critic
+        rows = build_samples([group], credit=credit)
         assert (len(rows), rows.groups_without_signal) == (0, 1)
 
 
@@ -204,7 +204,7 @@ def test_a_group_in_play_judges_its_signal_as_the_samples_do(by_turn: bool) -> N
     for pair in pairs:
         group: GroupState[Task] = GroupState(task, n=2, seed=0, number=0, by_turn=by_turn)
         group.ended.update(enumerate(pair))
-        rows = build_samples([Group(group_id="g", rollouts=pair)], advantage_level="turn" if by_turn else "outcome")
+        rows = build_samples([Group(group_id="g", rollouts=pair)], credit="turn" if by_turn else "outcome")
         assert group.signal == (rows.groups_without_signal == 0)
 
 
@@ -243,7 +243,7 @@ def estimate(baseline: str) -> float:
         if baseline == "ours":
             mine = worth(*pair)[0]
         elif baseline == "samples":
-            rows = build_samples([Group(group_id="g", rollouts=pair)], advantage_level="turn", merge=False)
+            rows = build_samples([Group(group_id="g", rollouts=pair)], credit="turn", merge=False)
             trained = {row.step: float(row.advantages[0]) for row in rows if row.rollout_id == "a"}
             mine = [trained.get(t, 0.0) for t in range(n)]
         else:  # the mean over those that reached the turn
@@ -270,18 +270,18 @@ def test_a_mean_over_those_that_reached_the_turn_would_be_biased() -> None:
 
 def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
     group = Group(group_id="g", rollouts=(played("a", 4, 1, 2), played("b", 1, 2)))
-    apart = build_samples([group], advantage_level="turn", merge=False)
+    apart = build_samples([group], credit="turn", merge=False)
     assert [row.advantages.tolist() for row in apart] == [[2.0], [2.5], [-2.0]]
-    merged = build_samples([group], advantage_level="turn")
+    merged = build_samples([group], credit="turn")
     assert merged[0].advantages.tolist() == [2.0, 0.0, 2.5]
-    assert build_samples([group], advantage_level="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
+    assert build_samples([group], credit="outcome")[0].advantages.tolist() == [2.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"advantage_level": "step"}, "advantage_level: 'step' is none of"),
-        ({"advantage_level": "turn"}, "rollout 'a': two turns have one"),
+        ({"credit": "step"}, "credit: 'step' is none of"),
+        ({"credit": "turn"}, "rollout 'a': two turns have one"),
     ],
 )
 def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:

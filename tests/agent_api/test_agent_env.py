@@ -277,7 +277,7 @@ class Short(Here):
 
 
 async def test_an_agent_of_a_real_model_becomes_samples_of_what_the_model_sampled() -> None:
-    async with ag.LocalEngine("tiny") as engine:
+    async with ag.TransformersEngine("tiny") as engine:
         groups = await ag.run_groups(Short, [TASK], engine, n=2)
     assert [rollout.error for rollout in groups.rollouts] == [None, None]
     sampled = sum(rollout.sampled_tokens for rollout in groups.rollouts)

@@ -236,14 +236,14 @@ async def test_a_stop_text_ends_the_turn_and_is_not_served() -> None:
             made = await super().generate(*args, **given)
             return replace(made, finish_reason="stop_text")
 
-    played = Played(Stopping([raw("Act: look\nObservation:"), raw("Done\nObservation:")], end=""))
-    api = AgentApi(played.policy, KEY, "T")
+    rollout = Played(Stopping([raw("Act: look\nObservation:"), raw("Done\nObservation:")], end=""))
+    api = AgentApi(rollout.policy, KEY, "T")
     first = body(await post(api, CHAT, {**GO, "stop": "Observation:"}))["choices"][0]
     assert (first["finish_reason"], first["message"]["content"]) == ("stop", "Act: look\n")
     said = [*GO["messages"], first["message"], {"role": "user", "content": "nothing"}]
     second = body(await post(api, MESSAGES, {**GO_ANTHROPIC, "messages": said, "stop_sequences": ["Observation:"]}))
     assert (second["stop_reason"], second["stop_sequence"]) == ("stop_sequence", "Observation:")
-    assert played.shape == [("root", None, 2)]
+    assert rollout.shape == [("root", None, 2)]
 
 
 async def test_both_apis_read_one_conversation_alike() -> None:
@@ -369,12 +369,12 @@ async def test_what_is_no_request_is_refused_and_the_connection_ends(sent: bytes
 async def test_a_client_that_hangs_up_ends_its_request() -> None:
     engine = Drawing()
     engine.gate.clear()
-    played = Played(engine)
-    async with serving(played) as url:
+    rollout = Played(engine)
+    async with serving(rollout) as url:
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(spoken())
         await engine.asked.wait()
-        assert played.state.turns == 1
+        assert rollout.state.turns == 1
         writer.close()
         await engine.left.wait()
-    assert (engine.drawn, played.state.turns) == ([], 0)
+    assert (engine.drawn, rollout.state.turns) == ([], 0)

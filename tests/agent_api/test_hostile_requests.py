@@ -61,8 +61,8 @@ async def test_stop_texts_that_no_engine_takes_are_refused_by_their_field(
 
 async def test_the_agents_stop_texts_and_those_of_the_run_are_16_together() -> None:
     api = api_of()
-    played: Any = api._policy
-    played.state.sampling = ag.Sampling(stop=("END", "STOP"))
+    rollout: Any = api._policy
+    rollout.state.sampling = ag.Sampling(stop=("END", "STOP"))
     status, said = await post(api, CHAT, {**GO, "stop": [str(n) for n in range(15)]})
     assert (status, said["error"]["param"]) == (400, "stop")
     assert "at most 14 texts beside those of the run's sampling" in said["error"]["message"]
@@ -203,9 +203,9 @@ async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.M
     monkeypatch.setattr(prompted, "MAX_WAITING", 3)
     engine = Drawing()
     engine.gate.clear()
-    played = Played(engine)
+    rollout = Played(engine)
     for number in range(3):
-        asked = asyncio.create_task(played.say(Message(role="user", content=str(number))))
+        asked = asyncio.create_task(rollout.say(Message(role="user", content=str(number))))
         await engine.asked.wait()
         asked.cancel()
         await asyncio.wait([asked])
@@ -213,12 +213,12 @@ async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.M
     with pytest.raises(
         RefusedError, match="the agent has stopped waiting for the answers to 3 requests; send one of those again"
     ) as refused:
-        await played.say(Message(role="user", content="another"))
+        await rollout.say(Message(role="user", content="another"))
     assert refused.value.status == 429
     engine.gate.set()
-    await played.say(Message(role="user", content="1"))
-    await played.say(Message(role="user", content="another"))
-    assert len(played.state.segments) == 4
+    await rollout.say(Message(role="user", content="1"))
+    await rollout.say(Message(role="user", content="another"))
+    assert len(rollout.state.segments) == 4
 
 
 LONG = "long " * 4000
@@ -226,15 +226,15 @@ LONG = "long " * 4000
 
 async def test_large_requests_that_come_at_once_become_the_same_segments_as_small_ones() -> None:
     engine = Drawing(calls=False)
-    played = Played(engine)
-    api = AgentApi(played.policy, KEY, "T")
+    rollout = Played(engine)
+    api = AgentApi(rollout.policy, KEY, "T")
     first = [{"role": "user", "content": LONG}]
     status, said = await post(api, CHAT, {**GO, "messages": first})
     told = [*first, said["choices"][0]["message"], USER]
     await asyncio.gather(*(post(api, CHAT, {**GO, "messages": told}) for _ in range(3)))
-    kinds = [(segment.kind, len(segment.turns)) for segment in played.state.segments]
+    kinds = [(segment.kind, len(segment.turns)) for segment in rollout.state.segments]
     assert (status, kinds) == (200, [("root", 2), ("fork", 1), ("fork", 1)])
-    check_exact(engine, [played.rollout()])
+    check_exact(engine, [rollout.rollout()])
 
 
 async def test_large_requests_that_come_at_once_take_no_more_turns_than_there_are() -> None:

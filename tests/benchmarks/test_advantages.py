@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.samples import AdvantageLevel
+from agentgym.samples import CreditLevel
 from recipes import bisect_turns
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unsafe sandboxes")
 async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_path: Path) -> None:
-    async def first_step(advantage_level: AdvantageLevel) -> dict[str, Any]:
+    async def first_step(credit: CreditLevel) -> dict[str, Any]:
         small = replace(
             bisect_turns.RECIPE,
             steps=1,
@@ -23,10 +23,10 @@ async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_p
             group_size=4,
             eval_tasks=0,
             sandbox="unsafe",
-            out=tmp_path / advantage_level,
+            out=tmp_path / credit,
         )
-        await ag.train_policy(replace(small, advantage_level=advantage_level))
-        row: dict[str, Any] = json.loads((tmp_path / advantage_level / "metrics.jsonl").read_text())
+        await ag.train_policy(replace(small, credit=credit))
+        row: dict[str, Any] = json.loads((tmp_path / credit / "metrics.jsonl").read_text())
         return row
 
     turns, outcome = await first_step("turn"), await first_step("outcome")

@@ -160,9 +160,9 @@ def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> Non
 def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
     memory = counted(str(run.model).removeprefix("Qwen/"))
     assert run.train.checkpointing
-    assert run.train.micro_tokens is not None
+    assert run.train.max_tokens_per_microbatch is not None
     assert isinstance(run.engine, ag.SGLangConfig)
-    trained = memory.total_bytes(run.train.micro_tokens, gpus=1)
+    trained = memory.total_bytes(run.train.max_tokens_per_microbatch, gpus=1)
     share = float(run.engine.arguments.split()[-1])
     if run.engine.colocate == "off":
         assert trained < 0.9 * 79 * GIB
@@ -174,12 +174,12 @@ def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
 
 def test_what_8b_takes_on_one_gpu_is_the_count() -> None:
     memory, run = counted("Qwen3-8B"), qwen3_4b_grpo.RECIPE
-    assert run.train.micro_tokens is not None
+    assert run.train.max_tokens_per_microbatch is not None
     state = memory.total_bytes(0, gpus=1) / GIB  # before the first row
     free = 79 - state
     server = 0.6 * free
     cache = server - memory.weight_bytes / GIB
-    largest = memory.total_bytes(run.train.micro_tokens, gpus=1) / GIB
+    largest = memory.total_bytes(run.train.max_tokens_per_microbatch, gpus=1) / GIB
     assert f"0.6 of the other {free:.1f} GiB, {server:.1f}: " in GUIDE
     assert f"{cache:.1f} GiB of KV cache, " in GUIDE
     assert f"largest the trainer has {largest:.1f} GiB, so both together have {largest + server:.1f}" in GUIDE

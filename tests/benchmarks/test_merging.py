@@ -54,7 +54,7 @@ def test_a_prompt_that_differs_inside_the_first_prompt_starts_a_new_sample() -> 
 
 def test_three_turns_merge_into_one_sample() -> None:
     steps = [step([1], [2]), step([1, 2, 3], [4], at=1), step([1, 2, 3, 4, 5], [6], at=2)]
-    for order in (steps, steps[::-1]):  # neighbours are found by step, not by position
+    for order in (steps, steps[::-1]):  # neighbors are found by step, not by position
         (merged,) = merge(order)
         assert merged.response_ids.tolist() == [2, 3, 4, 5, 6]
         assert merged.loss_mask.astype(int).tolist() == [1, 0, 1, 0, 1]

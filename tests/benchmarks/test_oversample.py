@@ -2,18 +2,18 @@
 
 import pytest
 
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from benchmarks.harness import load_workloads
 from benchmarks.oversample import ENDLESS, Policy, measure, stuck_rows, tail_rows
 
 POLICIES = {
     "all": Policy(groups=24),
     "all, in groups": Policy(groups=6, size=4),
-    "target": Policy(groups=24, settings=Oversample(stop="target", extra_groups=6)),
-    "extra rollouts": Policy(groups=6, size=4, settings=Oversample(stop="target", extra_rollouts=2)),
-    "deadline": Policy(groups=30, settings=Oversample(stop="deadline")),
-    "carried": Policy(groups=24, settings=Oversample(stop="target", extra_groups=6, carry=ENDLESS)),
-    "carried groups": Policy(groups=6, size=4, settings=Oversample(stop="target", extra_groups=6, carry=ENDLESS)),
+    "target": Policy(groups=24, settings=OversampleConfig(stop="target", extra_groups=6)),
+    "extra rollouts": Policy(groups=6, size=4, settings=OversampleConfig(stop="target", extra_rollouts=2)),
+    "deadline": Policy(groups=30, settings=OversampleConfig(stop="deadline")),
+    "carried": Policy(groups=24, settings=OversampleConfig(stop="target", extra_groups=6, carry=ENDLESS)),
+    "carried groups": Policy(groups=6, size=4, settings=OversampleConfig(stop="target", extra_groups=6, carry=ENDLESS)),
 }
 
 
@@ -29,7 +29,7 @@ def test_the_scheduler_stops_where_its_policy_does(name: str, places: int) -> No
 
 
 def test_groups_are_whole_although_some_rollouts_are_stuck() -> None:
-    policy = Policy(groups=16, size=8, settings=Oversample(stop="target", extra_groups=16))
+    policy = Policy(groups=16, size=8, settings=OversampleConfig(stop="target", extra_groups=16))
     figures = measure("it", stuck_rows(0), policy, batches=1, places=ENDLESS)
     assert figures["it_whole_groups"] == 16
     assert figures["it_s"] < 0.2

@@ -45,7 +45,7 @@ class Judged(ag.ToolEnv[ag.Task]):
 
 
 class Offline(Judged):
-    stand_ins: ClassVar = {"judge": Scripted([say("0.5")])}
+    fallback_models: ClassVar = {"judge": Scripted([say("0.5")])}
 
 
 async def test_a_stand_in_judges_an_episode_and_without_one_the_episode_fails_and_says_so() -> None:
@@ -333,8 +333,8 @@ async def test_the_command_serves_an_env_over_stdio_to_ag_mcp_and_closes_it_when
             return 0.0
 
     script = [call("note", text="tea"), call("answer", text="tea"), say("done")]
-    played = await ag.rollout(Client, TASK_OF_DESK, Scripted(script))
-    said = [message["content"] for message in played.transcript()[0].messages if message["role"] == "tool"]
+    rollout = await ag.rollout(Client, TASK_OF_DESK, Scripted(script))
+    said = [message["content"] for message in rollout.transcript()[0].messages if message["role"] == "tool"]
     assert said == ["noted tea", ""]
     assert (tmp_path / "closed").exists()
 

@@ -76,8 +76,8 @@ def task(**reset: Any) -> OpenEnvTask:
     return OpenEnvTask(id="t", prompt="Add up to ten.", reset=reset)
 
 
-def said(played: ag.Rollout) -> list[str]:
-    messages = played.transcript()[0].messages
+def said(rollout: ag.Rollout) -> list[str]:
+    messages = rollout.transcript()[0].messages
     return [str(message["content"]) for message in messages if message["role"] in ("user", "tool")]
 
 
@@ -85,10 +85,10 @@ async def test_an_environment_of_a_server_is_played_to_its_end_for_the_sum_of_it
     before = Adding.closed
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
-        played = await ag.rollout(env, task(seed=1), Scripted([call("act", number=4), call("act", number=5)]))
-        assert said(played) == ['Add up to ten.\n\n{"sum": 1}', '{"sum": 5}', '{"sum": 10}'], played
-        assert played.reward == pytest.approx(0.9)
-        assert played.stop_reason == "done"
+        rollout = await ag.rollout(env, task(seed=1), Scripted([call("act", number=4), call("act", number=5)]))
+        assert said(rollout) == ['Add up to ten.\n\n{"sum": 1}', '{"sum": 5}', '{"sum": 10}'], rollout
+        assert rollout.reward == pytest.approx(0.9)
+        assert rollout.stop_reason == "done"
     assert Adding.closed > before, "the server closed the session's environment"
 
 
@@ -96,19 +96,19 @@ async def test_two_rollouts_are_two_sessions() -> None:
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
         script = [call("act", number=2), say("I stop.")]
-        played = await asyncio.gather(*(ag.rollout(env, task(seed=seed), Scripted(script)) for seed in (1, 5)))
-        assert [said(one)[1] for one in played] == ['{"sum": 3}', '{"sum": 7}']
+        rollout = await asyncio.gather(*(ag.rollout(env, task(seed=seed), Scripted(script)) for seed in (1, 5)))
+        assert [said(one)[1] for one in rollout] == ['{"sum": 3}', '{"sum": 7}']
 
 
 async def test_a_wrong_action_is_an_answer_and_a_lost_server_a_failure() -> None:
     async with served(Adding, Add, Sum) as url:
         env = OpenEnvToolEnv.configured(url=url)
         script = [call("act", number="many"), call("act", number=-1), call("act", number=10)]
-        played = await ag.rollout(env, task(), Scripted(script))
-        assert played.failure is None, played.failure
-        assert said(played)[1].startswith("error: wrong arguments for tool 'act': number")
-        assert "no negative numbers" in said(played)[2]
-        assert (played.reward, played.metrics["tool_errors"]) == (1.0, 2.0)
+        rollout = await ag.rollout(env, task(), Scripted(script))
+        assert rollout.failure is None, rollout.failure
+        assert said(rollout)[1].startswith("error: wrong arguments for tool 'act': number")
+        assert "no negative numbers" in said(rollout)[2]
+        assert (rollout.reward, rollout.metrics["tool_errors"]) == (1.0, 2.0)
     lost = await ag.rollout(env, task(), Scripted([]))
     assert lost.reward is None
     assert lost.failure is not None
@@ -146,12 +146,12 @@ class Desk(MCPEnvironment):  # type: ignore[misc]
 async def test_the_mcp_tools_of_an_environment_are_the_models() -> None:
     async with served(Desk, CallToolAction, CallToolObservation) as url:
         env = OpenEnvToolEnv.configured(url=url)
-        played = await ag.rollout(env, task(), Scripted([call("double", number=21), say("42")]))
-        assert "42" in said(played)[1], played
-        assert played.metrics["tool_errors"] == 0
+        rollout = await ag.rollout(env, task(), Scripted([call("double", number=21), say("42")]))
+        assert "42" in said(rollout)[1], rollout
+        assert rollout.metrics["tool_errors"] == 0
 
 
 async def test_an_env_without_an_address_is_refused() -> None:
-    played = await ag.rollout(OpenEnvToolEnv, task(), Scripted([]))
-    assert played.failure is not None
-    assert "url: empty; name the server" in played.failure.message
+    rollout = await ag.rollout(OpenEnvToolEnv, task(), Scripted([]))
+    assert rollout.failure is not None
+    assert "url: empty; name the server" in rollout.failure.message

@@ -98,8 +98,8 @@ def moves(*actions: str) -> Scripted:
     return Scripted([*(call("move", action=action) for action in actions), say("I stop.")])
 
 
-def shown(played: ag.Rollout) -> list[str]:
-    said = played.transcript()[0].messages
+def shown(rollout: ag.Rollout) -> list[str]:
+    said = rollout.transcript()[0].messages
     return [str(message["content"]) for message in said if message["role"] in ("user", "tool")]
 
 
@@ -108,23 +108,23 @@ def shown(played: ag.Rollout) -> list[str]:
 
 async def test_the_model_plays_a_seat_of_a_pettingzoo_env_for_the_sum_of_its_rewards(no_leaks: None) -> None:
     CLOSED.clear()
-    played = await ag.rollout(Stones, game(), moves("two", "two", "one"))
-    assert shown(played)[0] == "Take one or two stones.\n\n[7]\n\nMoves: one, two"
-    assert shown(played)[1:] == ["[4]\n\nMoves: one, two", "[1]\n\nMoves: one", "[0]"]
-    assert (played.reward, played.stop_reason, played.metrics["moves"]) == (5.0, "over", 3.0)
+    rollout = await ag.rollout(Stones, game(), moves("two", "two", "one"))
+    assert shown(rollout)[0] == "Take one or two stones.\n\n[7]\n\nMoves: one, two"
+    assert shown(rollout)[1:] == ["[4]\n\nMoves: one, two", "[1]\n\nMoves: one", "[0]"]
+    assert (rollout.reward, rollout.stop_reason, rollout.metrics["moves"]) == (5.0, "over", 3.0)
     assert len(CLOSED) == 1
 
 
 async def test_in_another_seat_the_others_have_moved_first_and_the_seed_is_the_envs() -> None:
-    played = await ag.rollout(Stones, game(seat=1, seed=1), moves("two", "two", "one"))
-    assert shown(played)[0].endswith("[7]\n\nMoves: one, two"), "eight stones, of which the opponent took one"
-    assert played.reward == 5.0
+    rollout = await ag.rollout(Stones, game(seat=1, seed=1), moves("two", "two", "one"))
+    assert shown(rollout)[0].endswith("[7]\n\nMoves: one, two"), "eight stones, of which the opponent took one"
+    assert rollout.reward == 5.0
 
 
 async def test_a_masked_move_is_illegal_and_the_model_moves_again() -> None:
-    played = await ag.rollout(Stones, game(), moves("two", "two", "two", "one"))
-    assert shown(played)[3].startswith("error: illegal move: 'two' is none of one; after 2 more")
-    assert (played.reward, played.metrics["illegal_moves"]) == (5.0, 1.0)
+    rollout = await ag.rollout(Stones, game(), moves("two", "two", "two", "one"))
+    assert shown(rollout)[3].startswith("error: illegal move: 'two' is none of one; after 2 more")
+    assert (rollout.reward, rollout.metrics["illegal_moves"]) == (5.0, 1.0)
 
 
 async def test_a_game_of_pettingzoo_keeps_the_contract_of_an_env() -> None:
@@ -137,11 +137,11 @@ class Unnamed(PettingZooGame):
 
 
 async def test_without_names_the_numbers_are_moves_and_others_move_at_random_but_by_their_seed() -> None:
-    played = [await ag.rollout(Unnamed, game(), moves(*"1111111"), seed=seed) for seed in (1, 1, 2, 3, 4, 5)]
-    assert shown(played[0])[0].endswith("\n\nooooooo\n\nMoves: 1, 2"), "an ansi env is shown as it is rendered"
-    assert shown(played[0]) == shown(played[1])
-    assert len({tuple(shown(one)) for one in played}) > 1
-    assert all(one.stop_reason == "over" for one in played)
+    rollout = [await ag.rollout(Unnamed, game(), moves(*"1111111"), seed=seed) for seed in (1, 1, 2, 3, 4, 5)]
+    assert shown(rollout[0])[0].endswith("\n\nooooooo\n\nMoves: 1, 2"), "an ansi env is shown as it is rendered"
+    assert shown(rollout[0]) == shown(rollout[1])
+    assert len({tuple(shown(one)) for one in rollout}) > 1
+    assert all(one.stop_reason == "over" for one in rollout)
 
 
 class Three(Unnamed):
@@ -166,9 +166,9 @@ async def test_whoever_is_out_of_a_game_that_goes_on_moves_no_more_and_keeps_wha
         def make(self) -> Any:
             return Out(3)
 
-    played = await ag.rollout(Goes, game(), moves("2", "1"))
-    assert shown(played)[1:] == ["[5]"], "what it saw when it went"
-    assert (played.reward, played.stop_reason, played.metrics["moves"]) == (2.0, "over", 1.0)
+    rollout = await ag.rollout(Goes, game(), moves("2", "1"))
+    assert shown(rollout)[1:] == ["[5]"], "what it saw when it went"
+    assert (rollout.reward, rollout.stop_reason, rollout.metrics["moves"]) == (2.0, "over", 1.0)
 
 
 async def test_text_actions_are_what_the_model_writes() -> None:
@@ -178,9 +178,9 @@ async def test_text_actions_are_what_the_model_writes() -> None:
         def make(self) -> Any:
             return Tally(1, spaces.Text(1, min_length=1, charset="12"))
 
-    played = await ag.rollout(Written, game(), moves("three", *"22222"))
-    assert "error: illegal move: 'three' is none of Text(1, 1" in shown(played)[1]
-    assert played.reward == 8.0
+    rollout = await ag.rollout(Written, game(), moves("three", *"22222"))
+    assert "error: illegal move: 'three' is none of Text(1, 1" in shown(rollout)[1]
+    assert rollout.reward == 8.0
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ async def test_text_actions_are_what_the_model_writes() -> None:
 )
 async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[str, Any], why: str) -> None:
     other = type("Other", (PettingZooGame,), {"make": lambda self: made(), **settings})
-    played = await ag.rollout(other, game(), moves("1"))
-    assert played.failure is not None
+    rollout = await ag.rollout(other, game(), moves("1"))
+    assert rollout.failure is not None
     with pytest.raises(AssertionError, match=why):
-        raise AssertionError(played.failure.message)
+        raise AssertionError(rollout.failure.message)
 
 
 # ------------------------------------------------------------------- out
@@ -285,8 +285,8 @@ async def test_an_exported_game_is_a_game_again() -> None:
         def opponent(self, observation: str, rng: random.Random) -> str:
             return "0"
 
-    played = await ag.rollout(Again, game(), moves("1", "0"))
-    assert (played.reward, played.rewards) == (1.0, {"outcome": 1.0})
+    rollout = await ag.rollout(Again, game(), moves("1", "0"))
+    assert (rollout.reward, rollout.rewards) == (1.0, {"outcome": 1.0})
 
 
 def test_a_game_that_needs_more_than_its_functions_is_refused() -> None:

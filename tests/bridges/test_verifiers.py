@@ -71,11 +71,11 @@ async def test_a_single_turn_is_worth_what_its_rubric_says() -> None:
     env = made(load=sums)
     [first] = env.tasks("train")
     assert [one.id for one in env.tasks("test")] == ["test/0", "test/1"]
-    played = await ag.rollout(env, first, Scripted([say("4")]))
-    assert played.failure is None, played.failure
-    assert (played.reward, played.rewards, played.stop_reason) == (1.5, {"verifiers": 1.5}, "max_turns_reached")
-    assert (played.metrics["verifiers/right"], played.metrics["verifiers/brief"]) == (1.0, 1.0)
-    [segment] = played.segments
+    rollout = await ag.rollout(env, first, Scripted([say("4")]))
+    assert rollout.failure is None, rollout.failure
+    assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (1.5, {"verifiers": 1.5}, "max_turns_reached")
+    assert (rollout.metrics["verifiers/right"], rollout.metrics["verifiers/brief"]) == (1.0, 1.0)
+    [segment] = rollout.segments
     assert [message["content"] for message in segment.prompt_messages] == ["Add.", "2+2"]
     assert (await ag.rollout(env, first, Scripted([say("five")]))).reward == 0.125
 
@@ -119,18 +119,18 @@ def doubling() -> Any:
 @needs_verifiers
 async def test_the_tools_of_an_environment_are_called_and_their_errors_read() -> None:
     script = [call("double", number=-1), call("double", number=2), say("4")]
-    played = await ag.rollout(made(load=doubling), task("Double 2."), Scripted(script))
-    assert (played.failure, played.reward, played.stop_reason) == (None, 1.0, "no_tools_called")
-    [segment] = played.segments
+    rollout = await ag.rollout(made(load=doubling), task("Double 2."), Scripted(script))
+    assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 1.0, "no_tools_called")
+    [segment] = rollout.segments
     said = [answer["content"] for turn in segment.turns for answer in turn.env_messages]
     assert said == ["no negative numbers", "4"]
-    assert played.metrics["verifiers/double_calls"] == 2
+    assert rollout.metrics["verifiers/double_calls"] == 2
 
 
 @needs_verifiers
 async def test_a_call_that_cannot_be_read_is_text() -> None:
-    played = await ag.rollout(made(load=doubling), task(), Scripted([raw('<tool_call>\n{"name": "double", ')]))
-    assert (played.failure, played.reward, played.stop_reason) == (None, 0.0, "no_tools_called")
+    rollout = await ag.rollout(made(load=doubling), task(), Scripted([raw('<tool_call>\n{"name": "double", ')]))
+    assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 0.0, "no_tools_called")
 
 
 def chatting(**settings: Any) -> Any:
@@ -169,10 +169,10 @@ def counted(state: Any) -> float:
 @needs_verifiers
 async def test_each_turn_of_a_chat_is_trained_with_the_ids_that_were_sampled() -> None:
     engine = Drawing(calls=False)
-    played = await ag.rollout(made(load=lambda: chatting(max_turns=5)), task(), engine)
-    assert (played.failure, played.reward, played.stop_reason) == (None, 5.0, "max_turns_reached")
-    assert [(segment.kind, len(segment.turns)) for segment in played.segments] == [("root", 5)]
-    check_exact(engine, [played])
+    rollout = await ag.rollout(made(load=lambda: chatting(max_turns=5)), task(), engine)
+    assert (rollout.failure, rollout.reward, rollout.stop_reason) == (None, 5.0, "max_turns_reached")
+    assert [(segment.kind, len(segment.turns)) for segment in rollout.segments] == [("root", 5)]
+    check_exact(engine, [rollout])
 
 
 @needs_verifiers
@@ -186,9 +186,9 @@ async def test_each_turn_of_a_chat_is_trained_with_the_ids_that_were_sampled() -
     ],
 )
 async def test_a_chat_that_ends_is_scored(declared: Any, engine: Any, reason: str, turns: float | None) -> None:
-    played = await ag.rollout(made(load=chatting, **declared), task(), engine)
-    assert (played.failure, played.stop_reason) == (None, reason)
-    assert played.reward == (len([turn for one in played.segments for turn in one.turns]) if turns is None else turns)
+    rollout = await ag.rollout(made(load=chatting, **declared), task(), engine)
+    assert (rollout.failure, rollout.stop_reason) == (None, reason)
+    assert rollout.reward == (len([turn for one in rollout.segments for turn in one.turns]) if turns is None else turns)
 
 
 @needs_verifiers
@@ -201,10 +201,10 @@ async def test_a_chat_that_ends_is_scored(declared: Any, engine: Any, reason: st
     ],
 )
 async def test_what_goes_wrong_is_a_failure_by_name(script: Any, kind: str, why: str) -> None:
-    played = await ag.rollout(made(load=chatting), task(), Scripted(script))
-    assert played.failure is not None
-    assert (played.reward, played.failure.type) == (None, kind)
-    assert why in played.failure.message
+    rollout = await ag.rollout(made(load=chatting), task(), Scripted(script))
+    assert rollout.failure is not None
+    assert (rollout.reward, rollout.failure.type) == (None, kind)
+    assert why in rollout.failure.message
 
 
 @needs_verifiers
@@ -215,9 +215,9 @@ async def test_a_reward_that_raises_fails_the_rollout_by_name_or_is_zero_where_t
     def load() -> Any:
         return vf.SingleTurnEnv(dataset=rows("2+2"), rubric=vf.Rubric(funcs=[right, broken]))
 
-    played = await ag.rollout(made(load=load), task(), Scripted([say("4")]))
-    assert played.failure is not None
-    assert "reward 'broken': LookupError: no key" in played.failure.message
+    rollout = await ag.rollout(made(load=load), task(), Scripted([say("4")]))
+    assert rollout.failure is not None
+    assert "reward 'broken': LookupError: no key" in rollout.failure.message
     kept = await ag.rollout(made(load=load, raised_rewards_are_zero=True), task(), Scripted([say("4")]))
     assert (kept.failure, kept.reward) == (None, 1.0)
 

@@ -46,13 +46,17 @@ def hugging_face(template: str = HERMES) -> HuggingFaceTokenizer:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    marks = ["<|im_start|>", "<|im_end|>"]
+    special_tokens = ["<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
         [HERMES] * 4,
-        trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, special_tokens=marks, show_progress=False),
+        trainers.BpeTrainer(
+            vocab_size=330, initial_alphabet=alphabet, special_tokens=special_tokens, show_progress=False
+        ),
     )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=marks[1], additional_special_tokens=marks)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=special_tokens[1], additional_special_tokens=special_tokens
+    )
     tokenizer.chat_template = template
     return HuggingFaceTokenizer(tokenizer)
 
@@ -71,7 +75,7 @@ def tool(text: str) -> Message:
 
 
 def written(tokenizer: ChatTokenizer, chat: Chat, reply: Message) -> list[int]:
-    """The turn exactly as the template writes it, end mark included."""
+    """The turn exactly as the template writes it, end special token included."""
     whole = tokenizer.render([*chat.messages, reply], chat.tools, generation=False)
     return tokenizer.encode(whole.removeprefix(chat.text).removesuffix("\n"))
 
@@ -93,7 +97,7 @@ CHATS: list[list[tuple[Message, Message]]] = [
     [(say("four"), user("sure?")), (say("yes"), user("really?"))],
     [(call("look", at="é"), tool("nothing")), (call("look"), tool(""))],
     [(calls(("look", {}), ("look", {"x": [1, None]})), tool("two")), (say(""), user("?"))],
-    [(say("an <|im_start|> mark"), user("an <|im_end|> mark"))],
+    [(say("an <|im_start|> special token"), user("an <|im_end|> special token"))],
 ]
 
 
@@ -170,7 +174,7 @@ def test_a_turn_whose_thinking_is_stripped_at_once_keeps_its_ids_and_is_extended
 
 def test_a_literal_end_mark_in_thinking_that_is_stripped_does_not_hide_the_next_message() -> None:
     tokenizer = hugging_face(FORGETFUL)
-    sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> mark</think>look<|im_end|>")
+    sampled = tokenizer.encode("<think>the <|im_") + tokenizer.encode("end|> special token</think>look<|im_end|>")
     chat = Chat(tokenizer, [], [user("Go.")])
     delta = chat.extend(sampled, chat.parse(sampled, stopped=True), [user("And?")])
     assert delta is not None

@@ -128,9 +128,9 @@ def test_compaction_works_where_roles_must_alternate(env: type[ag.Env[Any]]) -> 
     )
     task = ag.Task(id="t", prompt=(user("go"),))
     engine = Scripted(script, tokenizer=tokenizer(ALTERNATING), end=END)
-    played = asyncio.run(ag.rollout(env, task, engine))
-    assert played.error is None
-    assert played.metrics["compactions"] >= 2
+    rollout = asyncio.run(ag.rollout(env, task, engine))
+    assert rollout.error is None
+    assert rollout.metrics["compactions"] >= 2
 
 
 def test_what_a_user_says_behind_a_user_or_a_tool_is_put_into_that_message() -> None:
@@ -267,6 +267,6 @@ class LookOnce(Look):
 def test_what_no_tool_can_be_given_is_told_to_the_model(value: str) -> None:
     text = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {value}}}}}\n</tool_call>'
     task = ag.Task(id="t", prompt=(user("go"),))
-    played = asyncio.run(ag.rollout(LookOnce, task, Scripted([raw(text), say("done")])))
-    assert played.error is None
-    assert played.metrics["malformed_calls"] == 1
+    rollout = asyncio.run(ag.rollout(LookOnce, task, Scripted([raw(text), say("done")])))
+    assert rollout.error is None
+    assert rollout.metrics["malformed_calls"] == 1

@@ -8,7 +8,7 @@ from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import Scripted
 from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.testing import say
-from tests.chat.test_marks import TOKENIZERS
+from tests.chat.test_special_tokens import TOKENIZERS
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

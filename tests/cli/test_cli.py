@@ -227,7 +227,7 @@ def test_gc_removes_the_folders_of_dead_owners_only(
     assert "nothing of ours is left over" in say(capsys, "gc")[1]
 
 
-def labelled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
+def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
     """A created container of that owner, removed when the stack ends."""
     labels = {heartbeat.OWNER_LABEL: who, heartbeat.RUN_LABEL: secrets.token_hex(6)}
     made: str = client.create_container(docker_image.default_image(), labels=labels)["Id"]
@@ -247,7 +247,7 @@ def test_gc_removes_the_containers_of_dead_owners_only(
     client = docker_client.connect()
     with contextlib.ExitStack() as stack:
         stack.callback(client.close)
-        ours, dead = (labelled(client, stack, who) for who in (owner(), elsewhere))
+        ours, dead = (labeled(client, stack, who) for who in (owner(), elsewhere))
         said = say(capsys, "gc", "--dry-run")[1]
         assert f"would remove container {dead[:12]} (created)" in said
         assert ours[:12] not in said

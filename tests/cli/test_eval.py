@@ -47,7 +47,7 @@ class Judged(Short):
 
 
 class Alone(Judged):
-    stand_ins = {"judge": Scripted([say("yes")])}
+    fallback_models = {"judge": Scripted([say("yes")])}
 
 
 class Stuck(Short):
@@ -224,8 +224,8 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
         code, _, err = await asyncio.to_thread(run, capsys, *words, *judge)
         assert code == 0, err
         assert stored_rewards(folder / "judged", "judged") == [0.5, 0.5]
-        regraded = await asyncio.to_thread(run, capsys, "regrade", "judged", *judge)
-    assert regraded[1][0].endswith("0 of 2 changed")
+        rescored = await asyncio.to_thread(run, capsys, "rescore", "judged", *judge)
+    assert rescored[1][0].endswith("0 of 2 changed")
     code, _, err = await asyncio.to_thread(run, capsys, *words, "--resume", "--models.judge.model", "tiny")
     assert code == 1
     assert err.startswith(f"agentgym: models: {folder}/judged was begun with")

@@ -19,8 +19,8 @@ GONE_S = 120
 """Seconds after which an actor that Ray was told to kill hangs: Ray does that after it has returned."""
 
 
-def figures(folder: Path) -> list[dict[str, float]]:
-    """The figures of the steps of a run that are done."""
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """The metrics of the steps of a run that are done."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -48,13 +48,13 @@ class Run:
         summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         return summary
 
-    def figures(self) -> list[dict[str, float]]:
-        """The figures of its steps that are done."""
-        return figures(self.out)
+    def metrics(self) -> list[dict[str, float]]:
+        """The metrics of its steps that are done."""
+        return metrics(self.out)
 
     def wait_for_step(self, step: int) -> None:
         """Return when so many steps are done; AssertionError where the run has ended before."""
-        while len(self.figures()) < step:
+        while len(self.metrics()) < step:
             assert self.process.poll() is None, self.said[-4000:]
             time.sleep(0.05)
 

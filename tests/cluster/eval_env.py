@@ -51,9 +51,9 @@ class Judged(ag.ToolEnv[ag.Task]):
         return [cls.bonus] * len(rollouts)
 
 
-def player(model: str) -> ag.LocalEngine:
+def player(model: str) -> ag.TransformersEngine:
     """An engine of the user's own, for a model that an env asks by name."""
-    return ag.LocalEngine("tiny", ag.LocalConfig(context_tokens=1024))
+    return ag.TransformersEngine("tiny", ag.TransformersConfig(context_tokens=1024))
 
 
 class Duel(Slow):

@@ -23,7 +23,7 @@ BESIDE = ("--cluster.eval-workers", "1", "--cluster.workers", "1")
 
 
 def held_out(folder: Path) -> dict[int, dict[str, Any]]:
-    """The figures of each evaluation between the first and the last step, by the steps done before it."""
+    """The metrics of each evaluation between the first and the last step, by the steps done before it."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row for row in rows if "eval/reward" in row and 0 < row["step"] < 5}
 
@@ -76,7 +76,7 @@ async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
         recipe="whole",
         env="tests.cluster.eval_env:Slow",
         model="tiny",
-        engine=ag.LocalConfig(slots=8),
+        engine=ag.TransformersConfig(slots=8),
         train=ag.TrainConfig(method="full", lr=1e-3, device="cpu"),
         steps=2,
         prompts=4,

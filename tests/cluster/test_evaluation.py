@@ -25,8 +25,8 @@ from tests.cluster.eval_env import Judged, Slow
 from tests.engines.sglang.test_shared import ADAPTER, Held, client, say
 
 
-def ids(played: Evaluation) -> dict[str, list[int]]:
-    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for r in played.rollouts}
+def ids(rollout: Evaluation) -> dict[str, list[int]]:
+    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for r in rollout.rollouts}
 
 
 def same(one: Evaluation, other: Evaluation) -> bool:
@@ -55,8 +55,8 @@ def test_an_env_inside_of_a_function_is_refused_with_what_to_do() -> None:
 
 
 async def test_an_open_engine_and_open_sandboxes_are_refused_before_anything_starts() -> None:
-    async with ag.LocalEngine("tiny") as engine:
-        with pytest.raises(ValueError, match=r"^model: on Ray each worker .* and this LocalEngine"):
+    async with ag.TransformersEngine("tiny") as engine:
+        with pytest.raises(ValueError, match=r"^model: on Ray each worker .* and this TransformersEngine"):
             await ag.evaluate(Slow, engine, n=1, ray="auto")
         with pytest.raises(ValueError, match=r"^models\['judge'\]: on Ray each worker opens"):
             await ag.evaluate(Judged, "tiny", n=1, ray="auto", models={"judge": engine})
@@ -131,18 +131,18 @@ async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: T
     assert same(whole, await ag.evaluate(Slow, "tiny", n=4, k=2, seed=3))
 
 
-def asked(played: Evaluation) -> list[dict[str, float]]:
+def asked(rollout: Evaluation) -> list[dict[str, float]]:
     """What each rollout took of the models that the env asks by name, but for the time."""
     return [
         {name: value for name, value in r.metrics.items() if name.startswith("model_") and "seconds" not in name}
-        for r in played.rollouts
+        for r in rollout.rollouts
     ]
 
 
-def texts(folder: Path, played: Evaluation) -> dict[int, bytes]:
+def texts(folder: Path, rollout: Evaluation) -> dict[int, bytes]:
     """The bytes of the sampled tokens, as the store keeps them."""
     with RolloutStore(folder) as store:
-        return store.token_bytes("", {i for sampled in ids(played).values() for i in sampled})
+        return store.token_bytes("", {i for sampled in ids(rollout).values() for i in sampled})
 
 
 @pytest.mark.ray

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentgym.store.reader import RolloutStore, StoredRollout
-from tests.cluster.conftest import ENDS_S, ROOT, TwoNodes, figures
+from tests.cluster.conftest import ENDS_S, ROOT, TwoNodes, metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SHORT = ("--steps", "3", "--eval-tasks", "8", "--save-every", "1")
@@ -64,7 +64,7 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
     assert "goes on from its last checkpoint" in run.said
     assert summary["steps"] == 6
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *words))
-    ours, theirs = run.figures(), figures(tmp_path / "alone")
+    ours, theirs = run.metrics(), metrics(tmp_path / "alone")
     assert np.allclose([row["train/loss"] for row in ours], [row["train/loss"] for row in theirs], atol=1e-4)
     assert_counts_agree(ours)
     lost = {name: row for name, row in ours[-1].items() if name.startswith("cluster/")}
@@ -89,7 +89,7 @@ def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes,
         assert run.process.poll() is None, run.said[-4000:]
     summary = run.ended()
     assert summary["lost"]["workers_lost"] == summary["lost"]["workers_replaced"] > 0
-    assert_counts_agree(run.figures())
+    assert_counts_agree(run.metrics())
 
 
 @pytest.mark.proof
@@ -110,8 +110,8 @@ def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_no
             assert two_nodes.kill(lost), f"no {lost} ran"
     summary = run.ended()
     assert (summary["steps"], summary["eval_after"] >= 0.85) == (30, True), summary
-    assert_counts_agree(run.figures())
-    assert run.figures()[-1]["cluster/workers_lost"] >= 10
-    assert len(run.figures()) == 30
+    assert_counts_agree(run.metrics())
+    assert run.metrics()[-1]["cluster/workers_lost"] >= 10
+    assert len(run.metrics()) == 30
     assert two_nodes.gone("RolloutWorker")
     assert two_nodes.gone("TrainerProcess")

@@ -29,7 +29,7 @@ async def opened(world: int) -> list[RolloutWorker]:
     return workers
 
 
-async def played(workers: Sequence[RolloutWorker]) -> tuple[Groups, list[Any]]:
+async def rollout(workers: Sequence[RolloutWorker]) -> tuple[Groups, list[Any]]:
     shares: list[Played] = [await worker.play_share(None) for worker in workers]
     return joined(each.share for each in shares), [each.state for each in shares]
 
@@ -39,7 +39,7 @@ async def test_two_workers_play_the_groups_of_one_in_the_same_order() -> None:
     for worker in (alone, *pair):
         await worker.begin(ASKED, [])
     for _ in range(2):
-        (one, _), (two, _) = await played([alone]), await played(pair)
+        (one, _), (two, _) = await rollout([alone]), await rollout(pair)
         assert [group.group_id for group in one] == [group.group_id for group in two]
         assert [group.place for group in one] == [group.place for group in two]
         assert ids(one) == ids(two)
@@ -51,11 +51,11 @@ async def test_a_worker_in_the_place_of_a_lost_one_plays_what_that_would_have_pl
     pair, others = await opened(2), await opened(2)
     for worker in (*pair, *others):
         await worker.begin(ASKED, [])
-    _, states = await played(pair)
-    await played(others)
+    _, states = await rollout(pair)
+    await rollout(others)
     fresh = (await opened(2))[1]
     await fresh.begin(ASKED, states, alone=True)
-    (mended, _), (whole, _) = await played([pair[0], fresh]), await played(others)
+    (mended, _), (whole, _) = await rollout([pair[0], fresh]), await rollout(others)
     assert ids(mended) == ids(whole)
     await asyncio.gather(*(worker.close() for worker in (*pair, *others, fresh)))
 
@@ -78,12 +78,12 @@ async def test_three_workers_go_on_where_two_stood() -> None:
     pair, alone = await opened(2), await opened(1)
     for worker in (*pair, *alone):
         await worker.begin(ASKED, [])
-    _, states = await played(pair)
-    await played(alone)
+    _, states = await rollout(pair)
+    await rollout(alone)
     three = await opened(3)
     for worker in three:
         await worker.begin(ASKED, states)
-    (more, _), (one, _) = await played(three), await played(alone)
+    (more, _), (one, _) = await rollout(three), await rollout(alone)
     assert ids(more) == ids(one)
     await asyncio.gather(*(worker.close() for worker in (*pair, *alone, *three)))
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 import agentgym as ag
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -46,8 +46,8 @@ class Typed(ag.Task):
 
     names: set[str] = Field(default_factory=set)
     pairs: frozenset[tuple[int, str]] = frozenset()
-    colour: Colour = Colour.RED
-    by_colour: dict[Colour, set[int]] = Field(default_factory=dict)
+    color: Color = Color.RED
+    by_color: dict[Color, set[int]] = Field(default_factory=dict)
     place: Place = Place("a")
     inner: Inner = Inner()
     many: list[Inner] = Field(default_factory=list)

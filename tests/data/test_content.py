@@ -17,16 +17,16 @@ from pydantic import field_serializer as written_by
 import agentgym as ag
 from agentgym.data.content import content, refuse_unkept, same_fields, task_fields, task_of
 from agentgym.engines.scripted import Scripted, say
-from agentgym.evals.regrade import regrade
+from agentgym.evals.rescore import rescore
 from agentgym.run.preflight import hold_checked
-from tests.data.odd_tasks import Colour, Holder, Inner, Place, Point, Typed, made
+from tests.data.odd_tasks import Color, Holder, Inner, Place, Point, Typed, made
 
 IN_ANOTHER_PROCESS = """
 from agentgym.data.content import content
 from tests.data.odd_tasks import Inner, Place, Typed, made
 names = {"alpha", "beta", "gamma", "delta", "epsilon"}
 task = made(Typed, names=names, place=Place("b", frozenset(names)), inner=Inner(names=names), many=[Inner(names=names)],
-            pairs={(1, "b"), (1, "a"), (0, "c")}, by_colour={"red": {3, 1}, "blue": {2}})
+            pairs={(1, "b"), (1, "a"), (0, "c")}, by_color={"red": {3, 1}, "blue": {2}})
 print(content(task), content(made(value=[names, {1, "1", None, (1, 2)}, {"deep": names}])))
 """
 
@@ -52,10 +52,10 @@ def test_a_task_has_one_content_in_every_process() -> None:
     [
         ({"b", "a"}, ["a", "b"]),
         (frozenset([3, 11, 2]), [2, 3, 11]),
-        ({1, "1", None, Colour.RED}, ["1", "red", 1, None]),
+        ({1, "1", None, Color.RED}, ["1", "red", 1, None]),
         ({Place("b"), Place("a")}, [{"name": "a", "around": []}, {"name": "b", "around": []}]),
-        (Colour.RED, "red"),
-        ({Colour.RED: 1, 2: 3, True: 5}, {"red": 1, "2": 3, "true": 5}),
+        (Color.RED, "red"),
+        ({Color.RED: 1, 2: 3, True: 5}, {"red": 1, "2": 3, "true": 5}),
         (np.float32(0.5), 0.5),
         (np.arange(2000), list(range(2000))),
         (np.array([["a", "b"]]), [["a", "b"]]),
@@ -168,8 +168,8 @@ def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
         Typed,
         names=names,
         pairs={(seed, "a"), (1, "b")},
-        colour="blue",
-        by_colour={"red": {1, 2}},
+        color="blue",
+        by_color={"red": {1, 2}},
         place=Place("b", frozenset(names)),
         inner=Inner(names=names),
         many=[Inner(names=names, data=b"x")],
@@ -178,7 +178,7 @@ def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
     refuse_unkept([task])
     back = task_of(Typed, task_fields(task))
     assert same_fields(task_fields(back), task_fields(task))
-    assert (back.names, back.by_colour, back.point) == (names, {Colour.RED: {1, 2}}, Point(1, 2))
+    assert (back.names, back.by_color, back.point) == (names, {Color.RED: {1, 2}}, Point(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_an_excluded_field_is_no_content_and_its_default_is_never_taken_for_it()
         refuse_unkept([made(Defaulted, check=lambda text: False)])
 
 
-async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_regrade_is_refused_by_field(
+async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_rescore_is_refused_by_field(
     tmp_path: Path,
 ) -> None:
     class Asking(ag.ToolEnv[Judged]):
@@ -277,10 +277,10 @@ async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_regrad
 
     tasks = [Judged(id=i, prompt="x", kind="a", check=later) for i in range(2)]
     for resume in (False, True):
-        played = await ag.evaluate(Asking, Scripted([say("a")]), tasks=tasks, out=tmp_path / "eval", resume=resume)
-        assert played.reward == 1.0
+        rollout = await ag.evaluate(Asking, Scripted([say("a")]), tasks=tasks, out=tmp_path / "eval", resume=resume)
+        assert rollout.reward == 1.0
     with pytest.raises(ValueError, match=r"the task '0' of the run is none of Asking: .*\n?check"):
-        await regrade(tmp_path / "eval", Asking, tmp_path / "again")
+        await rescore(tmp_path / "eval", Asking, tmp_path / "again")
 
 
 class Secret(ag.Task):

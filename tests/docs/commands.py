@@ -17,7 +17,7 @@ LANGUAGES = {"python", "sh", "console", "text", "toml"}
 FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 RUN = (
-    r"agentgym (check(?! polyglot)|export|import|ls|regrade|report|show) ",
+    r"agentgym (check(?! polyglot)|export|import|ls|rescore|report|show) ",
     r"agentgym doctor$",
     r"agentgym eval my_env:Pointers --model ",
 )

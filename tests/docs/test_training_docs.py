@@ -25,7 +25,7 @@ CONTEXT = {
 from dataclasses import replace
 import train_longer
 small = dict(prompts=2, group_size=2, eval_tasks=2)
-train_longer.RECIPE = replace(train_longer.RECIPE, engine=ag.LocalConfig(slots=2), **small)
+train_longer.RECIPE = replace(train_longer.RECIPE, engine=ag.TransformersConfig(slots=2), **small)
 """,
     "RolloutStore(": "",
     "result.pass_at(": "",
@@ -38,7 +38,7 @@ engine = Scripted(lambda *_: say("yes"))
     "sync.begin(": "from agentgym.testing import sample\nsamples = [sample()]\n",
     "trainer.resume(": "from agentgym.testing import sample\nsamples = [sample()]\n",
     "AutoPeftModelForCausalLM": "",
-    "branching = ag.Branching(": "",
+    "branching = ag.BranchingConfig(": "",
     "value_samples(groups": "",
     "ag.demonstrations(": """
 from agentgym.engines.scripted import Scripted, say

@@ -9,7 +9,7 @@ import torch
 
 from agentgym.engines.adapter_files import read_adapter
 from agentgym.engines.sglang.model_info import write_adapter
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.types.completion import Sampling
 from agentgym.types.weights import Adapter
 from tests.engines.sglang.peer import Peer, sglang
@@ -19,7 +19,7 @@ MODEL = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 IDS = [1, 2, 3, 4]
 
 
-def adapter_of(engine: LocalEngine) -> Adapter:
+def adapter_of(engine: TransformersEngine) -> Adapter:
     """An adapter of the first layer's queries that moves every log-probability."""
     weight = engine._opened().policy.model.model.layers[0].self_attn.q_proj.weight
     draw = torch.Generator().manual_seed(0)
@@ -33,7 +33,7 @@ def adapter_of(engine: LocalEngine) -> Adapter:
 
 @pytest.mark.parametrize("kind", [str, Path])
 async def test_the_local_engine_reads_a_saved_adapter_from_its_folder(kind: Any, tmp_path: Path) -> None:
-    async with LocalEngine(MODEL, LocalConfig(slots=1, device="cpu")) as engine:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=1, device="cpu")) as engine:
         adapter = adapter_of(engine)
         write_adapter(adapter, tmp_path / "adapter")
         base = await engine.score(IDS, sampling=Sampling())
@@ -88,7 +88,7 @@ def test_a_folder_without_an_adapter_is_refused_and_a_run_names_its_own(tmp_path
 async def test_the_engine_loads_its_model_to_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentgym.engines.transformers.model import device_of
 
-    assert LocalConfig().device == "auto"
+    assert TransformersConfig().device == "auto"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")

@@ -30,7 +30,7 @@ async def served(play: Play) -> AsyncIterator[str]:
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
 
-    async def played(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def rollout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await play(reader, writer)
         finally:
@@ -38,7 +38,7 @@ async def served(play: Play) -> AsyncIterator[str]:
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
-        tasks.add(asyncio.create_task(played(reader, writer)))
+        tasks.add(asyncio.create_task(rollout(reader, writer)))
 
     server = await asyncio.start_server(begin, "127.0.0.1", 0)
     async with server:

@@ -126,8 +126,8 @@ async def test_a_rollout_that_ended_is_closed_behind_a_tool_that_timed_out(no_le
 
 async def test_a_tool_that_ends_in_time_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
     env = ward()
-    played = await ag.rollout(env, TASK, Scripted([call("release"), call("operate"), say("done")]))
-    assert (played.error, env.made[0].diary, caplog.records) == (None, ["work ended", "closed"], [])
+    rollout = await ag.rollout(env, TASK, Scripted([call("release"), call("operate"), say("done")]))
+    assert (rollout.error, env.made[0].diary, caplog.records) == (None, ["work ended", "closed"], [])
 
 
 async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_closed(

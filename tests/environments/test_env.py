@@ -264,7 +264,7 @@ def test_an_env_that_declares_no_limits_has_those_that_the_guide_names() -> None
     )
 
 
-def test_a_misspelt_env_is_told_the_nearest_registered_one() -> None:
+def test_a_misspelled_env_is_told_the_nearest_registered_one() -> None:
     ag.register("chase")(Quiz)
     with pytest.raises(ValueError, match=r"^env: 'chsae' is not registered \(did you mean 'chase'\?\); import its"):
         registry.find_env("chsae")
@@ -288,18 +288,18 @@ class Clearing(Quiz):
 
 @pytest.mark.parametrize("env", [Counting, Clearing])
 async def test_an_env_whose_setup_begins_with_metrics_of_its_own_has_its_calls_counted(env: type[Quiz]) -> None:
-    played = await ag.rollout(env, TASK, Scripted([call("look"), call("fail"), say("done")]))
-    assert {name: played.metrics[name] for name in ("tool_calls", "tool_errors", "malformed_calls")} == {
+    rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("fail"), say("done")]))
+    assert {name: rollout.metrics[name] for name in ("tool_calls", "tool_errors", "malformed_calls")} == {
         "tool_calls": 2,
         "tool_errors": 1,
         "malformed_calls": 0,
     }
-    assert played.metrics.get("guesses", 2.0) == 2.0
+    assert rollout.metrics.get("guesses", 2.0) == 2.0
 
 
 async def test_counting_goes_on_where_a_tool_takes_the_metrics_away() -> None:
-    played = await ag.rollout(Clearing, TASK, Scripted([call("look"), call("wipe"), call("fail"), say("done")]))
-    assert (played.error, played.metrics["tool_calls"], played.metrics["tool_errors"]) == (None, 2, 1)
+    rollout = await ag.rollout(Clearing, TASK, Scripted([call("look"), call("wipe"), call("fail"), say("done")]))
+    assert (rollout.error, rollout.metrics["tool_calls"], rollout.metrics["tool_errors"]) == (None, 2, 1)
 
 
 async def test_metrics_that_are_no_dict_are_named_after_setup() -> None:
@@ -307,8 +307,8 @@ async def test_metrics_that_are_no_dict_are_named_after_setup() -> None:
         async def setup(self) -> None:
             self.metrics: Any = None
 
-    played = await ag.rollout(Wrong, TASK, Scripted([say("done")]))
-    assert played.error == "EnvError: Wrong.metrics: must be a dict of numbers by name, got NoneType"
+    rollout = await ag.rollout(Wrong, TASK, Scripted([say("done")]))
+    assert rollout.error == "EnvError: Wrong.metrics: must be a dict of numbers by name, got NoneType"
 
 
 @pytest.mark.parametrize("returned", [ag.Stop("nothing to do"), [], 0.0])
@@ -319,10 +319,10 @@ async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_e
         async def setup(self) -> Any:
             return returned
 
-    played = await ag.rollout(Over, TASK, Scripted([say("done")]))
-    assert played.reward is None
-    assert played.error is not None
-    assert f"Over.setup: returned {returned!r}, and must return None: a rollout begins with a turn" in played.error
+    rollout = await ag.rollout(Over, TASK, Scripted([say("done")]))
+    assert rollout.reward is None
+    assert rollout.error is not None
+    assert f"Over.setup: returned {returned!r}, and must return None: a rollout begins with a turn" in rollout.error
 
 
 async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_their_field() -> None:

@@ -50,32 +50,32 @@ def moves(*actions: str) -> Scripted:
     return Scripted([*(call("move", action=action) for action in actions), say("I stop.")])
 
 
-def shown(played: ag.Rollout) -> list[str]:
+def shown(rollout: ag.Rollout) -> list[str]:
     return [
-        str(message["content"]) for message in played.transcript()[0].messages if message["role"] in ("user", "tool")
+        str(message["content"]) for message in rollout.transcript()[0].messages if message["role"] in ("user", "tool")
     ]
 
 
 async def test_the_model_sees_the_game_after_each_opponents_move_and_its_return_is_the_reward() -> None:
-    played = await ag.rollout(Count, game(), moves("1", "2"))
-    assert shown(played) == ["Add 1 or 2.\n\n0 for 0:", "2 for 0: 0+1 1+1", "4 for 0: 0+1 1+1 0+2"]
-    assert (played.reward, played.rewards, played.stop_reason) == (1.0, {"outcome": 1.0}, "over")
-    assert (played.metrics["moves"], played.metrics["illegal_moves"]) == (2.0, 0.0)
+    rollout = await ag.rollout(Count, game(), moves("1", "2"))
+    assert shown(rollout) == ["Add 1 or 2.\n\n0 for 0:", "2 for 0: 0+1 1+1", "4 for 0: 0+1 1+1 0+2"]
+    assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (1.0, {"outcome": 1.0}, "over")
+    assert (rollout.metrics["moves"], rollout.metrics["illegal_moves"]) == (2.0, 0.0)
 
 
 async def test_in_the_second_seat_the_opponent_has_moved_first() -> None:
-    played = await ag.rollout(Count, game(seat=1), moves("1", "1"))
-    assert shown(played) == ["Add 1 or 2.\n\n1 for 1: 0+1", "3 for 1: 0+1 1+1 0+1", "4 for 1: 0+1 1+1 0+1 1+1"]
-    assert played.reward == 1.0
+    rollout = await ag.rollout(Count, game(seat=1), moves("1", "1"))
+    assert shown(rollout) == ["Add 1 or 2.\n\n1 for 1: 0+1", "3 for 1: 0+1 1+1 0+1", "4 for 1: 0+1 1+1 0+1 1+1"]
+    assert rollout.reward == 1.0
     assert (await ag.rollout(Count, game(seat=1), moves("2"))).reward == -1.0
 
 
 async def test_an_illegal_move_is_answered_and_counted_and_one_too_many_forfeits_the_game() -> None:
-    played = await ag.rollout(Count, game(), moves("3", "1", "2"))
-    assert shown(played)[1] == (
+    rollout = await ag.rollout(Count, game(), moves("3", "1", "2"))
+    assert shown(rollout)[1] == (
         "error: illegal move: 3 is neither 1 nor 2; after 2 more the next one forfeits the game"
     )
-    assert (played.reward, played.metrics["illegal_moves"]) == (1.0, 1.0)
+    assert (rollout.reward, rollout.metrics["illegal_moves"]) == (1.0, 1.0)
     lost = await ag.rollout(Count, game(), moves(*"3456"))
     assert shown(lost)[-1] == "error: illegal move: 6 is neither 1 nor 2; the game is forfeited"
     assert (lost.reward, lost.stop_reason, lost.metrics["illegal_moves"]) == (-1.0, "illegal_moves", 4.0)
@@ -119,12 +119,12 @@ class Broken(Count):
     ],
 )
 async def test_a_failure_of_the_game_or_its_opponent_is_not_the_models(where: str, why: str) -> None:
-    played = await ag.rollout(Broken.configured(where=where), game(), moves("1"))
-    assert played.reward is None
-    assert played.failure is not None
-    assert played.failure.type == "EnvError"
+    rollout = await ag.rollout(Broken.configured(where=where), game(), moves("1"))
+    assert rollout.reward is None
+    assert rollout.failure is not None
+    assert rollout.failure.type == "EnvError"
     with pytest.raises(AssertionError, match=why):
-        raise AssertionError(str(played.error))
+        raise AssertionError(str(rollout.error))
 
 
 async def test_the_opponents_chance_is_of_the_seeds_of_game_and_rollout() -> None:

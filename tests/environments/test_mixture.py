@@ -1,4 +1,4 @@
-"""Several envs as one: the turns of their tasks, the class that plays each, and the figures of each."""
+"""Several envs as one: the turns of their tasks, the class that plays each, and the metrics of each."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import settings as read_settings
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, Mixture, mix
-from agentgym.run.tasks.envs import env_figures, open_envs
+from agentgym.run.tasks.envs import env_metrics, open_envs
 from agentgym.sandboxes.choose import AnySandbox
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.testing import check_env
@@ -107,15 +107,15 @@ def test_held_out_tasks_come_in_turns_by_weight_each_once_and_the_rest_of_the_lo
 
 
 async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it() -> None:
-    played = await ag.evaluate(mixed(), Scripted([say("1")]), n=5)
-    assert {name: rewards[0] for name, rewards in played.rewards.items()} == {
+    rollout = await ag.evaluate(mixed(), Scripted([say("1")]), n=5)
+    assert {name: rewards[0] for name, rewards in rollout.rewards.items()} == {
         "ones/6": 1.0,
         "ones/7": 1.0,
         "ones/8": 1.0,
         "rows/0": 0.0,
         "rows/1": 0.0,
     }
-    assert env_figures(mixed(), played.groups, "eval/") == {
+    assert env_metrics(mixed(), rollout.groups, "eval/") == {
         "eval/env/ones/groups": 3.0,
         "eval/env/ones/rollouts": 3.0,
         "eval/env/ones/failed": 0.0,
@@ -127,7 +127,7 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
         "eval/env/rows/reward": 0.0,
         "eval/env/rows/reward/zero": 0.0,
     }
-    assert env_figures(Ones, played.groups) == {}
+    assert env_metrics(Ones, rollout.groups) == {}
 
 
 async def test_a_task_of_no_member_is_refused() -> None:
@@ -232,7 +232,7 @@ def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_on_several_envs_has_figures_of_each_and_is_resumed_with_the_same_ones(tmp_path: Path) -> None:
+def test_a_run_on_several_envs_has_metrics_of_each_and_is_resumed_with_the_same_ones(tmp_path: Path) -> None:
     run = replace(
         SETTINGS,
         env={"terse": 1, "ones": 1},

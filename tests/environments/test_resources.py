@@ -269,9 +269,9 @@ class Counting(ag.ToolEnv[ag.Task]):
 
 
 async def test_a_call_of_c_over_its_time_limit_is_ended_by_the_env_so_that_it_can_close(no_leaks: None) -> None:
-    played = await ag.rollout(Counting, tasks(1)[0], Scripted([call("count"), say("x")]))
-    assert played.transcript()[0].messages[2]["content"] == "error: tool 'count' timed out after 0.05 s"
-    assert played.reward == 0.0
+    rollout = await ag.rollout(Counting, tasks(1)[0], Scripted([call("count"), say("x")]))
+    assert rollout.transcript()[0].messages[2]["content"] == "error: tool 'count' timed out after 0.05 s"
+    assert rollout.reward == 0.0
     assert events == ["interrupt"]
 
 
@@ -281,8 +281,8 @@ async def test_an_interrupt_that_raises_is_logged_and_changes_nothing(caplog: py
             super().interrupt()
             raise RuntimeError("not now")
 
-    played = await ag.rollout(Raising, tasks(1)[0], Scripted([call("count"), say("x")]))
-    assert played.reward == 0.0
+    rollout = await ag.rollout(Raising, tasks(1)[0], Scripted([call("count"), say("x")]))
+    assert rollout.reward == 0.0
     assert "Raising.interrupt raised RuntimeError: not now" in caplog.text
 
 

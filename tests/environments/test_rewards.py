@@ -41,10 +41,10 @@ async def test_a_plain_reward_never_blocks_the_loop() -> None:
 
 async def test_a_reward_is_logged_by_its_value_and_counts_by_its_weight() -> None:
     logged = {"tests": ag.reward(weight=0.0)(lambda self: 3.0), "long": ag.reward(weight=-0.5)(lambda self: 4.0)}
-    played = await ag.rollout(env(lambda self: 1.0, **logged), TASK, Scripted([say("done")]))
-    assert played.reward == 1.0 - 0.5 * 4.0
-    assert played.rewards == {"fixed": 1.0, "tests": 3.0, "long": 4.0}
-    assert "tests 3" in str(played)
+    rollout = await ag.rollout(env(lambda self: 1.0, **logged), TASK, Scripted([say("done")]))
+    assert rollout.reward == 1.0 - 0.5 * 4.0
+    assert rollout.rewards == {"fixed": 1.0, "tests": 3.0, "long": 4.0}
+    assert "tests 3" in str(rollout)
 
 
 async def test_a_plain_reward_that_computes_for_ever_is_held_to_the_rollouts_seconds(no_leaks: None) -> None:
@@ -52,8 +52,8 @@ async def test_a_plain_reward_that_computes_for_ever_is_held_to_the_rollouts_sec
         while True:
             pass
 
-    played = await ag.rollout(env(spin, limits=ag.Limits(seconds=0.2)), TASK, Scripted([say("done")]))
-    assert played.reward is None
+    rollout = await ag.rollout(env(spin, limits=ag.Limits(seconds=0.2)), TASK, Scripted([say("done")]))
+    assert rollout.reward is None
 
 
 async def test_a_reward_behind_a_plain_decorator_is_awaited() -> None:

@@ -214,8 +214,8 @@ async def test_an_env_whose_tasks_are_a_data_set_is_evaluated(make: Callable[[],
         def tasks(cls, split: Split) -> Any:
             return make()
 
-    played = await ag.evaluate(Held, Scripted(lambda text: say("1")), n=n)
-    assert [group.group_id for group in played.groups] == [str(i) for i in range(n or 6)]
+    rollout = await ag.evaluate(Held, Scripted(lambda text: say("1")), n=n)
+    assert [group.group_id for group in rollout.groups] == [str(i) for i in range(n or 6)]
     assert check_tasks(Held)[0].wrong.startswith("train and test share")
 
 

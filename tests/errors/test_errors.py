@@ -46,7 +46,9 @@ def test_an_error_without_a_line_names_the_line_that_led_to_it() -> None:
 @pytest.mark.parametrize(
     "folder", ["home/.local/lib/python3.11/site-packages", "usr/lib/python3/dist-packages", "other/site-packages"]
 )
-def test_a_misspelt_field_is_at_the_users_line_wherever_the_package_of_the_task_is(folder: str, tmp_path: Path) -> None:
+def test_a_misspelled_field_is_at_the_users_line_wherever_the_package_of_the_task_is(
+    folder: str, tmp_path: Path
+) -> None:
     package = tmp_path / folder / "tasks.py"  # pydantic's, or another package's, which raises for the user's line
     source = "class Task:\n    def __getattr__(self, name):\n        raise AttributeError(name)\n"
     names: dict[str, Any] = {}
@@ -54,7 +56,7 @@ def test_a_misspelt_field_is_at_the_users_line_wherever_the_package_of_the_task_
     with pytest.raises(AttributeError) as raised:
         _ = names["Task"]().nope
     place = place_of(raised.value)
-    assert re.fullmatch(r"test_errors\.py:\d+ in test_a_misspelt_field_is_at_the_users_line_\w+", place)
+    assert re.fullmatch(r"test_errors\.py:\d+ in test_a_misspelled_field_is_at_the_users_line_\w+", place)
 
 
 def test_a_foreign_exception_is_named_once_with_where_and_cause() -> None:

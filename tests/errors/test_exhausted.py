@@ -63,13 +63,13 @@ class Opening(ag.ToolEnv[ag.Task]):
 async def test_a_tool_that_can_open_no_file_because_the_process_has_all_of_them_open_fails_the_rollout() -> None:
     assert (await ag.rollout(Opening, TASK, Scripted(SCRIPT))).reward == 1.0
     with files_at_most(0):
-        played = await ag.rollout(Opening, TASK, Scripted(SCRIPT))
-    assert played.reward is None
-    assert played.failure is not None
-    assert played.failure.type == "MachineError"
-    assert played.failure.where == "tool 'use' of Opening"
-    assert "no more files can be opened on this machine: OSError: [Errno 24]" in played.failure.message
-    assert "test_exhausted.py" in played.failure.message
+        rollout = await ag.rollout(Opening, TASK, Scripted(SCRIPT))
+    assert rollout.reward is None
+    assert rollout.failure is not None
+    assert rollout.failure.type == "MachineError"
+    assert rollout.failure.where == "tool 'use' of Opening"
+    assert "no more files can be opened on this machine: OSError: [Errno 24]" in rollout.failure.message
+    assert "test_exhausted.py" in rollout.failure.message
 
 
 async def test_a_tool_that_opens_more_files_than_there_are_at_the_models_request_has_failed_itself() -> None:
@@ -86,9 +86,9 @@ async def test_a_tool_that_opens_more_files_than_there_are_at_the_models_request
                     os.close(file)
 
     with files_at_most(20):
-        played = await ag.rollout(Greedy, TASK, Scripted(SCRIPT))
-    assert played.reward == 1.0
-    assert "failed: OSError" in played.segments[0].turns[0].env_messages[0]["content"]
+        rollout = await ag.rollout(Greedy, TASK, Scripted(SCRIPT))
+    assert rollout.reward == 1.0
+    assert "failed: OSError" in rollout.segments[0].turns[0].env_messages[0]["content"]
 
 
 async def test_memory_that_a_tool_asks_for_is_the_tools_own_matter() -> None:
@@ -98,9 +98,9 @@ async def test_memory_that_a_tool_asks_for_is_the_tools_own_matter() -> None:
             """Raise what an allocation of a size that the model chose raises."""
             return "x" * (1 << 62)
 
-    played = await ag.rollout(Large, TASK, Scripted(SCRIPT))
-    assert played.reward == 1.0
-    assert played.metrics["tool_errors/use"] == 1
+    rollout = await ag.rollout(Large, TASK, Scripted(SCRIPT))
+    assert rollout.reward == 1.0
+    assert rollout.metrics["tool_errors/use"] == 1
 
 
 @pytest.mark.parametrize("method", ["setup", "right"])
@@ -111,9 +111,9 @@ async def test_a_setup_or_a_reward_that_meets_the_end_of_the_descriptors_names_t
     given = ag.reward(opens) if method == "right" else opens
     env: Any = type("Poor", (Opening,), {method: given})
     with files_at_most(0):
-        played = await ag.rollout(env, TASK, Scripted([say("done")]))
-    assert played.failure is not None
-    assert played.failure.type == "MachineError"
+        rollout = await ag.rollout(env, TASK, Scripted([say("done")]))
+    assert rollout.failure is not None
+    assert rollout.failure.type == "MachineError"
 
 
 NO_THREAD = """
@@ -177,8 +177,8 @@ async def test_a_rollout_that_met_it_before_an_action_is_played_again() -> None:
                     os.open(os.devnull, os.O_RDONLY)
 
     # The limit is lifted before the look, which then finds a machine that has enough: it is the env's own error.
-    played = await ag.rollout(Retried, TASK, Scripted([say("done")]))
-    assert (Retried.begun, played.failure and played.failure.type) == (1, EnvError.__name__)
+    rollout = await ag.rollout(Retried, TASK, Scripted([say("done")]))
+    assert (Retried.begun, rollout.failure and rollout.failure.type) == (1, EnvError.__name__)
 
     class Failing(Retried):
         begun = 0

@@ -35,7 +35,7 @@ def last_line(code: str, *names: str) -> str:
             "asyncio.run(ag.train_policy(ag.RunConfig(recipe='r', env='envs.chase.env:Chase', model='tiny')))",
             id="learn",
         ),
-        pytest.param("asyncio.run(ag.LocalEngine('some/model').__aenter__())", id="local_engine"),
+        pytest.param("asyncio.run(ag.TransformersEngine('some/model').__aenter__())", id="local_engine"),
         pytest.param(
             "from agentgym.cli.main import main; sys.exit(main(['merge', 'a', 'b', '--base', 'c']))", id="merge"
         ),
@@ -52,7 +52,7 @@ def test_what_needs_the_train_extra_says_so_in_a_line(code: str, tmp_path: Path)
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_the_package_that_is_missing_is_the_one_that_is_named(package: str) -> None:
     model = str(ROOT / "recipes" / "checkpoints" / "chase")
-    line = last_line(f"asyncio.run(ag.LocalEngine({model!r}).__aenter__())", package)
+    line = last_line(f"asyncio.run(ag.TransformersEngine({model!r}).__aenter__())", package)
     assert line == f"agentgym.errors.extras.MissingPackage: {package} is not installed: {TRAIN}"
 
 

@@ -59,7 +59,7 @@ async def resumed(model: Any, folder: Path, n: int = 2, **settings: Any) -> ag.E
 
 async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:
     read = ag.read_adapter(adapter)
-    async with ag.LocalEngine("tiny") as engine:
+    async with ag.TransformersEngine("tiny") as engine:
         await begun(engine, tmp_path)
         await engine.load_adapter(read, version=7)
         with pytest.raises(ValueError, match=r"^model: the adapter, .* is not what it was .*\(none then, \w+ now\)"):
@@ -71,7 +71,7 @@ async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Pa
             await resumed(engine, tmp_path / "adapted")
         await engine.load_adapter(None, version=8)
         assert (await resumed(engine, tmp_path, n=4)).resumed == 2
-    async with ag.LocalEngine("tiny") as engine:  # in another process it is the same
+    async with ag.TransformersEngine("tiny") as engine:  # in another process it is the same
         await engine.load_adapter(ag.read_adapter(adapter), version=1)
         assert (await resumed(engine, tmp_path / "adapted", n=4)).resumed == 2
 
@@ -79,7 +79,7 @@ async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Pa
 async def test_weights_of_a_whole_model_and_of_a_loaded_one_are_told_apart(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    async with ag.LocalEngine("tiny") as engine:
+    async with ag.TransformersEngine("tiny") as engine:
         first = await fingerprint(engine)
         loaded = AutoModelForCausalLM.from_pretrained(find_model("tiny"))
         tensors = {name: weight.detach() * 1.01 for name, weight in loaded.named_parameters()}
@@ -89,10 +89,10 @@ async def test_weights_of_a_whole_model_and_of_a_loaded_one_are_told_apart(tmp_p
     assert (given["weights"], given["adapter"] != first["adapter"]) == (first["weights"], True)
     with torch.no_grad():
         next(iter(loaded.parameters())).mul_(1.01)
-    async with ag.LocalEngine(loaded, tokenizer=tokenizer) as engine:
+    async with ag.TransformersEngine(loaded, tokenizer=tokenizer) as engine:
         assert (await fingerprint(engine))["weights"] != first["weights"]
     assert await fingerprint(engine) != {}
-    assert await fingerprint(ag.LocalEngine("tiny")) == {}
+    assert await fingerprint(ag.TransformersEngine("tiny")) == {}
 
 
 async def test_another_chat_template_or_context_is_another_model(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ async def test_another_chat_template_or_context_is_another_model(tmp_path: Path)
 
     own = chat_tokenizer("tiny")
     other = chat_tokenizer("tiny", template=f"{own.tokenizer.get_chat_template()} ")
-    async with ag.LocalEngine("tiny", tokenizer=own) as engine:
+    async with ag.TransformersEngine("tiny", tokenizer=own) as engine:
         await begun(engine, tmp_path)
-    async with ag.LocalEngine("tiny", tokenizer=other) as engine:
+    async with ag.TransformersEngine("tiny", tokenizer=other) as engine:
         with pytest.raises(ValueError, match=r"^model: the chat template is not what it was"):
             await resumed(engine, tmp_path)
-    async with ag.LocalEngine("tiny", ag.LocalConfig(context_tokens=99)) as engine:
+    async with ag.TransformersEngine("tiny", ag.TransformersConfig(context_tokens=99)) as engine:
         with pytest.raises(ValueError, match=r"^model: the engine's context_tokens .* 99 now"):
             await resumed(engine, tmp_path)
 
@@ -147,7 +147,7 @@ async def test_a_folder_is_the_same_model_by_any_path_and_as_an_open_engine(
     await begun(folder.name, tmp_path / "eval")
     monkeypatch.chdir(tmp_path)
     assert (await resumed(folder, tmp_path / "eval")).resumed == 2
-    async with ag.LocalEngine(folder) as engine:
+    async with ag.TransformersEngine(folder) as engine:
         assert (await resumed(engine, tmp_path / "eval", n=3)).resumed == 2
         await engine.load_adapter(ag.read_adapter(adapter), version=1)
         with pytest.raises(ValueError, match=r"^model: the adapter, .* is not what it was .*\(none then, \w+ now\)"):

@@ -16,7 +16,7 @@ from agentgym.cli.evals.outcome import INCOMPLETE, exit_status
 from agentgym.engines.scripted import Scripted, say
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.kept import kept_in
-from agentgym.evals.regrade import regrade
+from agentgym.evals.rescore import rescore
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.reader import RolloutStore
@@ -124,10 +124,10 @@ async def test_an_evaluation_takes_no_folder_that_holds_something_else(tmp_path:
     assert {path.name: path.read_text() for path in (tmp_path / "eval").iterdir()} == {name: '{"my": 1}'}
 
 
-async def test_a_regrade_on_a_full_disk_returns_its_result_and_leaves_nothing(tmp_path: Path, disk: ExitStack) -> None:
+async def test_a_rescore_on_a_full_disk_returns_its_result_and_leaves_nothing(tmp_path: Path, disk: ExitStack) -> None:
     await played(tmp_path / "eval")
     DEEDS[0] = lambda: disk.enter_context(files_up_to(2_000))
-    found = await regrade(tmp_path / "eval", Deeds, tmp_path / "again")
+    found = await rescore(tmp_path / "eval", Deeds, tmp_path / "again")
     disk.close()
     assert (len(found.reward.after), found.reward.changed, found.not_kept) == (TASKS, 0, TASKS)
     assert os.listdir(tmp_path) == ["eval"]  # noqa: PTH208
@@ -157,19 +157,19 @@ def test_a_script_can_tell_how_an_evaluation_went(
     assert bool(said) == bool(err)
 
 
-def test_evaluations_and_regrades_of_one_second_have_folders_of_their_own(
+def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "eval").mkdir()
     monkeypatch.chdir(tmp_path)
     assert asyncio.run(played("eval")).not_kept == 0
-    words = ["regrade", "eval", "--env", f"{__name__}:Deeds"]
+    words = ["rescore", "eval", "--env", f"{__name__}:Deeds"]
     assert [cli.main(words) for _ in range(3)] == [0, 0, 0]
     folders = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("folder")]
     assert len(set(folders)) == 3
     assert all(Path(folder).is_dir() for folder in folders)
-    assert cli.main(["regrade", "eval", "--env", "nowhere:None"]) == 1
-    assert len(list((tmp_path / "eval").glob("regraded-*"))) == 3  # of one that was refused nothing is left
+    assert cli.main(["rescore", "eval", "--env", "nowhere:None"]) == 1
+    assert len(list((tmp_path / "eval").glob("rescored-*"))) == 3  # of one that was refused nothing is left
 
 
 async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def contents(folder: Path, names: str = "*") -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob(names)}
 
 
-def without_ids(played: Rollout) -> Rollout:
+def without_ids(rollout: Rollout) -> Rollout:
     """The rollout as if its model had given its calls no ids."""
 
     def bare(message: Any) -> Any:
@@ -114,12 +114,12 @@ def without_ids(played: Rollout) -> Rollout:
                 for turn in s.turns
             ),
         )
-        for s in played.segments
+        for s in rollout.segments
     ]
-    return replace(played, segments=tuple(segments))
+    return replace(rollout, segments=tuple(segments))
 
 
-def counted(played: Rollout) -> Rollout:
+def counted(rollout: Rollout) -> Rollout:
     """The rollout as if an endpoint had played it, which counts tokens and does not say their ids."""
     segments = [
         replace(
@@ -128,9 +128,9 @@ def counted(played: Rollout) -> Rollout:
             logprobs=np.zeros_like(s.logprobs),
             turns=tuple(turn._replace(versions=(Version(0, NO_POLICY),)) for turn in s.turns),
         )
-        for s in played.segments
+        for s in rollout.segments
     ]
-    return replace(played, segments=tuple(segments))
+    return replace(rollout, segments=tuple(segments))
 
 
 def lines_of(path: Path) -> list[Any]:
@@ -138,19 +138,19 @@ def lines_of(path: Path) -> list[Any]:
 
 
 async def test_a_segment_holds_the_tools_that_its_model_was_shown(tmp_path: Path) -> None:
-    played = await play()
-    names = [[tool["function"]["name"] for tool in segment.tools] for segment in played.segments]
+    rollout = await play()
+    names = [[tool["function"]["name"] for tool in segment.tools] for segment in rollout.segments]
     assert names == [["look", "ask", "split"], ["look"], *[["look", "ask", "split"]] * 3]
-    write(tmp_path, played)
+    write(tmp_path, rollout)
     (found,) = rollouts_of(tmp_path)
-    assert same(found, played)
+    assert same(found, rollout)
 
 
 async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_endpoint = counted(played := await play([call("look"), say("done")], "t/1"))
-    odd = replace(played, rollout_id="t/2", segments=(segment([(2, 4), (5, 9)], length=12, text="\ud800\x1b"),))
+    of_endpoint = counted(rollout := await play([call("look"), say("done")], "t/1"))
+    odd = replace(rollout, rollout_id="t/2", segments=(segment([(2, 4), (5, 9)], length=12, text="\ud800\x1b"),))
     odd_of_endpoint = replace(counted(odd), rollout_id="t/5")
     failed = replace(await play([say("no")], "t/3"), reward=None, failure=ag.Failure(type="EnvError", message="m"))
     first, again = tmp_path / "first", tmp_path / "again"
@@ -181,15 +181,15 @@ async def test_trajectories_are_valid_for_harbor(tmp_path: Path, capsys: pytest.
 async def test_a_trajectory_has_each_turn_its_ids_and_who_was_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    played = await play()
-    write(tmp_path, played)
+    rollout = await play()
+    write(tmp_path, rollout)
     run(capsys, "export", tmp_path, "--to", "atif")
     root = json.loads((tmp_path / "export-atif/trajectory-000001.json").read_text())
     first = root["steps"][2]
-    ids = [made["id"] for made in played.segments[0].turns[0].message["tool_calls"]]
+    ids = [made["id"] for made in rollout.segments[0].turns[0].message["tool_calls"]]
     assert [made["tool_call_id"] for made in first["tool_calls"]] == ids
     assert [result["source_call_id"] for result in first["observation"]["results"]] == ids
-    segment, turn = played.segments[0], played.segments[0].turns[0]
+    segment, turn = rollout.segments[0], rollout.segments[0].turns[0]
     assert first["metrics"]["completion_token_ids"] == segment.token_ids[turn.start : turn.stop].tolist()
     assert first["metrics"]["prompt_token_ids"] == segment.token_ids[: turn.start].tolist()
     assert first["metrics"]["logprobs"] == [-0.5] * (turn.stop - turn.start)
@@ -245,8 +245,8 @@ async def test_lines_for_trainers_are_the_conversations_worth_imitating(
 async def test_lines_for_openai_answer_each_call_and_weigh_no_message_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: bool
 ) -> None:
-    played = await play()
-    write(tmp_path, played if named else without_ids(played))
+    rollout = await play()
+    write(tmp_path, rollout if named else without_ids(rollout))
     run(capsys, "export", tmp_path, "--to", "openai")
     root, agent, left, right = lines_of(tmp_path / "export-openai.jsonl")
     for line in (root, agent, left, right):
@@ -374,19 +374,19 @@ async def test_images_of_a_rollout_are_files_beside_its_trajectory_and_come_back
 
     low = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
     task = ag.Task(id="t", prompt=[ag.Message(role="user", content=["Go.", low, ag.Image(GIF)])])
-    played = await ag.rollout(Looks, task, Seeing(Scripted([*WHOLE])), rollout_id="t/0")
-    assert played.error is None
-    write(tmp_path / "run", played)
+    rollout = await ag.rollout(Looks, task, Seeing(Scripted([*WHOLE])), rollout_id="t/0")
+    assert rollout.error is None
+    write(tmp_path / "run", rollout)
     run(capsys, "export", tmp_path / "run", "--to", "atif", "--out", tmp_path / "atif")
     assert sorted(path.read_bytes() for path in (tmp_path / "atif/images").iterdir()) == sorted([GIF, PNG])
     assert not any(b"base64" in content for content in contents(tmp_path / "atif", "*.json").values())
     run(capsys, "import", tmp_path / "atif", "--out", tmp_path / "back")
     (back,) = rollouts_of(tmp_path / "back")
-    assert same(back, played)
+    assert same(back, rollout)
     with RolloutStore(tmp_path / "run") as store:
         (stored,) = store.find()
     assert {name for document in documents(stored, "t", None).values() for name in take_out(document)}
-    assert same(stored.rollout, played)
+    assert same(stored.rollout, rollout)
 
 
 def shown(path: Any, **source: Any) -> dict[str, Any]:

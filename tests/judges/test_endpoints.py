@@ -44,17 +44,17 @@ async def test_a_judge_of_an_evaluation_may_be_an_endpoint() -> None:
         chat_server(approves) as server,
         ag.Endpoint(server.url, model="j", completion_price=1.0) as judge,
     ):
-        played = await ag.evaluate(Judged, Scripted(lambda text: say("Yes.")), k=2, models={"judge": judge})
-    assert (played.reward, played.failed, len(server.requests)) == (1.0, 0, 6)
+        rollout = await ag.evaluate(Judged, Scripted(lambda text: say("Yes.")), k=2, models={"judge": judge})
+    assert (rollout.reward, rollout.failed, len(server.requests)) == (1.0, 0, 6)
     system, user = server.requests[0]["messages"]
     assert system == {"role": "system", "content": "1 is good."}
     assert user["content"].startswith("The text: Yes.\n\nAnswer with one JSON object")
     assert server.requests[0]["max_tokens"] == 1024
-    metrics = played.rollouts[0].metrics
+    metrics = rollout.rollouts[0].metrics
     assert [metrics[f"model_{what}/judge"] for what in ("calls", "tokens", "prompt_tokens")] == [1, 10, 100]
     assert metrics["model_cost/judge"] == pytest.approx(1e-5)
     assert "usage/requests" not in metrics  # which are the policy's
-    assert played.account()["model_cost/judge"] == pytest.approx(6e-5)
+    assert rollout.account()["model_cost/judge"] == pytest.approx(6e-5)
 
 
 async def test_policy_and_judge_may_be_two_endpoints() -> None:
@@ -64,9 +64,9 @@ async def test_policy_and_judge_may_be_two_endpoints() -> None:
         ag.Endpoint(policy.url, model="p") as engine,
         ag.Endpoint(server.url, model="j") as judge,
     ):
-        played = await ag.evaluate(Judged, engine, models={"judge": judge})
-    assert (played.reward, len(policy.requests), len(server.requests)) == (1.0, 3, 3)
-    assert played.account()["requests"] == 3
+        rollout = await ag.evaluate(Judged, engine, models={"judge": judge})
+    assert (rollout.reward, len(policy.requests), len(server.requests)) == (1.0, 3, 3)
+    assert rollout.account()["requests"] == 3
 
 
 async def test_an_answer_of_an_endpoint_that_does_not_fit_is_asked_for_again() -> None:
@@ -74,22 +74,22 @@ async def test_an_answer_of_an_endpoint_that_does_not_fit_is_asked_for_again() -
         return said("Fine.", reason="length") if number == 0 else said('{"score": 0.5}')
 
     async with chat_server(answers) as server, ag.Endpoint(server.url, model="j") as judge:
-        played = await ag.rollout(Judged, Judged.tasks("test")[0], Scripted([say("Yes.")]), models={"judge": judge})
-    assert played.reward == 0.5
+        rollout = await ag.rollout(Judged, Judged.tasks("test")[0], Scripted([say("Yes.")]), models={"judge": judge})
+    assert rollout.reward == 0.5
     assert "does not fit the schema" in server.requests[1]["messages"][-1]["content"]
-    assert [played.metrics[f"model_{what}/judge"] for what in ("retries", "cut_answers")] == [1, 1]
+    assert [rollout.metrics[f"model_{what}/judge"] for what in ("retries", "cut_answers")] == [1, 1]
 
 
 async def test_an_endpoint_that_refuses_the_judges_question_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentgym.judges.named_models.FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("agentgym.judges.model_roles.FIRST_WAIT_S", 0.0)
     refused = Sent("no such model", status=404, headers=SOON)
     async with (
         chat_server(lambda request, number: refused) as server,
         ag.Endpoint(server.url, model="j") as judge,
     ):
-        played = await ag.rollout(Judged, Judged.tasks("test")[0], Scripted([say("Yes.")]), models={"judge": judge})
-    assert played.reward is None
-    assert "no such model" in (played.error or "")
+        rollout = await ag.rollout(Judged, Judged.tasks("test")[0], Scripted([say("Yes.")]), models={"judge": judge})
+    assert rollout.reward is None
+    assert "no such model" in (rollout.error or "")
 
 
 async def test_cached_answers_are_those_of_one_model_at_one_endpoint(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ async def test_the_first_side_may_be_an_endpoint_too() -> None:
 
     async with chat_server(contradicts) as server, ag.Endpoint(server.url, model="o") as engine:
         models = {"leader": engine, "opponent": engine}
-        played = await ag.rollout(Led, ag.Task(id="t", prompt="Begin."), Scripted([]), models=models)
-    assert played.reward == 1.0
-    assert [s.model for s in played.segments] == ["leader", "opponent"]
+        rollout = await ag.rollout(Led, ag.Task(id="t", prompt="Begin."), Scripted([]), models=models)
+    assert rollout.reward == 1.0
+    assert [s.model for s in rollout.segments] == ["leader", "opponent"]
 
 
 class Ranked(Judged):

@@ -119,8 +119,8 @@ async def test_a_judge_without_a_name_is_asked_anew_and_its_answers_are_not_kept
     assert caplog.text.count(f"no answers of the model 'judge' are kept in {path}") == 1
     for name, score, kept in (("a", 0.5, 0), ("a", 1.0, 1), ("b", 1.0, 0)):
         named = Scripted([say(f'{{"score": {score}}}')], model_name=name)
-        played = (await play(env, named)).rollouts[0]
-        assert (played.reward, played.metrics.get("model_cached/judge", 0)) == (0.5 if name == "a" else 1.0, kept)
+        rollout = (await play(env, named)).rollouts[0]
+        assert (rollout.reward, rollout.metrics.get("model_cached/judge", 0)) == (0.5 if name == "a" else 1.0, kept)
 
 
 class Renamed(BaseModel):
@@ -153,8 +153,8 @@ async def test_a_cached_answer_is_read_as_the_model_wrote_it(
 ) -> None:
     engine = Counting(lambda text: say(written))
     env = judged(cache=tmp_path / "answers.sqlite", response=response)
-    played = [(await play(env, engine)).rollouts[0] for _ in range(2)]
-    assert [(one.reward, one.error) for one in played] == [(0.5, None)] * 2
+    rollout = [(await play(env, engine)).rollouts[0] for _ in range(2)]
+    assert [(one.reward, one.error) for one in rollout] == [(0.5, None)] * 2
     assert engine.asked == 1
 
 
@@ -187,7 +187,7 @@ async def test_no_more_questions_are_in_flight_than_the_judge_allows() -> None:
     engine = Counting(always)
     groups = await play(judged(concurrency=2), engine, n=8)
     assert (engine.asked, engine.most) == (8, 2)
-    assert len([played for played in groups.rollouts if played.reward == 0.5]) == 8
+    assert len([rollout for rollout in groups.rollouts if rollout.reward == 0.5]) == 8
 
 
 async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None:
@@ -200,9 +200,9 @@ async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None
             return sum([(await self.judge.ask(model, f"{n}?")).score for n in range(3)])
 
     engine = Counting(always)
-    played = await ag.rollout(Greedy, TASK, Scripted([say("x")]), models={"judge": engine})
-    assert (played.reward, played.metrics["model_limit"]) == (0.0, 1.0)
-    assert "judge 'judge': the rollout has asked it 2 times, and Judge.calls allows 2" in str(played.failed_cases)
+    rollout = await ag.rollout(Greedy, TASK, Scripted([say("x")]), models={"judge": engine})
+    assert (rollout.reward, rollout.metrics["model_limit"]) == (0.0, 1.0)
+    assert "judge 'judge': the rollout has asked it 2 times, and Judge.calls allows 2" in str(rollout.failed_cases)
     assert engine.asked == 2
 
 
@@ -221,15 +221,15 @@ async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() 
 
     script = [call("ask", text="word " * 150), say("word " * 150)]
     models = {"judge": Scripted(always, context_tokens=500)}
-    played = await ag.rollout(Long, TASK, Scripted(script), models=models)
-    assert (played.failure, played.reward, played.metrics["model_limit"]) == (None, 0.0, 1.0)
-    assert "leave no room for an answer in its context of 500" in str(played.segments[0].turns[0].env_messages)
+    rollout = await ag.rollout(Long, TASK, Scripted(script), models=models)
+    assert (rollout.failure, rollout.reward, rollout.metrics["model_limit"]) == (None, 0.0, 1.0)
+    assert "leave no room for an answer in its context of 500" in str(rollout.segments[0].turns[0].env_messages)
 
 
 async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None:
     engine = Counting(lambda text: say("what?"))
-    played = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
-    assert "no Verdict in 2 answers" in str(played.error)
+    rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
+    assert "no Verdict in 2 answers" in str(rollout.error)
     assert engine.asked == 2
 
 
@@ -245,5 +245,5 @@ def test_what_is_no_judge_is_refused_by_its_field(tmp_path: Path) -> None:
 async def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_text("this is no database, and long enough to be one" * 50)
-    played = await ag.rollout(judged(cache=path), TASK, Scripted([say("x")]), models={"judge": Counting(always)})
-    assert f"cache: {path} cannot be used" in str(played.error)
+    rollout = await ag.rollout(judged(cache=path), TASK, Scripted([say("x")]), models={"judge": Counting(always)})
+    assert f"cache: {path} cannot be used" in str(rollout.error)

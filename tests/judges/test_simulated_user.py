@@ -44,23 +44,23 @@ async def play(agent: Any = AGENT, user: Any = USER, env: type[Shop] = Shop, **g
 
 
 async def test_the_agent_and_the_user_talk_until_the_user_stops(no_leaks: None) -> None:
-    played = await play()
-    assert (played.reward, played.stop_reason, played.error) == (1.0, "done", None)
-    said = [(m["role"], m["content"]) for m in played.transcript()[0].messages if m["role"] != "assistant"]
+    rollout = await play()
+    assert (rollout.reward, rollout.stop_reason, rollout.error) == (1.0, "done", None)
+    said = [(m["role"], m["content"]) for m in rollout.transcript()[0].messages if m["role"] != "assistant"]
     assert said == [
         ("system", "You work in a shop."),
         ("user", "I want my money back."),
         ("user", "It is 17."),
         ("tool", "refunded"),
     ]
-    assert played.metrics["user_turns"] == 2
-    assert played.metrics["model_calls/user"] == 3
+    assert rollout.metrics["user_turns"] == 2
+    assert rollout.metrics["model_calls/user"] == 3
 
 
 async def test_none_of_the_users_tokens_is_trained() -> None:
-    played = await play()
-    other = ag.Rollout(rollout_id="t/1", group_id="t", segments=played.segments, reward=0.0, stop_reason="done")
-    (sample, _) = build_samples([ag.Group(group_id="t", rollouts=(played, other))])
+    rollout = await play()
+    other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments, reward=0.0, stop_reason="done")
+    (sample, _) = build_samples([ag.Group(group_id="t", rollouts=(rollout, other))])
     trained = bytes(sample.response_ids[sample.loss_mask].clip(0, 255).astype("uint8")).decode("utf-8", "replace")
     assert "Which order?" in trained
     for words in ("money back", "It is 17", "refunded"):
@@ -101,11 +101,11 @@ async def test_what_a_user_says_before_the_end_is_returned_and_the_end_is_known(
 
 async def test_the_first_words_of_a_user_follow_a_prompt_that_ends_with_one() -> None:
     task = ag.Task(id="t", prompt="A customer comes in.")
-    played = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
-    assert played.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
+    rollout = await ag.rollout(Shop, task, Scripted(AGENT), models={"user": Scripted(USER)})
+    assert rollout.segments[0].prompt_messages[0]["content"] == "A customer comes in.\n\nI want my money back."
     told = (*TASK.prompt, ag.Message(role="user", content="A customer comes in."))
-    played = await ag.rollout(Shop, ag.Task(id="t", prompt=told), Scripted(AGENT), models={"user": Scripted(USER)})
-    assert [message["content"] for message in played.segments[0].prompt_messages] == [
+    rollout = await ag.rollout(Shop, ag.Task(id="t", prompt=told), Scripted(AGENT), models={"user": Scripted(USER)})
+    assert [message["content"] for message in rollout.segments[0].prompt_messages] == [
         "You work in a shop.",
         "A customer comes in.\n\nI want my money back.",
     ]
@@ -133,8 +133,8 @@ class Short(Shop):
 
 
 async def test_a_user_that_never_stops_is_ended_by_a_limit() -> None:
-    played = await play(agent=lambda text: say("And?"), user=lambda text: say("Hm."), env=Short)
-    assert (played.stop_reason, played.reward) == ("turns", 0.0)
+    rollout = await play(agent=lambda text: say("And?"), user=lambda text: say("Hm."), env=Short)
+    assert (rollout.stop_reason, rollout.reward) == ("turns", 0.0)
 
 
 async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_says_what_to_do() -> None:
@@ -146,11 +146,11 @@ async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_sa
     roomy = await play(agent=lambda text: say("And?"), user=user, env=Short)
     assert (roomy.error, roomy.metrics["model_cut_answers/user"]) == (None, 0)
     models = {"user": Scripted(user, context_tokens=800)}
-    played = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
-    assert (played.reward, played.stop_reason) == (0.0, "model_limit")
-    assert played.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
+    rollout = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
+    assert (rollout.reward, rollout.stop_reason) == (0.0, "model_limit")
+    assert rollout.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
     said = "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a"
-    assert said in str(played.failed_cases)
+    assert said in str(rollout.failed_cases)
 
 
 async def test_an_env_with_a_user_keeps_the_contract() -> None:
@@ -161,16 +161,16 @@ async def test_an_env_with_a_user_keeps_the_contract() -> None:
 
 
 async def test_a_user_env_needs_a_model_and_a_user() -> None:
-    played = await ag.rollout(Shop, TASK, Scripted(AGENT))
-    assert "there is no model 'user'; there are: none" in str(played.error)
+    rollout = await ag.rollout(Shop, TASK, Scripted(AGENT))
+    assert "there is no model 'user'; there are: none" in str(rollout.error)
 
     class Nobody(ag.UserEnv[ag.Task]):
         @ag.reward
         def one(self) -> float:
             return 1.0
 
-    played = await ag.rollout(Nobody, TASK, Scripted(AGENT), models={"user": Scripted(USER)})
-    assert "Nobody.user_system(): say who the user is" in str(played.error)
+    rollout = await ag.rollout(Nobody, TASK, Scripted(AGENT), models={"user": Scripted(USER)})
+    assert "Nobody.user_system(): say who the user is" in str(rollout.error)
     with pytest.raises(ValueError, match="user_system: is a plain `def`"):
 
         class Plain(ag.UserEnv[ag.Task]):

@@ -63,16 +63,16 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
     env: type[Even], tmp_path: Path
 ) -> None:
     sampling = ag.Sampling(temperature=1.5)
-    played = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, out=tmp_path / "one")
+    rollout = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, out=tmp_path / "one")
     rewards = stored(tmp_path / "one")
-    assert {name: list(of) for name, of in played.rewards.items()} == rewards
+    assert {name: list(of) for name, of in rollout.rewards.items()} == rewards
     for k in (1, 2, 3, 4):
         drawn = [list(combinations([reward == 1 for reward in of], k)) for of in rewards.values()]
-        assert played.pass_at(k) == pytest.approx(sum(sum(map(any, d)) / len(d) for d in drawn) / 4)
-        assert played.pass_hat(k) == pytest.approx(sum(sum(map(all, d)) / len(d) for d in drawn) / 4)
+        assert rollout.pass_at(k) == pytest.approx(sum(sum(map(any, d)) / len(d) for d in drawn) / 4)
+        assert rollout.pass_hat(k) == pytest.approx(sum(sum(map(all, d)) / len(d) for d in drawn) / 4)
     summary = json.loads((tmp_path / "one/summary.json").read_text())
-    assert summary["pass_at"]["4"] == pytest.approx(played.pass_at(4))
-    assert summary["reward_interval"]["low"] <= played.reward <= summary["reward_interval"]["high"]
+    assert summary["pass_at"]["4"] == pytest.approx(rollout.pass_at(4))
+    assert summary["reward_interval"]["low"] <= rollout.reward <= summary["reward_interval"]["high"]
     assert summary["tasks"]["100"] == {
         "scored": 4,
         "solved": sum(r == 1 for r in rewards["100"]),
@@ -87,8 +87,8 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
     async with open_engine(tmp_path / "run") as engine:
         assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
     for folder in (tmp_path / "run/adapter", str(tmp_path / "run")):
-        played = await ag.evaluate(Even, folder, k=2)
-        assert [r.messages for r in played.rollouts] == [r.messages for r in of_base.rollouts]
+        rollout = await ag.evaluate(Even, folder, k=2)
+        assert [r.messages for r in rollout.rollouts] == [r.messages for r in of_base.rollouts]
 
 
 class Selfish(Even):
@@ -119,16 +119,16 @@ async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others
     concurrency: int, tmp_path: Path, no_leaks: None
 ) -> None:
     engine = Scripted(lambda text: say("ab"))
-    played = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, out=tmp_path)
-    assert list(played.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
-    assert played.failures == [("AgentGymError: its task was cancelled from outside", 4)]
-    assert stored(tmp_path) == {name: list(of) for name, of in played.rewards.items()}
+    rollout = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, out=tmp_path)
+    assert list(rollout.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
+    assert rollout.failures == [("AgentGymError: its task was cancelled from outside", 4)]
+    assert stored(tmp_path) == {name: list(of) for name, of in rollout.rewards.items()}
 
 
 async def test_a_group_reward_that_cancels_its_own_task_fails_its_group_and_no_other(no_leaks: None) -> None:
-    played = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
-    assert list(played.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
-    assert played.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
+    rollout = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
+    assert list(rollout.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
+    assert rollout.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
 
 
 async def test_a_cancelled_evaluation_ends_its_rollouts(no_leaks: None) -> None:
@@ -188,7 +188,7 @@ def test_an_evaluation_that_is_killed_again_and_again_plays_no_kept_rollout_twic
     assert stored(tmp_path) == {f"t{i}": [1.0] * K for i in range(TASKS)}
 
 
-def signalled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[str], str]:
+def signaled(folder: Path, tasks: int, begun: int, number: int) -> tuple[list[str], str]:
     """Let an evaluation run freely and send it a signal once it has begun so many; what it began, and its last line."""
     command = [sys.executable, "-m", "tests.evals.killed_script", str(folder), str(tasks)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -220,7 +220,7 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
     kept: dict[str, int] = {}
     cut_short = 0
     for _ in range(kills):
-        began, last = signalled(tmp_path, tasks, rng.randint(AT_ONCE, tasks * K // (2 * kills)), number)
+        began, last = signaled(tmp_path, tasks, rng.randint(AT_ONCE, tasks * K // (2 * kills)), number)
         cut_short += not last
         assert not kept.keys() & set(began)
         with RolloutStore(tmp_path) as store:
@@ -231,7 +231,7 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
         assert len(rows) - len(kept) >= len(began) - AT_ONCE
         kept = rows
     assert cut_short
-    began, last = signalled(tmp_path, tasks, -1, number)
+    began, last = signaled(tmp_path, tasks, -1, number)
     assert not kept.keys() & set(began)
     assert last == f"reward 1.0 rollouts {tasks * K}\n"
     assert stored(tmp_path) == {f"t{i}": [1.0] * K for i in range(tasks)}
@@ -293,11 +293,11 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
     engine = Scripted(lambda text: say("ab"))
     with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
         await ag.evaluate(Even, engine, out=tmp_path, resume=True)
-    played = await ag.evaluate(Even, engine, out=tmp_path, resume=True, retry_failed=True)
-    assert (played.reward, played.failed) == (1.0, 0)
+    rollout = await ag.evaluate(Even, engine, out=tmp_path, resume=True, retry_failed=True)
+    assert (rollout.reward, rollout.failed) == (1.0, 0)
     again = await ag.evaluate(Even, broken, out=tmp_path, resume=True)
     assert again.reward == 1.0
-    assert (played.resumed, again.resumed) == (0, 4)
+    assert (rollout.resumed, again.resumed) == (0, 4)
 
 
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
@@ -346,8 +346,8 @@ async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> 
 
 
 async def test_the_training_tasks_are_played_where_that_split_is_asked_for() -> None:
-    played = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
-    assert list(played.rewards) == ["0", "1"]
+    rollout = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
+    assert list(rollout.rewards) == ["0", "1"]
 
 
 async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None:
@@ -418,6 +418,6 @@ async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> 
             nonlocal running
             running -= 1
 
-    played: Evaluation = await ag.evaluate(Counting, Scripted(lambda text: say("ab")), k=5, concurrency=3)
-    assert played.reward == 1.0
+    rollout: Evaluation = await ag.evaluate(Counting, Scripted(lambda text: say("ab")), k=5, concurrency=3)
+    assert rollout.reward == 1.0
     assert most == 3

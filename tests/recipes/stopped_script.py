@@ -69,8 +69,8 @@ def logged(*, steps: int) -> None:
     """The signal comes when the line of this step has been written."""
     log = MetricsLogger.__call__
 
-    def sending(self: MetricsLogger, step: int, figures: Any) -> None:
-        log(self, step, figures)
+    def sending(self: MetricsLogger, step: int, metrics: Any) -> None:
+        log(self, step, metrics)
         if step + 1 == steps:
             send()
 

@@ -35,7 +35,7 @@ def recipe(out: Path, *arguments: str) -> dict[str, Any]:
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:
-    """The figures of its steps, without the held-out scores."""
+    """The metrics of its steps, without the held-out scores."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "eval/reward" not in row]
 

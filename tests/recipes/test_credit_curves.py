@@ -49,8 +49,8 @@ def test_differences_are_of_equal_seeds() -> None:
 @pytest.mark.parametrize("env", ENVS)
 def test_methods_differ_in_their_credit_alone(env: str) -> None:
     runs = {method: run_of(SMALL, env, method, 3) for method in METHODS}
-    assert {method: run.advantage_level for method, run in runs.items()} == {method: method for method in METHODS}
-    base = replace(runs["outcome"], out=None, advantage_level="value")
+    assert {method: run.credit for method, run in runs.items()} == {method: method for method in METHODS}
+    base = replace(runs["outcome"], out=None, credit="value")
     assert replace(runs["value"], out=None) == base
     assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
 

@@ -37,14 +37,14 @@ def play(steps: int, *flags: str, until: float | None = None) -> "subprocess.Com
     return start(*script, *SMALL, "--steps", str(steps), *flags)
 
 
-def figures(folder: Path) -> list[dict[str, float]]:
+def metrics(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith((*CLOCKS, *PROOF))} for row in rows]
 
 
 def is_the_same(one: Path, other: Path) -> None:
-    """Every figure of every step, and every weight, bit for bit."""
-    assert figures(one) == figures(other)
+    """Every metric of every step, and every weight, bit for bit."""
+    assert metrics(one) == metrics(other)
     adapters = [load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (one, other)]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(np.array_equal(tensor, adapters[1][name]) for name, tensor in adapters[0].items())
@@ -64,18 +64,18 @@ def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path:
     summary(start(*pair, "--steps", "2", "--out", str(two)))
     summary(start(*pair, "--steps", "4", "--resume", str(one)))
     summary(play(4, "--resume", str(two)))
-    for mine, theirs in zip(figures(one), figures(two), strict=True):
+    for mine, theirs in zip(metrics(one), metrics(two), strict=True):
         assert mine["step"] == theirs["step"]
         assert mine["reward"] == theirs["reward"]
         assert ("train/loss" in mine) == ("train/loss" in theirs)
         if "train/loss" in mine:  # a batch whose groups have no signal has no loss
             assert mine["train/loss"] == pytest.approx(theirs["train/loss"], rel=1e-3, abs=1e-5)
-    assert len(figures(one)) == 4
+    assert len(metrics(one)) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [4, pytest.param(20, marks=pytest.mark.proof)])
-def test_kills_at_random_moments_change_no_figure_and_no_weight(killed: int, tmp_path: Path) -> None:
+def test_kills_at_random_moments_change_no_metric_and_no_weight(killed: int, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     wanted = summary(play(30, "--save-every", "2", "--out", str(whole)))
     dice = random.Random(5)

@@ -61,9 +61,9 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "engine"),
     [
-        ([], ag.LocalConfig()),
-        (["--engine", "local", "--engine.slots", "8"], ag.LocalConfig(slots=8)),
-        (["--engine.slots", "8"], ag.LocalConfig(slots=8)),
+        ([], ag.TransformersConfig()),
+        (["--engine", "local", "--engine.slots", "8"], ag.TransformersConfig(slots=8)),
+        (["--engine.slots", "8"], ag.TransformersConfig(slots=8)),
         (["--engine", "sglang"], ag.SGLangConfig()),
         (
             ["--seed", "3", "--engine=sglang", "--engine.servers", "2", "--engine.arguments=--x 2"],
@@ -76,7 +76,7 @@ def refused(*arguments: str) -> str:
     ],
 )
 def test_the_engine_is_chosen_by_name_and_set_by_the_flags_under_it(
-    arguments: list[str], engine: ag.LocalConfig | ag.SGLangConfig
+    arguments: list[str], engine: ag.TransformersConfig | ag.SGLangConfig
 ) -> None:
     run = settings(RECIPE, arguments)
     assert run.engine == engine
@@ -90,15 +90,17 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(arguments: list[str]) 
 
 
 def test_a_setting_of_another_engine_is_told_which_one_has_it() -> None:
-    with pytest.raises(RefusedWords, match=r"^--engine\.servers: LocalConfig has no .*; `--engine sglang` has it"):
+    with pytest.raises(
+        RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*; `--engine sglang` has it"
+    ):
         settings(RECIPE, ["--engine.servers", "2"])
 
 
 def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_kind() -> None:
     servers = replace(RECIPE, engine=ag.SGLangConfig(slots=7))
     assert settings(servers, ["--engine", "sglang", "--engine.tp", "2"]).engine == ag.SGLangConfig(slots=7, tp=2)
-    assert settings(servers, ["--engine", "local"]).engine == ag.LocalConfig()
-    assert settings(servers, ["--engine", "mine:Engine"]).engine == ag.OtherEngine(name="mine:Engine")
+    assert settings(servers, ["--engine", "local"]).engine == ag.TransformersConfig()
+    assert settings(servers, ["--engine", "mine:Engine"]).engine == ag.CustomEngineConfig(name="mine:Engine")
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
 
 
 def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
-    assert settings(TURNS, []).advantage_level == "turn"
-    assert settings(RECIPE, ["--advantage-level", "turn", "--advantage", "reinforce++"]).advantage_level == "turn"
+    assert settings(TURNS, []).credit == "turn"
+    assert settings(RECIPE, ["--advantage-level", "turn", "--advantage", "reinforce++"]).credit == "turn"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("field", ["model", "teacher"])
-def test_a_misspelt_model_is_one_line_that_says_where_it_was_looked_for(
+def test_a_misspelled_model_is_one_line_that_says_where_it_was_looked_for(
     field: str, no_hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -15,14 +15,14 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError
-from agentgym.run.metrics.batch import batch_figures
+from agentgym.run.metrics.batch import batch_metrics
 from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.scheduling.run_groups import run_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.store.rows import rollout_row
-from agentgym.types.branching import Branching
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout, Segment
@@ -91,7 +91,7 @@ def letters(name: str = "Some", **given: Any) -> type[Letters]:
     return type(name, (Letters,), given)
 
 
-async def play(env: type[ag.Env[Any]], branching: Branching | None = None, **given: Any) -> Rollout:
+async def play(env: type[ag.Env[Any]], branching: BranchingConfig | None = None, **given: Any) -> Rollout:
     return await ag.rollout(env, TASK, given.pop("engine", None) or Dice(), branching=branching, **given)
 
 
@@ -113,14 +113,14 @@ def facts(played: Rollout) -> Any:
 async def test_the_rollout_itself_is_what_it_is_without_branches(seed: int) -> None:
     env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=2), length=6)
     plain = await play(env, seed=seed)
-    branched = await play(env, Branching(per_state=3), seed=seed)
+    branched = await play(env, BranchingConfig(per_state=3), seed=seed)
     assert facts(branched) == facts(plain)
     assert len(branched.branches) == 15
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: int) -> None:
-    played = await play(letters(), Branching(per_state=2), seed=seed)
+    played = await play(letters(), BranchingConfig(per_state=2), seed=seed)
     root, *others = played.segments
     assert [branch.turn for branch in played.branches] == [1, 1, 2, 2, 3, 3]
     assert played.metrics["branches"] == 6
@@ -142,22 +142,22 @@ async def test_a_branch_goes_on_from_its_state_and_is_worth_its_whole_way(seed: 
 
 async def test_every_draw_has_a_seed_of_its_own() -> None:
     engine = Dice()
-    await play(letters(length=8), Branching(per_state=3), engine=engine)
+    await play(letters(length=8), BranchingConfig(per_state=3), engine=engine)
     assert max(Counter(engine.asked).values()) == 8  # the rollout's own session, one seed a turn
     assert len(set(engine.asked)) == 1 + 3 * 7
 
 
 async def test_what_was_opened_is_closed_however_it_ends() -> None:
     env, engine = letters(), Dice()
-    played = await play(env, Branching(per_state=2), engine=engine)
+    played = await play(env, BranchingConfig(per_state=2), engine=engine)
     assert engine.open == set()
     assert len(env.closed) == len({id(each) for each in env.closed}) == 1 + len(played.branches)
 
 
 async def test_with_branches_each_sampled_token_is_trained_once() -> None:
     env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=2), length=6)
-    rollouts = tuple([await play(env, Branching(per_state=2), seed=i, rollout_id=f"t/{i}") for i in range(3)])
-    batch = build_samples([Group(group_id="t", rollouts=rollouts)], advantage_level="branches")
+    rollouts = tuple([await play(env, BranchingConfig(per_state=2), seed=i, rollout_id=f"t/{i}") for i in range(3)])
+    batch = build_samples([Group(group_id="t", rollouts=rollouts)], credit="branches")
     assert batch.trained_tokens == sum(rollout.sampled_tokens for rollout in rollouts)
     assert batch.untrained_tokens == 0
     for rollout in rollouts:
@@ -166,7 +166,7 @@ async def test_with_branches_each_sampled_token_is_trained_once() -> None:
 
 async def test_a_branch_compacts_where_the_rollout_would_have() -> None:
     env = letters(limits=ag.Limits(turns=9), context=ag.Compact(at=None, turns=3), length=5)
-    played = await play(env, Branching(per_state=1))
+    played = await play(env, BranchingConfig(per_state=1))
     for place, branch in enumerate(played.branches):
         own = [s for s in played.segments if s.branch == place]
         sampled = [len(s.turns) for s in own]
@@ -177,9 +177,9 @@ async def test_a_branch_compacts_where_the_rollout_would_have() -> None:
 
 
 async def test_a_branch_has_what_the_rollout_had_left() -> None:
-    turns = await play(letters(length=9, limits=ag.Limits(turns=3)), Branching(per_state=1))
+    turns = await play(letters(length=9, limits=ag.Limits(turns=3)), BranchingConfig(per_state=1))
     assert [(b.turn, b.metrics["turns"], b.stop_reason) for b in turns.branches] == [(1, 2, "turns"), (2, 1, "turns")]
-    tokens = await play(letters(length=9, limits=ag.Limits(tokens=6)), Branching(per_state=2))
+    tokens = await play(letters(length=9, limits=ag.Limits(tokens=6)), BranchingConfig(per_state=2))
     assert [(b.turn, b.metrics["tokens"], b.stop_reason) for b in tokens.branches] == [
         (1, 4, "tokens"),
         (1, 4, "tokens"),
@@ -207,7 +207,7 @@ async def test_the_clock_of_the_rollout_stands_still_while_its_branches_play() -
             return twin
 
     Waits.limits = ag.Limits(seconds=0.2)
-    played = await play(Waits, Branching(per_state=1, every=1))
+    played = await play(Waits, BranchingConfig(per_state=1, every=1))
     assert played.stop_reason == "done"
     assert [branch.stop_reason for branch in played.branches] == ["seconds", "done", "done"]
     assert played.metrics["seconds"] < 0.2 < played.metrics["branch_seconds"]
@@ -224,14 +224,14 @@ async def test_a_failed_branch_is_counted_and_is_no_sample() -> None:
                 raise EngineError("it is gone")
             return await super().generate(token_ids, session=session, **given)
 
-    played = await play(letters(), Branching(per_state=2), engine=Fails())
+    played = await play(letters(), BranchingConfig(per_state=2), engine=Fails())
     assert played.reward is not None
     assert [branch.reward is None for branch in played.branches] == [False, True] * 3
     assert "it is gone" in str(played.branches[1].failure)
     assert played.metrics["branches_failed"] == 3
     batch = build_samples(
         [Group(group_id="t", rollouts=(played, await play(letters(), rollout_id="t/1", seed=9)))],
-        advantage_level="branches",
+        credit="branches",
     )
     assert {sample.segment for sample in batch if sample.rollout_id == "t/0"} == {0, 1, 3, 5}
 
@@ -247,7 +247,7 @@ async def test_a_cancelled_rollout_closes_its_branches() -> None:
             return await super().step(action)
 
     Hangs.reached, engine = asyncio.Event(), Dice()
-    running = asyncio.create_task(play(Hangs, Branching(per_state=3), engine=engine))
+    running = asyncio.create_task(play(Hangs, BranchingConfig(per_state=3), engine=engine))
     await Hangs.reached.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -303,7 +303,9 @@ async def test_each_branch_has_a_branch_of_the_sandbox_and_gives_it_back() -> No
         patch.setattr(FakeSandbox, "fork", counted)
         patch.setattr(FakeSandbox, "close", ended)
         engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
-        played = await ag.rollout(Counting, TASK, engine, sandboxes=FakeSandboxPool(), branching=Branching(per_state=2))
+        played = await ag.rollout(
+            Counting, TASK, engine, sandboxes=FakeSandboxPool(), branching=BranchingConfig(per_state=2)
+        )
     assert played.reward == 3.0, played
     assert [branch.reward for branch in played.branches] == [3.0] * 6
     assert Counting.ends == [(3, 3, 3)] * 7
@@ -314,21 +316,21 @@ async def test_each_branch_has_a_branch_of_the_sandbox_and_gives_it_back() -> No
 async def test_states_are_chosen_by_what_came_before_them() -> None:
     seven = letters(length=7)
 
-    async def turns(branching: Branching, env: type[ag.Env[Any]] = seven, **given: Any) -> list[int]:
+    async def turns(branching: BranchingConfig, env: type[ag.Env[Any]] = seven, **given: Any) -> list[int]:
         played = await play(env, branching, **given)
         return sorted({branch.turn for branch in played.branches})
 
-    assert await turns(Branching()) == [1, 2, 3, 4, 5, 6]
-    assert await turns(Branching(every=3)) == [3, 6]
+    assert await turns(BranchingConfig()) == [1, 2, 3, 4, 5, 6]
+    assert await turns(BranchingConfig(every=3)) == [3, 6]
     # Four tokens are spent at least behind the first state: its two branches have six turns each.
-    assert await turns(Branching(tokens=1)) == [1]
+    assert await turns(BranchingConfig(tokens=1)) == [1]
     engine = Scripted(lambda text: say("end") if text.count("|>tool\n") >= 3 else call("add"))
-    assert await turns(Branching(after="tool_error"), Counting, engine=engine, sandboxes=FakeSandboxPool()) == [2]
+    assert await turns(BranchingConfig(after="tool_error"), Counting, engine=engine, sandboxes=FakeSandboxPool()) == [2]
     for seed in range(4):
         plain = await play(letters(length=7), engine=Dice(likely=0.8), seed=seed)
         means = [float(turn.logprobs.mean()) for turn in _logprobs(plain)]
         unlikely = [i + 1 for i in range(1, 6) if means[i] < sum(means[:i]) / i]
-        found = await turns(Branching(after="unlikely_turn"), engine=Dice(likely=0.8), seed=seed)
+        found = await turns(BranchingConfig(after="unlikely_turn"), engine=Dice(likely=0.8), seed=seed)
         assert found == unlikely
 
 
@@ -367,7 +369,7 @@ async def test_an_env_that_cannot_be_copied_is_refused_by_name_and_told_what_to_
     env = type("Held", (Holds,), {"make": made})
     plain = await play(env)
     assert plain.failure is None
-    played = await play(env, Branching())
+    played = await play(env, BranchingConfig())
     assert played.reward is None
     message = str(played.failure)
     assert "Held.branch: self.held" in message
@@ -383,7 +385,7 @@ async def test_an_env_may_copy_itself() -> None:
             twin.held = asyncio.Lock()
             return twin
 
-    played = await play(Own, Branching(per_state=1))
+    played = await play(Own, BranchingConfig(per_state=1))
     assert [branch.reward is not None for branch in played.branches] == [True] * 3
     assert facts(played) == facts(await play(Own))
 
@@ -391,13 +393,13 @@ async def test_an_env_may_copy_itself() -> None:
         async def branch(self, memo: dict[int, Any]) -> Self:
             return self
 
-    assert "Same.branch: TypeError: it must return another Same" in str((await play(Same, Branching())).failure)
+    assert "Same.branch: TypeError: it must return another Same" in str((await play(Same, BranchingConfig())).failure)
 
 
 class Asks(Letters):
     """Keeps the judge that it asks."""
 
-    stand_ins: ClassVar[dict[str, Any]] = {"judge": Scripted(lambda text: say("fine"))}
+    fallback_models: ClassVar[dict[str, Any]] = {"judge": Scripted(lambda text: say("fine"))}
 
     async def step(self, action: Message) -> StepResult:
         if not hasattr(self, "judge"):
@@ -407,7 +409,7 @@ class Asks(Letters):
 
 
 async def test_a_branch_asks_models_of_its_own() -> None:
-    played = await play(Asks, Branching(per_state=2))
+    played = await play(Asks, BranchingConfig(per_state=2))
     assert facts(played) == facts(await play(Asks))
     assert played.metrics["model_calls/judge"] == 4
     assert [branch.metrics["model_calls/judge"] for branch in played.branches] == [3, 3, 2, 2, 1, 1]
@@ -432,7 +434,7 @@ class Aided(Delegates):
 
 
 async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_of_their_role() -> None:
-    played = await play(Aided, Branching(per_state=2))
+    played = await play(Aided, BranchingConfig(per_state=2))
     assert facts(played) == facts(await play(Aided))
     for place, branch in enumerate(played.branches):
         own = [s for s in played.segments if s.branch == place]
@@ -442,23 +444,23 @@ async def test_sub_agents_of_branches_are_of_their_branch_and_have_the_rewards_o
         before = [s for s in played.segments if s.branch is None and s.role == "aide"][: branch.turn // 2]
         assert branch.role_rewards["aide"] == sum(said(s) == ["a"] for s in [*before, *aides])
     other = await play(Aided, seed=1, rollout_id="t/1")
-    batch = build_samples([Group(group_id="t", rollouts=(played, other))], advantage_level="branches")
+    batch = build_samples([Group(group_id="t", rollouts=(played, other))], credit="branches")
     assert batch.trained_tokens == played.sampled_tokens + other.sampled_tokens
 
 
 async def test_untrained_branches_only_estimate() -> None:
-    played = await play(letters(), Branching(per_state=2, train=False))
+    played = await play(letters(), BranchingConfig(per_state=2, train=False))
     assert [s.trained for s in played.segments] == [True] + [False] * 6
-    batch = build_samples([Group(group_id="t", rollouts=(played,))], advantage_level="branches")
+    batch = build_samples([Group(group_id="t", rollouts=(played,))], credit="branches")
     assert {sample.segment for sample in batch} == {0}
     assert batch.untrained_tokens == played.metrics["branch_tokens"]
 
 
-async def test_the_figures_of_rollouts_are_of_their_own_way_and_tokens_are_of_all() -> None:
+async def test_the_metrics_of_rollouts_are_of_their_own_way_and_tokens_are_of_all() -> None:
     groups = [
-        await run_groups(letters(), [TASK], Dice(), n=2, branching=branching) for branching in (None, Branching())
+        await run_groups(letters(), [TASK], Dice(), n=2, branching=branching) for branching in (None, BranchingConfig())
     ]
-    plain, branched = (each.metrics() | batch_figures(each) for each in groups)
+    plain, branched = (each.metrics() | batch_metrics(each) for each in groups)
     apart = {name for name, value in plain.items() if branched[name] != value and "seconds" not in name}
     assert apart <= {"tokens/sampled", "tokens/total", "oversample/length_bias"} | {
         name for name in plain if name.startswith("requests/")
@@ -469,7 +471,7 @@ async def test_the_figures_of_rollouts_are_of_their_own_way_and_tokens_are_of_al
 
 
 async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_beside_it() -> None:
-    played = await play(letters(), Branching(per_state=1), seed=1)
+    played = await play(letters(), BranchingConfig(per_state=1), seed=1)
     assert repr(played).endswith(
         "stopped by done, 4 turns, 8 sampled tokens, 1 segment, and in 3 branches 6 turns, 12 sampled tokens, "
         "3 segments>"
@@ -478,7 +480,7 @@ async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_
 
 
 async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
-    settings = Schedule(n=2, branching=Branching(per_state=2))
+    settings = Schedule(n=2, branching=BranchingConfig(per_state=2))
     async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
         groups = await scheduler.collect(1)
     rollouts = groups.rollouts
@@ -505,12 +507,14 @@ class Compares(Letters):
 @pytest.mark.parametrize(
     ("env", "branching", "message"),
     [
-        (Program, Branching(), "branching: Program starts a program of its own"),
-        (Compares, Branching(), "branching: Compares.group_reward compares whole rollouts"),
-        (Letters, Branching(after="tool_error"), "branching.after: Letters is no ToolEnv"),
+        (Program, BranchingConfig(), "branching: Program starts a program of its own"),
+        (Compares, BranchingConfig(), "branching: Compares.group_reward compares whole rollouts"),
+        (Letters, BranchingConfig(after="tool_error"), "branching.after: Letters is no ToolEnv"),
     ],
 )
-async def test_an_env_whose_rollouts_cannot_branch_is_refused(env: Any, branching: Branching, message: str) -> None:
+async def test_an_env_whose_rollouts_cannot_branch_is_refused(
+    env: Any, branching: BranchingConfig, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         await play(env, branching)
 
@@ -529,6 +533,6 @@ async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wron
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])
 def test_settings_that_mean_nothing_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        Branching(**{field: 0})  # type: ignore[arg-type]
+        BranchingConfig(**{field: 0})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="after"):
-        Branching(after="entropy")  # type: ignore[arg-type]
+        BranchingConfig(after="entropy")  # type: ignore[arg-type]

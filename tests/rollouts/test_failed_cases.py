@@ -49,24 +49,24 @@ async def play(env: type[Misspelt]) -> ag.Rollout:
 
 
 async def test_the_reason_of_a_case_is_in_the_rollout_and_in_what_shows_it() -> None:
-    played = await play(Misspelt)
-    assert played.reward == 0.0
-    assert "No module named 'solutoin'" in played.failed_cases["test_add"]
-    assert played.metrics["failed_cases"] == 1.0
-    assert "failed case 'test_add': ModuleNotFoundError: No module named 'solutoin'" in str(played)
+    rollout = await play(Misspelt)
+    assert rollout.reward == 0.0
+    assert "No module named 'solutoin'" in rollout.failed_cases["test_add"]
+    assert rollout.metrics["failed_cases"] == 1.0
+    assert "failed case 'test_add': ModuleNotFoundError: No module named 'solutoin'" in str(rollout)
 
 
 async def test_a_case_that_passes_at_last_is_no_failed_one() -> None:
-    played = await play(Mended)
-    assert played.reward == 1.0
-    assert played.failed_cases == {}
-    assert "failed_cases" not in played.metrics
+    rollout = await play(Mended)
+    assert rollout.reward == 1.0
+    assert rollout.failed_cases == {}
+    assert "failed_cases" not in rollout.metrics
 
 
 async def test_the_reason_of_a_case_is_kept_in_the_store() -> None:
-    played = await play(Misspelt)
-    kept = rollout_of(rollout_row(played, phase="train", step=0), played.segments, Unpacker())
-    assert kept.failed_cases == played.failed_cases
+    rollout = await play(Misspelt)
+    kept = rollout_of(rollout_row(rollout, phase="train", step=0), rollout.segments, Unpacker())
+    assert kept.failed_cases == rollout.failed_cases
 
 
 def test_few_of_many_failed_cases_are_kept_and_the_rest_is_counted() -> None:

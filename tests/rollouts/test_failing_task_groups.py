@@ -133,8 +133,8 @@ async def test_a_failing_group_is_an_error_of_its_method_alone(at: str, play: An
 
 @pytest.mark.parametrize("at", METHODS)
 async def test_a_failing_group_that_the_env_catches_changes_nothing(at: str) -> None:
-    (played,) = await by_rollout(desk(at, caught), TASKS[:1])
-    assert (played.reward, played.error, played.metrics.get("tool_errors", 0)) == (1.0, None, 0)
+    (rollout,) = await by_rollout(desk(at, caught), TASKS[:1])
+    assert (rollout.reward, rollout.error, rollout.metrics.get("tool_errors", 0)) == (1.0, None, 0)
 
 
 @pytest.mark.parametrize("work", [failing, caught])
@@ -159,8 +159,8 @@ async def test_an_engine_that_fails_in_a_group_of_a_reward_is_an_engine_error() 
         async with asyncio.TaskGroup() as group:
             group.create_task(raising(EngineError("gone")))
 
-    (played,) = await by_rollout(desk("reward", broken), TASKS[:1])
-    assert played.error == "EngineError: gone"
+    (rollout,) = await by_rollout(desk("reward", broken), TASKS[:1])
+    assert rollout.error == "EngineError: gone"
 
 
 async def test_branches_that_fail_in_a_group_are_an_answer_the_model_reads() -> None:
@@ -185,9 +185,9 @@ async def test_branches_that_fail_in_a_group_are_an_answer_the_model_reads() -> 
                 await asyncio.Event().wait()
             return await super().generate(token_ids, **given)
 
-    played = await ag.rollout(Splits, TASKS[0], Silent(SCRIPT))
-    assert (played.reward, played.stop_reason) == (1.0, "answer")
-    (answer,) = played.segments[0].turns[0].env_messages
+    rollout = await ag.rollout(Splits, TASKS[0], Silent(SCRIPT))
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "answer")
+    (answer,) = rollout.segments[0].turns[0].env_messages
     assert "failed: ValueError: boom" in answer["content"]
 
 
@@ -265,8 +265,8 @@ async def test_a_cancellation_that_a_tool_swallows_after_a_failing_group_ends_th
 def test_the_limit_of_a_rollout_holds_after_a_failing_group() -> None:
     env: Any = desk("tool", then(caught, for_ever))
     env = type("Limited", (env,), {"limits": ag.Limits(seconds=10)})
-    played = run_in_virtual_time(ag.rollout(env, TASKS[0], Scripted(SCRIPT)))
-    assert (played.stop_reason, played.reward) == ("seconds", 1.0)
+    rollout = run_in_virtual_time(ag.rollout(env, TASKS[0], Scripted(SCRIPT)))
+    assert (rollout.stop_reason, rollout.reward) == ("seconds", 1.0)
 
 
 def test_the_limit_of_a_tool_and_the_users_own_hold_after_a_failing_group() -> None:
@@ -281,9 +281,9 @@ def test_the_limit_of_a_tool_and_the_users_own_hold_after_a_failing_group() -> N
             await for_ever()
             return ""
 
-    played = run_in_virtual_time(ag.rollout(Limited, TASKS[0], Scripted(SCRIPT)))
-    assert (played.stop_reason, played.reward) == ("answer", 1.0)
-    (answer,) = played.segments[0].turns[0].env_messages
+    rollout = run_in_virtual_time(ag.rollout(Limited, TASKS[0], Scripted(SCRIPT)))
+    assert (rollout.stop_reason, rollout.reward) == ("answer", 1.0)
+    (answer,) = rollout.segments[0].turns[0].env_messages
     assert "timed out after 10 s" in answer["content"]
 
 

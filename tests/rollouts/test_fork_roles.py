@@ -48,33 +48,33 @@ SCRIPT = [call("ask"), say("root")]
 
 async def test_a_sub_agent_plays_on_another_engine_and_none_of_its_tokens_becomes_a_sample(no_leaks: None) -> None:
     helper = Scripted([call("look"), say("a lamp, says the helper")])
-    played = await ag.rollout(desk(engine="helper", tools=["look"]), TASK, Scripted(SCRIPT), models={"helper": helper})
-    assert played.error is None
-    root, agent = played.segments
+    rollout = await ag.rollout(desk(engine="helper", tools=["look"]), TASK, Scripted(SCRIPT), models={"helper": helper})
+    assert rollout.error is None
+    root, agent = rollout.segments
     assert (root.model, root.trained, agent.model, agent.trained) == ("", True, "helper", False)
     assert "a lamp, says the helper" in root.turns[0].env_messages[0]["content"]
-    assert played.sampled_tokens == played.trained_tokens == int(root.sampled.sum())
-    assert played.metrics["untrained_tokens"] == int(agent.sampled.sum()) > 0
+    assert rollout.sampled_tokens == rollout.trained_tokens == int(root.sampled.sum())
+    assert rollout.metrics["untrained_tokens"] == int(agent.sampled.sum()) > 0
     assert helper._played == {}  # its sessions were released
-    batch = build_samples([two_of(played)])
+    batch = build_samples([two_of(rollout)])
     assert {(sample.rollout_id, sample.segment) for sample in batch} == {("t/0", 0), ("t/1", 0)}
     assert sum(sample.weight for sample in batch if sample.rollout_id == "t/0") == pytest.approx(1.0)
     assert batch.metrics()["samples/untrained_tokens"] == int(agent.sampled.sum())
-    assert [sample.segment for sample in demonstrations([played])] == [0]
+    assert [sample.segment for sample in demonstrations([rollout])] == [0]
 
 
-def two_of(played: ag.Rollout) -> ag.Group:
+def two_of(rollout: ag.Rollout) -> ag.Group:
     """A group in which the rollout has a signal."""
-    other = ag.Rollout(rollout_id="t/1", group_id="t", segments=played.segments[:1], reward=0.0, stop_reason="answer")
-    return ag.Group(group_id="t", rollouts=(played, other))
+    other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments[:1], reward=0.0, stop_reason="answer")
+    return ag.Group(group_id="t", rollouts=(rollout, other))
 
 
 async def test_a_sub_agent_of_the_policy_may_be_left_out_of_training() -> None:
-    played = await ag.rollout(desk(train=False), TASK, Scripted([call("ask"), say("helped"), say("root")]))
-    assert [(s.model, s.trained) for s in played.segments] == [("", True), ("", False)]
-    assert played.trained_tokens < played.sampled_tokens
-    assert played.metrics["untrained_tokens"] == played.sampled_tokens - played.trained_tokens
-    assert {sample.segment for sample in build_samples([two_of(played)])} == {0}
+    rollout = await ag.rollout(desk(train=False), TASK, Scripted([call("ask"), say("helped"), say("root")]))
+    assert [(s.model, s.trained) for s in rollout.segments] == [("", True), ("", False)]
+    assert rollout.trained_tokens < rollout.sampled_tokens
+    assert rollout.metrics["untrained_tokens"] == rollout.sampled_tokens - rollout.trained_tokens
+    assert {sample.segment for sample in build_samples([two_of(rollout)])} == {0}
 
 
 async def test_what_is_not_told_is_as_in_the_conversation_that_opens_the_agent() -> None:
@@ -89,10 +89,10 @@ async def test_what_is_not_told_is_as_in_the_conversation_that_opens_the_agent()
     env = type("Nested", (Nested,), {"asks": {"engine": "helper", "role": "aide", "tools": ["deeper"]}})
     helper = Scripted([call("deeper"), say("same"), say("all")])
     policy = Scripted([call("ask"), say("own"), say("root")])
-    played = await ag.rollout(env, TASK, policy, models={"helper": helper})
-    assert played.failure is not None  # "own" is trained, and its role has no reward
-    assert "no reward for role 'aide'" in str(played.error)
-    assert [(s.role, s.model, s.trained) for s in played.segments] == [
+    rollout = await ag.rollout(env, TASK, policy, models={"helper": helper})
+    assert rollout.failure is not None  # "own" is trained, and its role has no reward
+    assert "no reward for role 'aide'" in str(rollout.error)
+    assert [(s.role, s.model, s.trained) for s in rollout.segments] == [
         ("", "", True),
         ("aide", "helper", False),
         ("aide", "helper", False),
@@ -107,8 +107,8 @@ async def test_a_tool_that_is_not_the_roots_is_shown_and_allowed_to_sub_agents_a
         texts.append(text)
         return deque([call("look"), call("ask"), call("look"), say("seen"), say("root")])[len(texts) - 1]
 
-    played = await ag.rollout(desk(tools=["look"]), TASK, Scripted(policy))
-    root, agent = played.segments
+    rollout = await ag.rollout(desk(tools=["look"]), TASK, Scripted(policy))
+    root, agent = rollout.segments
     assert '"name": "look"' not in texts[0]
     assert "unknown tool 'look'; the tools are: ask" in root.turns[0].env_messages[0]["content"]
     assert '"name": "look"' in texts[2]
@@ -125,8 +125,8 @@ async def test_a_fork_of_a_sub_agent_keeps_its_tools() -> None:
 
     env = type("Splits", (Splits,), {"asks": {"tools": ["split"]}})
     script = [call("ask"), call("split"), call("look"), say("fork"), say("agent"), say("root")]
-    played = await ag.rollout(env, TASK, Scripted(script))
-    fork = played.segments[2]
+    rollout = await ag.rollout(env, TASK, Scripted(script))
+    fork = rollout.segments[2]
     assert fork.turns[0].env_messages[0]["content"].startswith("error: unknown tool 'look'; the tools are: split")
 
 
@@ -140,8 +140,8 @@ async def test_a_fork_of_a_sub_agent_keeps_its_tools() -> None:
 )
 async def test_what_cannot_be_played_or_trained_says_so(asks: dict[str, Any], said: str) -> None:
     policy = Scripted([call("ask"), say("a"), say("b")])
-    played = await ag.rollout(desk(**asks), TASK, policy, models={"helper": Scripted([say("x")])})
-    assert said in (played.error or played.text(full=True))
+    rollout = await ag.rollout(desk(**asks), TASK, policy, models={"helper": Scripted([say("x")])})
+    assert said in (rollout.error or rollout.text(full=True))
 
 
 async def test_a_fork_is_not_moved_to_another_engine() -> None:
@@ -152,8 +152,8 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
             async with self.fork("fork", [Message(role="tool", content="so", name="move")], engine="helper") as agent:
                 return await agent.run()
 
-    played = await ag.rollout(Moves, TASK, Scripted([call("move"), say("so")]), models={"helper": Scripted([])})
-    assert "engine: a fork goes on in the ids of its parent" in played.segments[0].turns[0].env_messages[0]["content"]
+    rollout = await ag.rollout(Moves, TASK, Scripted([call("move"), say("so")]), models={"helper": Scripted([])})
+    assert "engine: a fork goes on in the ids of its parent" in rollout.segments[0].turns[0].env_messages[0]["content"]
 
 
 def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
@@ -205,16 +205,16 @@ def advantages_of(batch: Any, *, segment: int) -> dict[str, float]:
 @pytest.mark.parametrize("level", ["outcome", "turn"])
 async def test_no_token_of_a_role_is_trained_on_the_other_roles_reward(level: Any) -> None:
     groups = await ag.run_groups(Duel, [TASK], Words(**WORDS), n=4)
-    assert [played.error for played in groups.rollouts] == [None] * 4
+    assert [rollout.error for rollout in groups.rollouts] == [None] * 4
     assert groups.metrics()["role/black"] == 0.0
-    for played in groups.rollouts:
-        assert played.role_rewards == {"black": -(played.reward or 0.0)}
-    batch = build_samples(groups, advantage_level=level)
+    for rollout in groups.rollouts:
+        assert rollout.role_rewards == {"black": -(rollout.reward or 0.0)}
+    batch = build_samples(groups, credit=level)
     white, black = (advantages_of(batch, segment=segment) for segment in (0, 1))
     assert white == {"t/0": 1.0, "t/1": -1.0, "t/2": 1.0, "t/3": -1.0}
     assert black == {"t/0": -1.0, "t/1": 1.0, "t/2": -1.0, "t/3": 1.0}
-    for played in groups.rollouts:
-        weights = [sample.weight for sample in batch if sample.rollout_id == played.rollout_id]
+    for rollout in groups.rollouts:
+        weights = [sample.weight for sample in batch if sample.rollout_id == rollout.rollout_id]
         assert len(weights) == 2
         assert sum(weights) == pytest.approx(1.0)
 
@@ -228,7 +228,7 @@ async def test_each_role_has_a_baseline_of_its_own_in_the_group(level: Any) -> N
             return result
 
     groups = await ag.run_groups(Lopsided, [TASK], Words(**WORDS | {"r3": ("aa", "b")}), n=4)
-    batch = build_samples(groups, advantage_level=level)
+    batch = build_samples(groups, credit=level)
     assert advantages_of(batch, segment=0) == {"t/0": 0.5, "t/1": -1.5, "t/2": 0.5, "t/3": 0.5}
     assert advantages_of(batch, segment=1) == {"t/0": -0.25, "t/1": 0.75, "t/2": -0.25, "t/3": -0.25}
 
@@ -244,7 +244,7 @@ async def test_a_group_has_a_signal_where_one_of_its_roles_has() -> None:
     assert batch.groups_without_signal == 0
     assert set(advantages_of(batch, segment=0).values()) == {0.0}
     assert set(advantages_of(batch, segment=1).values()) == {1.0, -1.0}
-    schedule = ag.Schedule(n=4, oversample=ag.Oversample(replace=1))
+    schedule = ag.Schedule(n=4, oversample=ag.OversampleConfig(replace=1))
     async with ag.Scheduler(Calm, [TASK, ag.Task(id="u", prompt="?")], Words(**WORDS), schedule) as scheduler:
         assert [group.group_id for group in await scheduler.collect(1)] == ["t"]
 
@@ -270,9 +270,9 @@ async def test_either_role_may_be_frozen_or_on_another_engine() -> None:
         other: dict[str, Any] = {"role": "black", "engine": "", "train": True}  # noqa: RUF012
 
     groups = await ag.run_groups(Champion, [TASK], Words(**WORDS), n=4, models={"champion": Scripted([say("cccc")])})
-    assert [played.reward for played in groups.rollouts] == [1.0] * 4
-    assert [played.segments[0].model for played in groups.rollouts] == ["champion"] * 4
-    assert [played.sampled_tokens for played in groups.rollouts] == [len(black) + 1 for _, black in WORDS.values()]
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 4
+    assert [rollout.segments[0].model for rollout in groups.rollouts] == ["champion"] * 4
+    assert [rollout.sampled_tokens for rollout in groups.rollouts] == [len(black) + 1 for _, black in WORDS.values()]
 
 
 async def test_reward_methods_of_a_role_are_its_reward_and_no_part_of_the_rollouts() -> None:
@@ -287,11 +287,11 @@ async def test_reward_methods_of_a_role_are_its_reward_and_no_part_of_the_rollou
         def polite(self) -> float:
             return 1.0
 
-    played = await ag.rollout(Deal, TASK, Scripted([call("ask"), say("eight"), say("deal")]))
-    assert (played.reward, played.role_rewards) == (1.0, {"seller": 5.0})
-    assert played.rewards == {"one": 1.0, "price": 8.0, "polite": 1.0}
-    assert "rewards of roles: seller 5" in played.text()
-    assert "segment 1: subagent of segment 0, role seller" in played.text()
+    rollout = await ag.rollout(Deal, TASK, Scripted([call("ask"), say("eight"), say("deal")]))
+    assert (rollout.reward, rollout.role_rewards) == (1.0, {"seller": 5.0})
+    assert rollout.rewards == {"one": 1.0, "price": 8.0, "polite": 1.0}
+    assert "rewards of roles: seller 5" in rollout.text()
+    assert "segment 1: subagent of segment 0, role seller" in rollout.text()
 
 
 async def test_roles_and_models_are_kept_in_the_store(tmp_path: Path) -> None:
@@ -303,20 +303,20 @@ async def test_roles_and_models_are_kept_in_the_store(tmp_path: Path) -> None:
         writer.add(groups, step=0)
     with RolloutStore(tmp_path) as store:
         found = [stored.rollout for stored in store.find()]
-    assert [played.role_rewards for played in found] == [{"black": -1.0}, {"black": 1.0}]
+    assert [rollout.role_rewards for rollout in found] == [{"black": -1.0}, {"black": 1.0}]
     assert [(s.role, s.model, s.trained) for s in found[0].segments] == [("", "", True), ("black", "helper", False)]
 
 
 async def test_a_teacher_is_asked_only_about_what_is_trained() -> None:
-    played = await ag.rollout(
+    rollout = await ag.rollout(
         desk(engine="helper"), TASK, Scripted(SCRIPT), models={"helper": Scripted([say("helped")])}
     )
     student = Scripted([])
-    found = await teacher_advantages([played], Scripted([]), student, sampling=ag.Sampling())
+    found = await teacher_advantages([rollout], Scripted([]), student, sampling=ag.Sampling())
     assert set(found) == {("t/0", 0)}
-    assert divergence([played], found) == 0.0
+    assert divergence([rollout], found) == 0.0
     found["t/0", 0] = found["t/0", 0] + np.float32(1)
-    assert {sample.segment for sample in teacher_samples([two_of(played)], found | {("t/1", 0): found["t/0", 0]})} == {
+    assert {sample.segment for sample in teacher_samples([two_of(rollout)], found | {("t/1", 0): found["t/0", 0]})} == {
         0
     }
 
@@ -330,11 +330,11 @@ async def test_the_version_of_another_model_makes_no_group_stale() -> None:
 
 
 async def test_a_sub_agent_on_a_real_model_reads_and_writes_in_its_own_tokens() -> None:
-    async with ag.LocalEngine("tiny") as helper:
+    async with ag.TransformersEngine("tiny") as helper:
         env = type("Brief", (Desk,), {"asks": {"engine": "helper"}, "limits": ag.Limits(turn_tokens=80)})
-        played = await ag.rollout(env, TASK, Scripted(SCRIPT), models={"helper": helper})
-        root, agent = played.segments
-        assert played.error is None
+        rollout = await ag.rollout(env, TASK, Scripted(SCRIPT), models={"helper": helper})
+        root, agent = rollout.segments
+        assert rollout.error is None
         opened = agent.token_ids[: agent.turns[0].start].tolist()
         assert "Well?" in helper.tokenizer.decode(opened)
         assert opened == helper.tokenizer.encode(helper.tokenizer.decode(opened))

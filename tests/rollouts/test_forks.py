@@ -53,8 +53,8 @@ async def play(replies: Any, env: type[Desk] = Desk, **given: Any) -> Rollout:
     return await ag.rollout(env, TASK, replies if isinstance(replies, Scripted) else Scripted(replies), **given)
 
 
-def shape(played: Rollout) -> list[tuple[str, int | None]]:
-    return [(s.kind, s.parent) for s in played.segments]
+def shape(rollout: Rollout) -> list[tuple[str, int | None]]:
+    return [(s.kind, s.parent) for s in rollout.segments]
 
 
 def wrote(segment: Segment) -> list[str]:
@@ -66,15 +66,15 @@ def limited(**limits: Any) -> type[Desk]:
 
 
 async def test_a_sub_agent_has_a_context_of_its_own_and_answers_as_a_tool_does() -> None:
-    played = await play([call("ask", what="Well?"), call("look"), say("found"), say("done")])
-    assert shape(played) == [("root", None), ("subagent", 0)]
-    root, agent = played.segments
+    rollout = await play([call("ask", what="Well?"), call("look"), say("found"), say("done")])
+    assert shape(rollout) == [("root", None), ("subagent", 0)]
+    root, agent = rollout.segments
     assert wrote(agent)[1:] == ["found"]
     assert "answer: found" in DECODE(root.token_ids.tolist())
     opened = DECODE(agent.token_ids[: agent.turns[0].start].tolist())
     assert "Well?" in opened
     assert "Go." not in opened
-    assert (played.reward, played.metrics["subagents"], played.metrics["turns"]) == (1.0, 1, 4)
+    assert (rollout.reward, rollout.metrics["subagents"], rollout.metrics["turns"]) == (1.0, 1, 4)
 
 
 async def test_a_sub_agent_sees_only_its_tools() -> None:
@@ -85,14 +85,14 @@ async def test_a_sub_agent_sees_only_its_tools() -> None:
             async with self.fork("subagent", [Message(role="user", content="?")]) as agent:
                 return await agent.run()
 
-    played = await play([call("ask_alone"), call("look"), say("no"), say("done")], Narrow)
-    assert "<|im_start|>tools" not in DECODE(played.segments[1].token_ids.tolist())
-    assert "unknown tool 'look'; the tools are: none" in DECODE(played.segments[1].token_ids.tolist())
+    rollout = await play([call("ask_alone"), call("look"), say("no"), say("done")], Narrow)
+    assert "<|im_start|>tools" not in DECODE(rollout.segments[1].token_ids.tolist())
+    assert "unknown tool 'look'; the tools are: none" in DECODE(rollout.segments[1].token_ids.tolist())
 
 
 async def test_a_sub_agent_is_shown_the_tools_that_it_was_given_and_no_others() -> None:
-    played = await play([call("ask"), say("found"), say("done")])
-    opened = DECODE(played.segments[1].token_ids.tolist())
+    rollout = await play([call("ask"), say("found"), say("done")])
+    opened = DECODE(rollout.segments[1].token_ids.tolist())
     assert [name for name in ("look", "ask", "split") if f'"name": "{name}"' in opened] == ["look", "ask"]
 
 
@@ -104,9 +104,9 @@ async def test_a_fork_under_a_template_that_rewrites_goes_on_from_what_the_templ
             async with self.fork("fork", [Message(role="user", content="another way")]) as agent:
                 return await agent.run()
 
-    played = await play(Scripted([call("split"), say("a"), say("done")], tokenizer=Rewriting()), Splits)
-    assert played.error is None
-    opened = DECODE(played.segments[1].token_ids.tolist())
+    rollout = await play(Scripted([call("split"), say("a"), say("done")], tokenizer=Rewriting()), Splits)
+    assert rollout.error is None
+    opened = DECODE(rollout.segments[1].token_ids.tolist())
     assert "another way" in opened
     assert "Go." not in opened
 
@@ -123,8 +123,8 @@ async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() 
                 text: str = await other.run()
             return text
 
-    played = await play([call("split"), say("so"), say("done")], Doubts)
-    fork = played.segments[2]
+    rollout = await play([call("split"), say("so"), say("done")], Doubts)
+    fork = rollout.segments[2]
     opened = DECODE(fork.token_ids[: fork.turns[0].start].tolist())
     assert opened.index("Which?") < opened.index("And why?")
     assert [message["content"] for message in fork.prompt_messages] == ["Which?", "And why?"]
@@ -132,26 +132,26 @@ async def test_a_fork_of_an_agent_that_has_not_spoken_goes_on_from_its_prompt() 
 
 
 async def test_fork_trains_the_shared_prefix_once() -> None:
-    played = await play([call("look"), call("split"), say("a"), say("b"), say("done")])
-    root, left, right = played.segments
-    assert shape(played) == [("root", None), ("fork", 0), ("fork", 0)]
+    rollout = await play([call("look"), call("split"), say("a"), say("b"), say("done")])
+    root, left, right = rollout.segments
+    assert shape(rollout) == [("root", None), ("fork", 0), ("fork", 0)]
     shared = root.turns[1].stop
     for agent, way, text in ((left, "left", "a"), (right, "right", "b")):
         assert agent.token_ids[:shared].tolist() == root.token_ids[:shared].tolist()
         assert not agent.sampled[:shared].any()
         assert way in DECODE(agent.token_ids[shared : agent.turns[0].start].tolist())
         assert wrote(agent) == [text]
-    total = sum(int(s.sampled.sum()) for s in played.segments)
-    assert total == played.sampled_tokens == sum(t.stop - t.start for s in played.segments for t in s.turns)
+    total = sum(int(s.sampled.sum()) for s in rollout.segments)
+    assert total == rollout.sampled_tokens == sum(t.stop - t.start for s in rollout.segments for t in s.turns)
 
 
 async def test_sub_agents_nest_to_any_depth_under_one_rollout() -> None:
     depth = 7
     script = [call("ask", what=str(n)) for n in range(depth)] + [say("bottom")] + [say(f"up {n}") for n in range(depth)]
-    played = await play(script)
-    assert shape(played) == [("root", None), *[("subagent", n) for n in range(depth)]]
-    assert played.reward == 1.0
-    batch = ag.build_samples([Group(group_id="t", rollouts=(played, await play_other()))])
+    rollout = await play(script)
+    assert shape(rollout) == [("root", None), *[("subagent", n) for n in range(depth)]]
+    assert rollout.reward == 1.0
+    batch = ag.build_samples([Group(group_id="t", rollouts=(rollout, await play_other()))])
     mine = [row for row in batch if row.rollout_id == "t/0"]
     assert sum(row.weight for row in mine) == pytest.approx(1.0)
     assert len({float(row.advantages[row.loss_mask][0]) for row in mine}) == 1
@@ -175,44 +175,44 @@ async def test_no_two_conversations_share_a_session_or_a_seed() -> None:
             return await super().generate(token_ids, **given)
 
     engine = Spy([call("split"), call("ask"), say("x"), say("a"), say("b"), call("ask"), say("y"), say("end")])
-    played = await play(engine)
-    assert played.error is None
+    rollout = await play(engine)
+    assert rollout.error is None
     assert list(dict.fromkeys(session for session, _, _ in asked)) == [
         f"t/0/{name}" for name in ("0", "0.0.0", "0.0.0.0.0", "0.1.0", "0.2.0")
     ]
-    assert len(played.segments) == 5
+    assert len(rollout.segments) == 5
     assert len({seed for _, _, seed in asked}) == len(asked)
     assert engine._played == {}
 
 
 async def test_turns_are_numbered_in_the_order_they_were_sampled() -> None:
-    played = await play([call("ask"), say("sub"), say("done")])
-    assert [[t.number for t in s.turns] for s in played.segments] == [[0, 2], [1]]
+    rollout = await play([call("ask"), say("sub"), say("done")])
+    assert [[t.number for t in s.turns] for s in rollout.segments] == [[0, 2], [1]]
 
 
 async def test_a_limit_of_turns_holds_for_all_conversations_together() -> None:
-    played = await play([call("ask"), *[call("look")] * 10], limited(turns=4))
-    assert (played.stop_reason, played.metrics["turns"], played.reward) == ("turns", 4, 1.0)
-    assert "done" not in str(played.messages)
+    rollout = await play([call("ask"), *[call("look")] * 10], limited(turns=4))
+    assert (rollout.stop_reason, rollout.metrics["turns"], rollout.reward) == ("turns", 4, 1.0)
+    assert "done" not in str(rollout.messages)
 
 
 async def test_a_sub_agent_can_have_fewer_turns_than_the_rollout_and_its_parent_goes_on() -> None:
-    played = await play([call("ask", turns=2), call("look"), call("look"), say("done")])
-    assert "turns: " in DECODE(played.segments[0].token_ids.tolist())
-    assert played.stop_reason == "answer"
+    rollout = await play([call("ask", turns=2), call("look"), call("look"), say("done")])
+    assert "turns: " in DECODE(rollout.segments[0].token_ids.tolist())
+    assert rollout.stop_reason == "answer"
 
 
 async def test_a_limit_of_tokens_holds_for_all_conversations_together() -> None:
-    played = await play([call("ask"), say("x" * 300), say("never")], limited(tokens=100))
-    assert played.sampled_tokens == 100
-    assert (played.stop_reason, played.reward) == ("tokens", 1.0)
+    rollout = await play([call("ask"), say("x" * 300), say("never")], limited(tokens=100))
+    assert rollout.sampled_tokens == 100
+    assert (rollout.stop_reason, rollout.reward) == ("tokens", 1.0)
 
 
 async def test_the_context_of_a_sub_agent_is_limited_like_its_parents() -> None:
-    played = await play([call("ask"), say("x" * 4000), say("done")], limited(context_tokens=1000))
-    assert max(len(s.token_ids) for s in played.segments) <= 1000
-    assert "context: " in DECODE(played.segments[0].token_ids.tolist())
-    assert played.stop_reason == "answer"
+    rollout = await play([call("ask"), say("x" * 4000), say("done")], limited(context_tokens=1000))
+    assert max(len(s.token_ids) for s in rollout.segments) <= 1000
+    assert "context: " in DECODE(rollout.segments[0].token_ids.tolist())
+    assert rollout.stop_reason == "answer"
 
 
 async def test_a_fork_may_have_a_branch_of_the_sandbox(sandboxes: FakeSandboxPool) -> None:
@@ -228,9 +228,9 @@ async def test_a_fork_may_have_a_branch_of_the_sandbox(sandboxes: FakeSandboxPoo
                 await agent.run()
             return (await self.sandbox.read("here")).decode()
 
-    played = await play([call("split"), say("sub"), say("done")], Boxed, sandboxes=sandboxes)
-    assert played.error is None
-    assert "before" in DECODE(played.segments[0].token_ids.tolist())
+    rollout = await play([call("split"), say("sub"), say("done")], Boxed, sandboxes=sandboxes)
+    assert rollout.error is None
+    assert "before" in DECODE(rollout.segments[0].token_ids.tolist())
 
 
 async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
@@ -261,8 +261,8 @@ async def test_forks_may_run_at_once_and_draw_as_if_they_had_not() -> None:
                 await agent.run()
 
     second = asyncio.Event()
-    played = await play(Slow([call("split"), say("r"), say("l"), say("done")]), Both)
-    assert [wrote(s)[-1] for s in played.segments[1:]] == ["l", "r"]
+    rollout = await play(Slow([call("split"), say("r"), say("l"), say("done")]), Both)
+    assert [wrote(s)[-1] for s in rollout.segments[1:]] == ["l", "r"]
     apart = dict(seeds)
     seeds.clear()
     second.set()
@@ -275,16 +275,16 @@ async def test_a_sub_agent_compacts_like_its_parent() -> None:
         context = ag.Compact(at=None, turns=1)
 
     replies = [call("ask"), call("look"), say("summary"), say("sub"), say("summary"), say("done")]
-    played = await play(replies, Forgets)
-    assert shape(played) == [("root", None), ("subagent", 0), ("compaction", 1), ("compaction", 0)]
-    assert played.reward == 1.0
+    rollout = await play(replies, Forgets)
+    assert shape(rollout) == [("root", None), ("subagent", 0), ("compaction", 1), ("compaction", 0)]
+    assert rollout.reward == 1.0
 
 
 async def test_an_engine_that_fails_in_a_sub_agent_fails_the_rollout() -> None:
-    played = await play([call("ask")])
-    assert played.reward is None
-    assert "EngineError" in str(played.error)
-    assert shape(played) == [("root", None), ("subagent", 0)]
+    rollout = await play([call("ask")])
+    assert rollout.reward is None
+    assert "EngineError" in str(rollout.error)
+    assert shape(rollout) == [("root", None), ("subagent", 0)]
 
 
 async def test_the_engine_forgets_a_sub_agent_when_it_is_closed() -> None:
@@ -339,9 +339,9 @@ async def test_what_a_sub_agent_assigns_stays_with_it_and_what_it_counts_does_no
             notes.append(self.note)
             return self.metrics["tool_calls"]
 
-    played = await play([call("ask"), call("look"), say("seen"), say("done")], Notes)
+    rollout = await play([call("ask"), call("look"), say("seen"), say("done")], Notes)
     assert notes == ["nobody"]
-    assert played.reward == 2.0
+    assert rollout.reward == 2.0
 
 
 async def test_forking_outside_a_rollout_is_refused_and_says_where_it_works() -> None:
@@ -388,6 +388,6 @@ async def test_the_messages_of_an_agent_hold_its_turn_before_and_after_the_answe
                     agent.reply([Message(role="user", content="go on")])
             return "seen"
 
-    played = await play([call("watch"), say("one"), say("two"), say("done")], Watched)
+    rollout = await play([call("watch"), say("one"), say("two"), say("done")], Watched)
     assert seen == [["?", "one"], ["?", "one", "go on", "two"]]
-    assert [turn.env_messages for turn in played.segments[1].turns] == [(Message(role="user", content="go on"),)] * 2
+    assert [turn.env_messages for turn in rollout.segments[1].turns] == [(Message(role="user", content="go on"),)] * 2

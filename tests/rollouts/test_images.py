@@ -120,16 +120,18 @@ async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with(
 
 
 async def test_a_prompt_with_an_image_fails_where_token_ids_are_read_and_says_what_to_do() -> None:
-    played = await ag.rollout(Looks, SEEN, Scripted([say("a cat")]))
+    rollout = await ag.rollout(Looks, SEEN, Scripted([say("a cat")]))
     said = "EnvError: Looks: first prompt: ValueError: messages[0].content: holds an image, and this engine reads text"
-    assert str(played.error).startswith(said)
-    assert played.sampled_tokens == 0
+    assert str(rollout.error).startswith(said)
+    assert rollout.sampled_tokens == 0
 
 
 async def test_a_tool_that_shows_an_image_fails_its_rollout_where_token_ids_are_read() -> None:
-    played = await ag.rollout(Looks, WORDS, Scripted([call("look", how="beside"), say("a cat")]))
-    assert str(played.error).startswith("EnvError: Looks: the messages of step: ValueError: messages[0].content: holds")
-    assert played.segments[0].turns[0].env_messages[0]["content"] == [
+    rollout = await ag.rollout(Looks, WORDS, Scripted([call("look", how="beside"), say("a cat")]))
+    assert str(rollout.error).startswith(
+        "EnvError: Looks: the messages of step: ValueError: messages[0].content: holds"
+    )
+    assert rollout.segments[0].turns[0].env_messages[0]["content"] == [
         text_part("a cat"),
         PART,
         text_part('{"legs": 4}'),
@@ -143,8 +145,8 @@ async def test_a_model_that_reads_text_alone_is_asked_nothing_with_an_image() ->
             shown = [Message(role="user", content=["How good?", ag.Image(PNG)])]
             return float(await self.model("judge").ask(shown))
 
-    played = await ag.rollout(Judged, WORDS, Scripted([say("a cat")]), models={"judge": Scripted([say("1")])})
-    assert "the messages to model 'judge': ValueError: messages[0].content: holds an image" in str(played.error)
+    rollout = await ag.rollout(Judged, WORDS, Scripted([say("a cat")]), models={"judge": Scripted([say("1")])})
+    assert "the messages to model 'judge': ValueError: messages[0].content: holds an image" in str(rollout.error)
 
 
 async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
@@ -153,8 +155,8 @@ async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
             return StepResult([Message(role="system", content=[ag.Image(PNG)])], 0.0, False, False, {})
 
     for engine in (Scripted([say("a")]), Seeing(Scripted([say("a")]))):
-        played = await ag.rollout(Odd, WORDS, engine)
-        assert played.error == (
+        rollout = await ag.rollout(Odd, WORDS, engine)
+        assert rollout.error == (
             "EnvError: Odd.step: messages[0].content[0]: an image in a message of the role 'system'; put it into a "
             "message of the user"
         )
@@ -175,8 +177,8 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
         ValueError, match="Scripted reads text alone, and the prompt of task 'b/test-seen' has an image"
     ):
         await ag.evaluate(mix({"a": ag.Member(Looks, 1), "b": ag.Member(Shown, 1)}), engine)
-    played = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
-    assert played.reward == 1.0
+    rollout = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
+    assert rollout.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -290,8 +292,8 @@ async def test_a_script_reads_a_word_about_each_image_and_what_an_endpoint_would
         return say("a cat") if SHOWN in text.rpartition("tool")[2] else call("look", how="alone")
 
     engine = Seeing(Scripted(answer))
-    played = await ag.rollout(Looks, WORDS, engine)
-    assert (played.error, played.reward, len(texts)) == (None, 1.0, 2)
+    rollout = await ag.rollout(Looks, WORDS, engine)
+    assert (rollout.error, rollout.reward, len(texts)) == (None, 1.0, 2)
     assert [text_of(message["content"]) for message in engine.asked[-1]] == ["What is it?", "", SHOWN]
     assert engine.asked[-1][-1]["tool_call_id"] == engine.asked[-1][1]["tool_calls"][0]["id"]
 
@@ -332,9 +334,9 @@ class Nim(ag.Game):
 async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() -> None:
     behind = text_part("three matches")
     asked = ag.GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
-    played = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
-    assert (played.error, played.reward) == (None, 1.0)
-    assert played.segments[0].prompt_messages[0]["content"] == [text_part("Play:"), PART, behind]
+    rollout = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert rollout.segments[0].prompt_messages[0]["content"] == [text_part("Play:"), PART, behind]
     (first,) = _with_first_words(SEEN.prompt, "three matches")
     assert first["content"] == [text_part("What is it?"), PART, behind]
 
@@ -351,8 +353,8 @@ async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> N
             return self.heard[-1]
 
     script = [call("send"), call("look", how="stop"), say("a cat")]
-    played = await ag.rollout(Sends, WORDS, Seeing(Scripted(script)))
-    assert (played.error, Sends.heard) == (None, [SHOWN])
+    rollout = await ag.rollout(Sends, WORDS, Seeing(Scripted(script)))
+    assert (rollout.error, Sends.heard) == (None, [SHOWN])
 
 
 async def test_an_agent_program_and_trl_are_given_text_alone() -> None:

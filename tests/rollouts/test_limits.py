@@ -11,7 +11,7 @@ import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.machine.time_limits import TimeLimit, all_clocks_stopped, off_the_clock
 from agentgym.scheduling.accounting import Groups
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
@@ -69,30 +69,30 @@ def limited(base: type[Any] = Boss, **limits: Any) -> type[Any]:
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 9, 10])
 async def test_the_limit_of_turns_holds_for_sub_agents_that_run_at_once(turns: int) -> None:
-    played = await ag.rollout(limited(turns=turns), TASK, Waiting("ok"))
-    assert (played.stop_reason, played.metrics["turns"], len(played.messages)) == ("turns", turns, turns)
+    rollout = await ag.rollout(limited(turns=turns), TASK, Waiting("ok"))
+    assert (rollout.stop_reason, rollout.metrics["turns"], len(rollout.messages)) == ("turns", turns, turns)
 
 
 async def test_the_limit_of_tokens_holds_for_sub_agents_that_run_at_once() -> None:
     engine = Waiting("y" * 200)
-    played = await ag.rollout(limited(tokens=400), TASK, engine)
-    assert (played.stop_reason, played.sampled_tokens, played.reward) == ("tokens", 400, 1.0)
+    rollout = await ag.rollout(limited(tokens=400), TASK, engine)
+    assert (rollout.stop_reason, rollout.sampled_tokens, rollout.reward) == ("tokens", 400, 1.0)
     assert engine.most <= 400
-    (answer,) = played.segments[0].turns[0].env_messages
+    (answer,) = rollout.segments[0].turns[0].env_messages
     assert {each.partition(":")[0] for each in answer["content"].split()} == {"answer", "tokens"}
 
 
 async def test_what_one_sub_agent_leaves_of_its_tokens_another_may_use() -> None:
-    played = await ag.rollout(limited(tokens=400), TASK, Waiting("ok"))
-    answers = DECODE(played.segments[0].token_ids.tolist())
+    rollout = await ag.rollout(limited(tokens=400), TASK, Waiting("ok"))
+    answers = DECODE(rollout.segments[0].token_ids.tolist())
     assert " ".join(["answer:2"] * HELPERS) in answers
 
 
 async def test_tokens_suffice_for_turns_at_once_and_none_of_them_waits() -> None:
     engine = Waiting("ok")
-    played = await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
+    rollout = await ag.rollout(limited(tokens=10_000, turns=9, turn_tokens=100), TASK, engine)
     assert engine.most == HELPERS * 100
-    first = played.segments[0].turns[0]
+    first = rollout.segments[0].turns[0]
     exact, short = Waiting("ok"), Waiting("ok")
     suffice = first.stop - first.start + HELPERS * 100
     await ag.rollout(limited(tokens=suffice, turns=9, turn_tokens=100), TASK, exact)
@@ -116,9 +116,9 @@ async def test_a_turn_that_was_cancelled_counts_neither_turns_nor_tokens() -> No
     needed = 1000
     for _ in range(2):  # at first with more tokens than it needs, then with exactly those
         env = limited(Impatient, turns=2, tokens=needed)
-        played = await ag.rollout(env, TASK, Silent([call("ask"), say("done")]))
-        assert (played.stop_reason, played.metrics["turns"]) == ("answer", 2)
-        needed = played.sampled_tokens
+        rollout = await ag.rollout(env, TASK, Silent([call("ask"), say("done")]))
+        assert (rollout.stop_reason, rollout.metrics["turns"]) == ("answer", 2)
+        needed = rollout.sampled_tokens
     assert needed < 1000
 
 
@@ -138,11 +138,11 @@ async def test_a_summary_is_no_turn_of_a_sub_agent() -> None:
             async with self.fork("subagent", ask, tools=[self.look], turns=2) as agent:
                 return await agent.run()
 
-    played = await ag.rollout(
+    rollout = await ag.rollout(
         Asks, TASK, Scripted([call("ask"), call("look"), say("summary"), say("sub"), say("summary"), say("done")])
     )
-    assert (played.stop_reason, played.metrics["turns"]) == ("answer", 4)
-    assert DECODE(played.segments[0].token_ids.tolist()).count("sub<|im_end|>") == 1
+    assert (rollout.stop_reason, rollout.metrics["turns"]) == ("answer", 4)
+    assert DECODE(rollout.segments[0].token_ids.tolist()).count("sub<|im_end|>") == 1
 
 
 async def test_what_is_replied_twice_before_a_turn_is_read_in_that_order() -> None:
@@ -157,8 +157,8 @@ async def test_what_is_replied_twice_before_a_turn_is_read_in_that_order() -> No
                 await agent.turn()
                 return DECODE(agent.conversation.segment.token_ids)  # type: ignore[attr-defined]
 
-    played = await ag.rollout(Replies, TASK, Scripted([call("ask"), say("yes"), say("ok"), say("done")]))
-    agent = DECODE(played.segments[1].token_ids.tolist())
+    rollout = await ag.rollout(Replies, TASK, Scripted([call("ask"), say("yes"), say("ok"), say("done")]))
+    agent = DECODE(rollout.segments[1].token_ids.tolist())
     assert agent.index("yes") < agent.index("first word") < agent.index("second word") < agent.index("ok")
 
 
@@ -179,9 +179,9 @@ async def test_a_sub_agent_that_a_tool_has_stopped_samples_no_more() -> None:
                 seen.extend([await agent.run(), agent.stop_reason, await agent.turn()])
             return ""
 
-    played = await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
+    rollout = await ag.rollout(Stops, TASK, Scripted([call("ask"), call("halt"), say("done")]))
     assert seen == ["bye", "halted", None]
-    assert [message["content"] for message in played.segments[1].turns[0].env_messages] == ["bye"]
+    assert [message["content"] for message in rollout.segments[1].turns[0].env_messages] == ["bye"]
 
 
 # Time
@@ -207,16 +207,16 @@ class Pondering(Scripted):
 
 def test_an_env_that_ended_in_time_is_graded_once_and_may_take_as_long_again() -> None:
     env: Any = type("Judged", (Judged,), {"begun": 0})
-    played = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
-    assert (played.stop_reason, played.reward, env.begun) == ("answer", 1.0, 1)
+    rollout = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
+    assert (rollout.stop_reason, rollout.reward, env.begun) == ("answer", 1.0, 1)
 
 
 def test_a_grader_that_takes_longer_than_the_limit_fails_the_rollout_by_its_name() -> None:
     env: Any = type("Judged", (Judged,), {"begun": 0, "needs": 11.0})
-    played = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
+    rollout = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
     said = "EnvError: Judged.score: TimeoutError: not done after 10 s, which is limits.seconds, at test_limits.py:"
-    assert (played.error or "").startswith(said)
-    assert (env.begun, played.reward) == (1, None)
+    assert (rollout.error or "").startswith(said)
+    assert (env.begun, rollout.reward) == (1, None)
 
 
 class Research(Boss):
@@ -255,7 +255,7 @@ def held_at_the_door(seconds: float) -> Groups:
     tasks = [ag.Task(id=name, prompt=(Message(role="user", content=name),)) for name in names]
 
     async def play() -> Groups:
-        engine, cut = Slow(reply), Oversample(stop="target", extra_groups=1, carry=2)
+        engine, cut = Slow(reply), OversampleConfig(stop="target", extra_groups=1, carry=2)
         async with Scheduler(Research, tasks, engine, Schedule(n=1, oversample=cut)) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000.0)
@@ -269,8 +269,8 @@ def held_at_the_door(seconds: float) -> Groups:
 
 
 def test_a_tools_own_limit_stands_still_at_the_shut_door() -> None:
-    (played,) = held_at_the_door(4.0).rollouts
-    assert (played.group_id, played.stop_reason, played.metrics["tool_errors"]) == ("slow", "answer", 0)
+    (rollout,) = held_at_the_door(4.0).rollouts
+    assert (rollout.group_id, rollout.stop_reason, rollout.metrics["tool_errors"]) == ("slow", "answer", 0)
 
 
 def test_a_limit_goes_on_after_the_door_with_the_time_that_was_left() -> None:

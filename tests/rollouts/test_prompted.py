@@ -22,149 +22,149 @@ def ask(text: str) -> Message:
 
 
 async def test_a_conversation_that_is_extended_goes_on_in_its_segment_with_the_sampled_ids() -> None:
-    played = Played(Drawing(calls=False))
+    rollout = Played(Drawing(calls=False))
     said = [SYSTEM, ask("one")]
     for text in ("two", "three", "four"):
-        said += [await played.say(*said), ask(text)]
-    assert played.shape == [("root", None, 3)]
-    check_exact(played.engine, [played.rollout()])
+        said += [await rollout.say(*said), ask(text)]
+    assert rollout.shape == [("root", None, 3)]
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_an_answer_that_the_agent_sends_back_without_its_spaces_and_ids_is_known() -> None:
-    played = Played(
+    rollout = Played(
         Scripted([raw('  hm <tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'), say("done")])
     )
-    first = await played.say(ask("go"), tools=[LOOK])
+    first = await rollout.say(ask("go"), tools=[LOOK])
     again = Message(role="assistant", content=" hm ", tool_calls=[{"function": first["tool_calls"][0]["function"]}])
     told = Message(role="tool", content="nothing", tool_call_id=first["tool_calls"][0]["id"])
-    await played.say(ask("go"), again, told, tools=[LOOK])
-    assert played.shape == [("root", None, 2)]
+    await rollout.say(ask("go"), again, told, tools=[LOOK])
+    assert rollout.shape == [("root", None, 2)]
 
 
 async def test_the_same_request_again_is_another_draw_in_a_fork() -> None:
-    played = Played(Drawing(calls=False))
-    answers = [await played.say(ask("go")) for _ in range(3)]
-    assert played.shape == [("root", None, 1), ("fork", 0, 1), ("fork", 0, 1)]
+    rollout = Played(Drawing(calls=False))
+    answers = [await rollout.say(ask("go")) for _ in range(3)]
+    assert rollout.shape == [("root", None, 1), ("fork", 0, 1), ("fork", 0, 1)]
     assert len({answer["content"] for answer in answers}) > 1
-    check_exact(played.engine, [played.rollout()])
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_a_later_request_again_forks_behind_the_ids_that_were_sampled() -> None:
-    played = Played(Drawing(calls=False))
-    first = await played.say(ask("go"))
-    await played.say(ask("go"), first, ask("on"))
-    await played.say(ask("go"), first, ask("on"))
-    await played.say(ask("go"), first, ask("back"))
-    root, *forks = played.rollout().segments
-    assert played.shape == [("root", None, 2), ("fork", 0, 1), ("fork", 0, 1)]
+    rollout = Played(Drawing(calls=False))
+    first = await rollout.say(ask("go"))
+    await rollout.say(ask("go"), first, ask("on"))
+    await rollout.say(ask("go"), first, ask("on"))
+    await rollout.say(ask("go"), first, ask("back"))
+    root, *forks = rollout.rollout().segments
+    assert rollout.shape == [("root", None, 2), ("fork", 0, 1), ("fork", 0, 1)]
     stop = root.turns[0].stop
     assert all((fork.token_ids[:stop] == root.token_ids[:stop]).all() for fork in forks)
     assert max(root.token_ids[:stop]) > 512
-    check_exact(played.engine, [played.rollout()])
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_branches_that_are_asked_at_once_are_forks_and_go_on_each_in_its_own() -> None:
-    played = Played(Drawing(calls=False))
-    first = await played.say(ask("go"))
+    rollout = Played(Drawing(calls=False))
+    first = await rollout.say(ask("go"))
     start = [ask("go"), first]
-    left, right = await asyncio.gather(played.say(*start, ask("left")), played.say(*start, ask("right")))
+    left, right = await asyncio.gather(rollout.say(*start, ask("left")), rollout.say(*start, ask("right")))
     await asyncio.gather(
-        played.say(*start, ask("left"), left, ask("x")), played.say(*start, ask("right"), right, ask("y"))
+        rollout.say(*start, ask("left"), left, ask("x")), rollout.say(*start, ask("right"), right, ask("y"))
     )
-    assert played.shape == [("root", None, 3), ("fork", 0, 2)]
-    check_exact(played.engine, [played.rollout()])
+    assert rollout.shape == [("root", None, 3), ("fork", 0, 2)]
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_an_edited_history_opens_a_segment_in_which_nothing_of_it_is_trained() -> None:
-    played = Played(Drawing(calls=False))
+    rollout = Played(Drawing(calls=False))
     said = [ask("go")]
     for text in ("two", "three"):
-        said += [await played.say(*said), ask(text)]
+        said += [await rollout.say(*said), ask(text)]
     edited = [*said[:2], ask("(removed)"), *said[3:]]
     foreign = [ask("go"), say("What I never said."), ask("two")]
-    await played.say(*edited)
-    await played.say(*foreign)
-    assert played.shape == [("root", None, 2), ("rerender", 0, 1), ("compaction", 1, 1)]
-    check_exact(played.engine, [played.rollout()])
+    await rollout.say(*edited)
+    await rollout.say(*foreign)
+    assert rollout.shape == [("root", None, 2), ("rerender", 0, 1), ("compaction", 1, 1)]
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_a_summary_that_takes_the_place_of_all_turns_is_a_compaction_and_another_head_a_sub_agent() -> None:
-    played = Played(Drawing(calls=False))
-    await played.say(SYSTEM, ask("go"))
-    await played.say(Message(role="system", content="You search."), ask("find"))
-    await played.say(SYSTEM, ask("go"), tools=[LOOK])
-    await played.say(SYSTEM, ask("so far: nothing"))
-    assert played.shape == [("root", None, 1), ("subagent", 0, 1), ("subagent", 1, 1), ("compaction", 0, 1)]
-    check_exact(played.engine, [played.rollout()])
+    rollout = Played(Drawing(calls=False))
+    await rollout.say(SYSTEM, ask("go"))
+    await rollout.say(Message(role="system", content="You search."), ask("find"))
+    await rollout.say(SYSTEM, ask("go"), tools=[LOOK])
+    await rollout.say(SYSTEM, ask("so far: nothing"))
+    assert rollout.shape == [("root", None, 1), ("subagent", 0, 1), ("subagent", 1, 1), ("compaction", 0, 1)]
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_two_same_answers_to_a_request_are_two_turns_and_either_goes_on() -> None:
-    played = Played(Scripted([say("yes"), say("yes"), say("a"), say("b"), say("c")]))
+    rollout = Played(Scripted([say("yes"), say("yes"), say("a"), say("b"), say("c")]))
     for _ in range(2):
-        await played.say(ask("go"))
+        await rollout.say(ask("go"))
     for _ in range(3):
-        await played.say(ask("go"), say("yes"), ask("on"))
-    assert played.shape == [("root", None, 2), ("fork", 0, 2), ("fork", 1, 1)]
+        await rollout.say(ask("go"), say("yes"), ask("on"))
+    assert rollout.shape == [("root", None, 2), ("fork", 0, 2), ("fork", 1, 1)]
 
 
 async def test_a_cancelled_request_leaves_its_conversation_to_the_same_request() -> None:
-    played = Played(Drawing(calls=False))
-    first = await played.say(ask("go"))
-    played.engine.gate.clear()
-    played.engine.asked.clear()
-    hung_up = asyncio.create_task(played.say(ask("go"), first, ask("on")))
-    await played.engine.asked.wait()
+    rollout = Played(Drawing(calls=False))
+    first = await rollout.say(ask("go"))
+    rollout.engine.gate.clear()
+    rollout.engine.asked.clear()
+    hung_up = asyncio.create_task(rollout.say(ask("go"), first, ask("on")))
+    await rollout.engine.asked.wait()
     hung_up.cancel()
     with suppress(asyncio.CancelledError):
         await hung_up
-    played.engine.gate.set()
-    await played.say(ask("go"), first, ask("on"))
-    assert played.shape == [("root", None, 2)]
-    assert played.state.turns == 2
-    check_exact(played.engine, [played.rollout()])
+    rollout.engine.gate.set()
+    await rollout.say(ask("go"), first, ask("on"))
+    assert rollout.shape == [("root", None, 2)]
+    assert rollout.state.turns == 2
+    check_exact(rollout.engine, [rollout.rollout()])
 
 
 async def test_an_answer_that_was_cut_is_served_and_goes_on() -> None:
-    played = Played(Scripted([say("a long answer"), say("on")]))
-    cut = await played.policy.answer(request(ask("go"), max_tokens=6))
+    rollout = Played(Scripted([say("a long answer"), say("on")]))
+    cut = await rollout.policy.answer(request(ask("go"), max_tokens=6))
     assert (cut.end, cut.message["content"], cut.sampled_tokens) == ("length", "a long", 6)
-    await played.say(ask("go"), cut.message, ask("more"))
-    assert played.shape == [("root", None, 2)]
-    assert [turn.finish_reason for turn in played.rollout().segments[0].turns] == ["length", "stop"]
+    await rollout.say(ask("go"), cut.message, ask("more"))
+    assert rollout.shape == [("root", None, 2)]
+    assert [turn.finish_reason for turn in rollout.rollout().segments[0].turns] == ["length", "stop"]
 
 
 async def test_a_call_without_tools_and_a_malformed_call_are_served_as_the_text_that_was_written() -> None:
     written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    played = Played(Scripted([call("look"), call("look"), raw("<tool_call>{oops</tool_call>"), say("on")]))
-    bare = await played.say(ask("go"))
+    rollout = Played(Scripted([call("look"), call("look"), raw("<tool_call>{oops</tool_call>"), say("on")]))
+    bare = await rollout.say(ask("go"))
     assert (bare["content"], "tool_calls" in bare) == (written, False)
-    called = await played.policy.answer(request(ask("go"), tools=[LOOK]))
+    called = await rollout.policy.answer(request(ask("go"), tools=[LOOK]))
     assert (called.end, called.message["tool_calls"][0]["function"]["name"]) == ("tool_calls", "look")
-    broken = await played.say(ask("again"), tools=[LOOK])
+    broken = await rollout.say(ask("again"), tools=[LOOK])
     assert broken == say("<tool_call>{oops</tool_call>")
-    await played.say(ask("again"), broken, ask("that was no call"), tools=[LOOK])
-    assert played.shape == [("root", None, 1), ("subagent", 0, 1), ("compaction", 1, 2)]
+    await rollout.say(ask("again"), broken, ask("that was no call"), tools=[LOOK])
+    assert rollout.shape == [("root", None, 1), ("subagent", 0, 1), ("compaction", 1, 2)]
 
 
 async def test_the_limits_of_the_rollout_are_errors_and_change_nothing() -> None:
-    played = Played(Scripted([say("one"), say("two")]), ag.Limits(turns=2, context_tokens=100))
-    first = await played.say(ask("go"))
+    rollout = Played(Scripted([say("one"), say("two")]), ag.Limits(turns=2, context_tokens=100))
+    first = await rollout.say(ask("go"))
     with pytest.raises(LimitError, match="maximum context length is 100 tokens") as long:
-        await played.say(ask("go"), first, ask("x" * 100))
+        await rollout.say(ask("go"), first, ask("x" * 100))
     assert (long.value.reason, long.value.is_final, long.value.status) == ("context", False, 400)
-    await played.say(ask("go"), first, ask("on"))
+    await rollout.say(ask("go"), first, ask("on"))
     with pytest.raises(LimitError, match="all 2 turns") as over:
-        await played.say(ask("go"), first, ask("on"))
+        await rollout.say(ask("go"), first, ask("on"))
     assert (over.value.reason, over.value.is_final, over.value.status) == ("turns", True, 403)
-    assert played.shape == [("root", None, 2)]
+    assert rollout.shape == [("root", None, 2)]
 
 
 async def test_the_limit_of_tokens_ends_a_turn_and_then_the_rollout() -> None:
-    played = Played(Scripted([say("12345678")]), ag.Limits(tokens=5))
-    cut = await played.policy.answer(request(ask("go")))
+    rollout = Played(Scripted([say("12345678")]), ag.Limits(tokens=5))
+    cut = await rollout.policy.answer(request(ask("go")))
     assert (cut.end, cut.message["content"]) == ("length", "12345")
     with pytest.raises(LimitError, match="all 5 tokens") as over:
-        await played.say(ask("go"), cut.message, ask("on"))
+        await rollout.say(ask("go"), cut.message, ask("on"))
     assert over.value.reason == "tokens"
 
 
@@ -182,28 +182,28 @@ async def test_what_the_template_refuses_is_an_error_that_says_so() -> None:
 
 
 async def test_where_a_template_rewrites_the_end_of_a_turn_the_rest_of_it_stays() -> None:
-    played = Played(Scripted([raw("x" * 40), raw("y" * 40), raw("z" * 40)], tokenizer=Unmarked()))
-    first = await played.say(ask("go"))
-    await played.say(ask("go"), first, ask("on"))
-    await played.say(ask("go"), first, ask("back"))
-    assert played.shape == [("root", None, 2), ("rerender", 0, 1)]
-    assert played.rollout().sampled_tokens == 3 * 41 - 1
+    rollout = Played(Scripted([raw("x" * 40), raw("y" * 40), raw("z" * 40)], tokenizer=Unmarked()))
+    first = await rollout.say(ask("go"))
+    await rollout.say(ask("go"), first, ask("on"))
+    await rollout.say(ask("go"), first, ask("back"))
+    assert rollout.shape == [("root", None, 2), ("rerender", 0, 1)]
+    assert rollout.rollout().sampled_tokens == 3 * 41 - 1
 
 
 async def test_where_a_template_rewrites_what_was_before_a_new_segment_goes_on() -> None:
-    played = Played(Scripted([raw("x"), raw("y"), raw("z")], tokenizer=Rewriting()))
+    rollout = Played(Scripted([raw("x"), raw("y"), raw("z")], tokenizer=Rewriting()))
     said = [ask("go")]
     for text in ("on", "on", "end"):
-        said += [await played.say(*said), ask(text)]
-    assert played.shape == [("root", None, 1), ("rerender", 0, 1), ("rerender", 1, 1)]
-    assert played.rollout().sampled_tokens == 3 * 2
+        said += [await rollout.say(*said), ask(text)]
+    assert rollout.shape == [("root", None, 1), ("rerender", 0, 1), ("rerender", 1, 1)]
+    assert rollout.rollout().sampled_tokens == 3 * 2
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["on", "again", "edit", "cut", "head"])), max_size=12))
 def test_whatever_an_agent_sends_each_sampled_token_is_trained_once(plan: list[tuple[int, str]]) -> None:
     async def play() -> None:
-        played = Played(Drawing(calls=False))
+        rollout = Played(Drawing(calls=False))
         known: list[list[Message]] = [[SYSTEM, ask("go")]]
         for number, (which, kind) in enumerate(plan):
             said = known[which % len(known)]
@@ -213,8 +213,8 @@ def test_whatever_an_agent_sends_each_sampled_token_is_trained_once(plan: list[t
                 said = [*said[: max(1, len(said) // 2)], ask("so far")]
             elif kind == "head":
                 said = [Message(role="system", content=f"You are {which}."), *said[1:]]
-            answer = await played.say(*said)
+            answer = await rollout.say(*said)
             known.append(said if kind == "again" else [*said, answer, ask(f"{which % 3}")])
-        check_exact(played.engine, [played.rollout()])
+        check_exact(rollout.engine, [rollout.rollout()])
 
     asyncio.run(play())

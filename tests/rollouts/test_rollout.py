@@ -56,9 +56,9 @@ def limited(base: type[Desk] = Desk, *, context: ag.Compact | None = None, **lim
 
 
 async def play(env: type[Desk], replies: Any, **given: Any) -> Rollout:
-    played = await ag.rollout(env, TASK, replies if isinstance(replies, Scripted) else Scripted(replies), **given)
-    assert (played.reward is None) == (played.error is not None)
-    return played
+    rollout = await ag.rollout(env, TASK, replies if isinstance(replies, Scripted) else Scripted(replies), **given)
+    assert (rollout.reward is None) == (rollout.error is not None)
+    return rollout
 
 
 def wrote(segment: Segment) -> list[str]:
@@ -70,8 +70,8 @@ def forever(text: str) -> Reply:
 
 
 async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_which_is_which() -> None:
-    played = await play(Desk, [say("hi"), say("bye")])
-    (segment,) = played.segments
+    rollout = await play(Desk, [say("hi"), say("bye")])
+    (segment,) = rollout.segments
     assert DECODE(segment.token_ids.tolist()) == (
         "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nhi<|im_end|>"
         "\n<|im_start|>user\nyou said hi<|im_end|>\n<|im_start|>assistant\nbye<|im_end|>"
@@ -79,21 +79,21 @@ async def test_a_rollout_holds_what_was_shown_and_what_was_written_and_knows_whi
     assert wrote(segment) == ["hi<|im_end|>", "bye<|im_end|>"]
     assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hi<|im_end|>bye<|im_end|>"
     assert (segment.logprobs == np.where(segment.sampled, -0.5, 0)).all()
-    assert (segment.kind, segment.parent, played.metrics["turns"]) == ("root", None, 2)
+    assert (segment.kind, segment.parent, rollout.metrics["turns"]) == ("root", None, 2)
 
 
 async def test_the_seconds_of_a_rollout_hold_those_of_its_turns_and_their_answers() -> None:
     begun = time.perf_counter()
-    played = await play(Desk, [say("hi"), say("bye")])
-    parts = [(turn.seconds, turn.env_seconds) for turn in played.segments[0].turns]
+    rollout = await play(Desk, [say("hi"), say("bye")])
+    parts = [(turn.seconds, turn.env_seconds) for turn in rollout.segments[0].turns]
     assert min(map(min, parts)) > 0
-    assert sum(map(sum, parts)) <= played.metrics["seconds"] <= time.perf_counter() - begun
+    assert sum(map(sum, parts)) <= rollout.metrics["seconds"] <= time.perf_counter() - begun
 
 
 async def test_the_reward_is_the_steps_and_the_score_of_the_end_together() -> None:
-    played = await play(Desk, [say("hi"), say("bye")])
-    assert played.reward == 0.25 + 0.25 + 1.0
-    assert (played.rewards, played.stop_reason) == ({"scored": 1.0}, "done")
+    rollout = await play(Desk, [say("hi"), say("bye")])
+    assert rollout.reward == 0.25 + 0.25 + 1.0
+    assert (rollout.rewards, rollout.stop_reason) == ({"scored": 1.0}, "done")
 
 
 async def test_an_env_that_ends_by_itself_is_not_scored_again_and_names_its_reason() -> None:
@@ -101,8 +101,8 @@ async def test_an_env_that_ends_by_itself_is_not_scored_again_and_names_its_reas
         async def step(self, action: Message) -> ag.StepResult:
             return ag.StepResult([], 0.0, True, False, {"stop_reason": "won", "rewards": {"prize": 2.0}})
 
-    played = await play(Ends, [say("hi")])
-    assert (played.reward, played.rewards, played.stop_reason) == (2.0, {"prize": 2.0}, "won")
+    rollout = await play(Ends, [say("hi")])
+    assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (2.0, {"prize": 2.0}, "won")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +117,9 @@ async def test_an_env_that_ends_by_itself_is_not_scored_again_and_names_its_reas
     ],
 )
 async def test_past_a_limit_a_rollout_is_truncated_and_scored(limits: Any, replies: Any, reason: str) -> None:
-    played = await play(limited(**limits), replies)
-    assert (played.stop_reason, played.error, played.rewards) == (reason, None, {"scored": 1.0})
-    assert all(len(segment.token_ids) <= limits.get("context_tokens", 8192) for segment in played.segments)
+    rollout = await play(limited(**limits), replies)
+    assert (rollout.stop_reason, rollout.error, rollout.rewards) == (reason, None, {"scored": 1.0})
+    assert all(len(segment.token_ids) <= limits.get("context_tokens", 8192) for segment in rollout.segments)
 
 
 def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
@@ -128,9 +128,9 @@ def test_past_its_seconds_a_rollout_is_truncated_and_scored() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-    played = run_in_virtual_time(play(limited(Slow, seconds=10), [say("hi")]))
-    assert (played.stop_reason, played.reward, played.error) == ("seconds", 1.0, None)
-    assert wrote(played.segments[0]) == ["hi<|im_end|>"]
+    rollout = run_in_virtual_time(play(limited(Slow, seconds=10), [say("hi")]))
+    assert (rollout.stop_reason, rollout.reward, rollout.error) == ("seconds", 1.0, None)
+    assert wrote(rollout.segments[0]) == ["hi<|im_end|>"]
 
 
 async def test_an_output_past_the_context_is_cut_in_ids_mask_and_logprobs_together_and_the_rollout_is_scored() -> None:
@@ -138,12 +138,12 @@ async def test_an_output_past_the_context_is_cut_in_ids_mask_and_logprobs_togeth
         async def step(self, action: Message) -> ag.StepResult:
             return ag.StepResult([Message(role="tool", content="x" * 1000)], 0.0, False, False, {})
 
-    played = await play(limited(Loud, context_tokens=OPENED + 40), [say("ab"), say("never")])
-    (segment,) = played.segments
+    rollout = await play(limited(Loud, context_tokens=OPENED + 40), [say("ab"), say("never")])
+    (segment,) = rollout.segments
     assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs) == OPENED + 40
     assert DECODE(segment.token_ids[-3:].tolist()) == "xxx"
     assert int(segment.sampled.sum()) == 3
-    assert (played.stop_reason, played.reward) == ("context", 1.0)
+    assert (rollout.stop_reason, rollout.reward) == ("context", 1.0)
 
 
 def about_the_context(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -195,43 +195,43 @@ async def test_the_tokens_of_a_malformed_call_are_sampled_and_its_answer_is_not(
             return self.metrics["malformed_calls"]
 
     broken = '<tool_call>\n{"name": oops\n</tool_call>'
-    played = await ag.rollout(Tools, TASK, Scripted([raw(broken), say("done")]))
-    (segment,) = played.segments
+    rollout = await ag.rollout(Tools, TASK, Scripted([raw(broken), say("done")]))
+    (segment,) = rollout.segments
     assert wrote(segment) == [f"{broken}<|im_end|>", "done<|im_end|>"]
     assert "error: invalid JSON" in DECODE(segment.token_ids[~segment.sampled].tolist())
-    assert played.reward == 1.0
+    assert rollout.reward == 1.0
 
 
 async def test_compaction_carries_prompt_and_summary_and_trains_each_token_once() -> None:
     env = limited(context=ag.Compact(at=None, turns=1, instruction="Sum up."))
     engine = Spy([say("hi"), say("I said hi"), say("ho"), say("and ho"), say("bye")])
-    played = await play(env, engine)
-    root, second, third = played.segments
-    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("compaction", 0), ("compaction", 1)]
+    rollout = await play(env, engine)
+    root, second, third = rollout.segments
+    assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("compaction", 0), ("compaction", 1)]
     assert wrote(root) == ["hi<|im_end|>", "I said hi<|im_end|>"]
     assert "<|im_start|>user\nSum up.<|im_end|>" in DECODE(root.token_ids[~root.sampled].tolist())
     carried = DECODE(second.token_ids[: second.turns[0].start].tolist())
     assert carried == "<|im_start|>user\nGo.\nI said hi<|im_end|>\n<|im_start|>assistant\n"
     assert wrote(third) == ["bye<|im_end|>"]
-    assert played.metrics["compactions"] == 2
+    assert rollout.metrics["compactions"] == 2
     assert [request["session"] for request in engine.asked] == ["t/0/0", "t/0/0", "t/0/1", "t/0/1", "t/0/2"]
     assert engine.released == ["t/0/0", "t/0/1", "t/0/2"]
 
 
 async def test_no_summary_is_asked_for_behind_the_last_turn() -> None:
     last = limited(context=ag.Compact(at=None, turns=1), turns=1)
-    played = await play(last, [say("hi")])
-    assert (played.stop_reason, len(played.segments), played.error) == ("turns", 1, None)
+    rollout = await play(last, [say("hi")])
+    assert (rollout.stop_reason, len(rollout.segments), rollout.error) == ("turns", 1, None)
 
 
 async def test_compaction_comes_when_the_context_is_full_enough() -> None:
     early = limited(context=ag.Compact(at=0.15), context_tokens=600, turns=3)
-    played = await play(early, [say("x" * 80), say("sum"), say("y"), say("z")])
-    assert [wrote(s) for s in played.segments] == [
+    rollout = await play(early, [say("x" * 80), say("sum"), say("y"), say("z")])
+    assert [wrote(s) for s in rollout.segments] == [
         ["x" * 80 + "<|im_end|>", "sum<|im_end|>"],
         ["y<|im_end|>", "z<|im_end|>"],
     ]
-    assert played.stop_reason == "turns"
+    assert rollout.stop_reason == "turns"
 
 
 class Rewriting(ByteTokenizer):
@@ -245,12 +245,12 @@ class Rewriting(ByteTokenizer):
 
 async def test_where_the_template_rewrites_a_new_segment_opens_and_each_token_is_trained_once() -> None:
     engine = Spy([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
-    played = await play(Desk, engine)
-    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("rerender", 0), ("rerender", 1)]
-    assert [wrote(s) for s in played.segments] == [["one<|im_end|>"], ["two<|im_end|>"], ["bye<|im_end|>"]]
-    assert "one" in DECODE(played.segments[1].token_ids[~played.segments[1].sampled].tolist())
-    assert played.sampled_tokens == len("one") + len("two") + len("bye") + 3
-    assert played.metrics["rerenders"] == 2
+    rollout = await play(Desk, engine)
+    assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("rerender", 0), ("rerender", 1)]
+    assert [wrote(s) for s in rollout.segments] == [["one<|im_end|>"], ["two<|im_end|>"], ["bye<|im_end|>"]]
+    assert "one" in DECODE(rollout.segments[1].token_ids[~rollout.segments[1].sampled].tolist())
+    assert rollout.sampled_tokens == len("one") + len("two") + len("bye") + 3
+    assert rollout.metrics["rerenders"] == 2
 
 
 class Unmarked(ByteTokenizer):
@@ -262,14 +262,14 @@ class Unmarked(ByteTokenizer):
 
 
 async def test_where_the_template_changes_the_end_of_a_turn_its_segment_goes_on_and_that_end_is_not_trained() -> None:
-    played = await play(Desk, Scripted([say("hi"), say("bye")], tokenizer=Unmarked()))
-    (segment,) = played.segments
+    rollout = await play(Desk, Scripted([say("hi"), say("bye")], tokenizer=Unmarked()))
+    (segment,) = rollout.segments
     assert wrote(segment) == ["hi", "bye<|im_end|>"]
     assert DECODE(segment.token_ids[segment.turns[0].stop : segment.turns[1].start].tolist()) == (
         "\n<|im_start|>user\nyou said hi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert DECODE(segment.token_ids[segment.sampled].tolist()) == "hibye<|im_end|>"
-    assert played.metrics["realigned"] == 1
+    assert rollout.metrics["realigned"] == 1
 
 
 class Strict(ByteTokenizer):
@@ -282,8 +282,8 @@ class Strict(ByteTokenizer):
 
 
 async def test_where_the_whole_chat_is_rendered_and_shows_the_turn_as_it_was_its_segment_goes_on() -> None:
-    played = await play(Desk, Scripted([say("<|im_end|> in letters"), say("bye")], tokenizer=Strict()))
-    (segment,) = played.segments
+    rollout = await play(Desk, Scripted([say("<|im_end|> in letters"), say("bye")], tokenizer=Strict()))
+    (segment,) = rollout.segments
     assert wrote(segment) == ["<|im_end|> in letters<|im_end|>", "bye<|im_end|>"]
     assert "you said <|im_end|> in letters" in DECODE(segment.token_ids[~segment.sampled].tolist())
 

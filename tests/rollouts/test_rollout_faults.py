@@ -118,10 +118,10 @@ NO_NUMBER = ag.StepResult([], float("nan"), True, False, {})
 async def test_a_failing_env_is_a_rollout_without_a_reward_that_keeps_its_segments(
     env: type[Desk], error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
-    played = await ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes)
-    assert (played.reward, played.stop_reason) == (None, "error")
-    assert re.match(error, played.error or "")
-    assert len(played.messages) == written
+    rollout = await ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes)
+    assert (rollout.reward, rollout.stop_reason) == (None, "error")
+    assert re.match(error, rollout.error or "")
+    assert len(rollout.messages) == written
     assert sandboxes.leased == []
 
 
@@ -129,15 +129,15 @@ def test_a_score_that_never_comes_is_a_rollout_without_a_reward_that_keeps_its_s
     sandboxes: FakeSandboxPool,
 ) -> None:
     env = desk(limits=ag.Limits(turns=1, seconds=10), score=forever)
-    played = run_in_virtual_time(ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes))
-    assert (played.reward, played.stop_reason, len(played.messages)) == (None, "error", 1)
-    assert (played.error or "").startswith("EnvError: Broken.score: TimeoutError")
+    rollout = run_in_virtual_time(ag.rollout(env, TASK, Scripted(SCRIPT), sandboxes=sandboxes))
+    assert (rollout.reward, rollout.stop_reason, len(rollout.messages)) == (None, "error", 1)
+    assert (rollout.error or "").startswith("EnvError: Broken.score: TimeoutError")
     assert sandboxes.leased == []
 
 
 async def test_a_failing_tool_is_an_answer_and_the_rollout_is_scored(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(desk(see=OOPS), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
-    assert (played.reward, played.stop_reason, played.metrics["tool_errors"]) == (1.0, "answer", 1)
+    rollout = await ag.rollout(desk(see=OOPS), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
+    assert (rollout.reward, rollout.stop_reason, rollout.metrics["tool_errors"]) == (1.0, "answer", 1)
 
 
 class Faulty(Scripted):
@@ -188,9 +188,9 @@ async def test_a_failing_engine_is_a_rollout_without_a_reward_that_keeps_its_fin
     engine: Scripted, error: str, written: int, sandboxes: FakeSandboxPool
 ) -> None:
     env = desk()
-    played = await ag.rollout(env, TASK, engine, sandboxes=sandboxes)
-    assert (played.reward, len(played.messages)) == (None, written)
-    assert re.match(error, played.error or "")
+    rollout = await ag.rollout(env, TASK, engine, sandboxes=sandboxes)
+    assert (rollout.reward, len(rollout.messages)) == (None, written)
+    assert re.match(error, rollout.error or "")
     assert (len(env.closed), sandboxes.leased) == (1, [])
 
 
@@ -199,14 +199,14 @@ async def test_a_sandbox_that_cannot_be_had_is_a_rollout_without_a_reward(kind: 
     def refuse() -> Sandbox:
         raise kind("none")
 
-    played = await ag.rollout(desk(), TASK, Scripted(SCRIPT), sandboxes=FakeSandboxPool(refuse))
-    assert (played.reward, played.segments) == (None, ())
-    assert re.match(named, played.error or "")
+    rollout = await ag.rollout(desk(), TASK, Scripted(SCRIPT), sandboxes=FakeSandboxPool(refuse))
+    assert (rollout.reward, rollout.segments) == (None, ())
+    assert re.match(named, rollout.error or "")
 
 
 async def test_what_a_tool_echoes_need_not_be_whole_characters(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
-    assert played.reward == 1.0
+    rollout = await ag.rollout(desk(see=giving("\ud83d")), TASK, Scripted(SCRIPT), sandboxes=sandboxes)
+    assert rollout.reward == 1.0
 
 
 class Watched(FakeSandboxPool):

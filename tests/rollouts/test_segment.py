@@ -47,36 +47,36 @@ async def play(replies: Any, **settings: Any) -> Rollout:
 
 
 async def test_a_window_carries_the_prompt_and_the_last_turns_and_trains_them_once() -> None:
-    played = await play([*map(say, "abcd"), say("bye")], context=Window(at=None, turns=3, keep=1))
-    first, second = played.segments
-    assert [(s.kind, s.parent) for s in played.segments] == [("root", None), ("rerender", 0)]
+    rollout = await play([*map(say, "abcd"), say("bye")], context=Window(at=None, turns=3, keep=1))
+    first, second = rollout.segments
+    assert [(s.kind, s.parent) for s in rollout.segments] == [("root", None), ("rerender", 0)]
     assert "Go." in shown(second)
     assert "you said c" in shown(second)
     assert "you said b" not in shown(second)
-    assert (len(first.turns), len(second.turns), played.metrics["slides"]) == (3, 2, 1)
-    assert played.sampled_tokens == 4 * 2 + 4
+    assert (len(first.turns), len(second.turns), rollout.metrics["slides"]) == (3, 2, 1)
+    assert rollout.sampled_tokens == 4 * 2 + 4
 
 
 async def test_a_window_slides_when_the_context_is_full_enough() -> None:
     limits = Limits(context_tokens=300)
-    played = await play([*[say("x" * 40)] * 4, say("bye")], context=Window(at=0.5, keep=1), limits=limits)
-    assert played.stop_reason == "done"
-    assert len(played.segments) > 1
+    rollout = await play([*[say("x" * 40)] * 4, say("bye")], context=Window(at=0.5, keep=1), limits=limits)
+    assert rollout.stop_reason == "done"
+    assert len(rollout.segments) > 1
 
 
 async def test_what_a_compaction_keeps_is_a_policy() -> None:
     compact = ag.Compact(at=None, turns=2, keep=KeepLast(1))
-    played = await play([say("a"), say("b"), say("all so far"), say("bye")], context=compact)
-    assert shown(played.segments[1]) == ByteTokenizer().render(
+    rollout = await play([say("a"), say("b"), say("all so far"), say("bye")], context=compact)
+    assert shown(rollout.segments[1]) == ByteTokenizer().render(
         [user("Go.\nall so far"), say("b"), user("you said b")], [], generation=True
     )
-    assert played.segments[1].kind == "compaction"
+    assert rollout.segments[1].kind == "compaction"
 
 
 async def test_any_function_can_be_the_policy_and_its_failure_is_the_envs() -> None:
     own = ag.Compact(at=None, turns=1, keep=lambda first, since, summary: [user(f"{len(since)} {summary}")])
-    played = await play([say("a"), say("sum"), say("bye")], context=own)
-    assert "2 sum" in shown(played.segments[1])
+    rollout = await play([say("a"), say("sum"), say("bye")], context=own)
+    assert "2 sum" in shown(rollout.segments[1])
     broken = ag.Compact(at=None, turns=1, keep=lambda first, since, summary: [first[7]])
     failed = await play([say("a"), say("sum")], context=broken)
     assert str(failed.error).startswith(
@@ -108,21 +108,21 @@ def looks(text: str) -> Message:
 @pytest.mark.parametrize("size", [200, 300, 400, 500, 600, 900])
 async def test_answers_of_any_part_of_the_context_are_cut_before_they_overflow_it(policy: Any, size: int) -> None:
     env = type("Loud", (Loud,), {"context": policy, "size": size})
-    played = await ag.rollout(env, TASK, Scripted(looks))
-    assert (played.stop_reason, played.metrics["turns"]) == ("turns", 9)
-    assert max(len(s.token_ids) for s in played.segments) <= 2000
-    assert played.metrics.get("compactions", 0) + played.metrics.get("slides", 0) > 0
+    rollout = await ag.rollout(env, TASK, Scripted(looks))
+    assert (rollout.stop_reason, rollout.metrics["turns"]) == ("turns", 9)
+    assert max(len(s.token_ids) for s in rollout.segments) <= 2000
+    assert rollout.metrics.get("compactions", 0) + rollout.metrics.get("slides", 0) > 0
 
 
 async def test_an_answer_that_does_not_fit_is_read_behind_the_summary_with_the_turn_that_asked_for_it() -> None:
     limits = Limits(turns=3, context_tokens=2000)
     env = type("Loud", (Loud,), {"context": ag.Compact(keep=KeepLast(1)), "size": 700, "limits": limits})
-    played = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), call("look")]))
-    first, second = played.segments
+    rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), call("look")]))
+    first, second = rollout.segments
     assert [turn.message["content"] for turn in first.turns] == ["", "", "so far"]
     assert "Go.\nso far" in shown(second)
     assert (shown(second).count('"look"'), shown(second).count("x" * 700)) == (2 + 1, 2)  # the tool's schema, two calls
-    assert (played.metrics["compactions"], played.metrics["answers_carried"]) == (1, 1)
+    assert (rollout.metrics["compactions"], rollout.metrics["answers_carried"]) == (1, 1)
     assert int(second.sampled.sum()) == second.turns[-1].stop - second.turns[0].start
 
 
@@ -132,36 +132,36 @@ async def test_the_largest_answer_that_is_read_before_the_summary_leaves_just_th
     read, carried = [], 0
     for size in range(550, 590):
         env = type("Loud", (Loud,), {"context": ag.Compact(at=None, turns=1), "size": size, "limits": limits})
-        played = await ag.rollout(env, TASK, Scripted([call("look"), say("so far"), say("done")]))
-        if played.metrics.get("answers_carried"):
+        rollout = await ag.rollout(env, TASK, Scripted([call("look"), say("so far"), say("done")]))
+        if rollout.metrics.get("answers_carried"):
             carried += 1
         else:
-            read.append(played.segments[0].turns[1].start)
+            read.append(rollout.segments[0].turns[1].start)
     assert max(read) == context - room
     assert 0 < carried == 40 - len(read)
 
 
 async def test_the_request_for_a_summary_is_noted_behind_the_answer_and_where_that_is_carried_in_its_place() -> None:
     request = user(ag.Compact().instruction)
-    played = await play([say("a"), say("so far"), say("bye")], context=ag.Compact(at=None, turns=1))
-    assert played.segments[0].turns[0].env_messages == (user("you said a"), request)
+    rollout = await play([say("a"), say("so far"), say("bye")], context=ag.Compact(at=None, turns=1))
+    assert rollout.segments[0].turns[0].env_messages == (user("you said a"), request)
     env = type("Loud", (Loud,), {"context": ag.Compact(), "size": 700, "limits": Limits(turns=3, context_tokens=2000)})
-    played = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), say("done")]))
-    assert played.metrics["answers_carried"] == 1
-    assert played.segments[0].turns[1].env_messages == (request,)
+    rollout = await ag.rollout(env, TASK, Scripted([call("look"), call("look"), say("so far"), say("done")]))
+    assert rollout.metrics["answers_carried"] == 1
+    assert rollout.segments[0].turns[1].env_messages == (request,)
 
 
 async def test_a_window_that_holds_all_there_is_stays_where_it_is() -> None:
     env = type("Loud", (Loud,), {"context": Window(at=0.1, keep=1), "size": 900, "limits": Limits(turns=2)})
-    played = await ag.rollout(env, TASK, Scripted(looks))
-    assert (len(played.segments), played.metrics.get("slides")) == (1, None)
-    assert "x" * 900 in shown(played.segments[0], turn=1)
+    rollout = await ag.rollout(env, TASK, Scripted(looks))
+    assert (len(rollout.segments), rollout.metrics.get("slides")) == (1, None)
+    assert "x" * 900 in shown(rollout.segments[0], turn=1)
 
 
 async def test_a_policy_measures_what_a_template_that_rewrites_shows() -> None:
     engine = Scripted([say("one"), say("two"), say("bye")], tokenizer=Rewriting())
-    played = await play(engine, context=Window(at=0.9, keep=1))
-    assert (played.error, played.metrics["rerenders"], played.metrics.get("slides")) == (None, 2, None)
+    rollout = await play(engine, context=Window(at=0.9, keep=1))
+    assert (rollout.error, rollout.metrics["rerenders"], rollout.metrics.get("slides")) == (None, 2, None)
 
 
 async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() -> None:
@@ -172,8 +172,8 @@ async def test_a_refusal_of_the_template_names_the_messages_that_it_refused() ->
             return super().render(messages, tools, generation=generation)
 
     engine = Scripted([say("a"), say("sum")], tokenizer=Strict())
-    played = await play(engine, context=ag.Compact(at=None, turns=1))
-    assert (played.error or "").startswith("EnvError: Desk: the instruction of Compact: ValueError: no summaries")
+    rollout = await play(engine, context=ag.Compact(at=None, turns=1))
+    assert (rollout.error or "").startswith("EnvError: Desk: the instruction of Compact: ValueError: no summaries")
 
 
 def test_the_prompt_is_kept_with_the_summary_behind_its_last_user_message() -> None:
@@ -220,21 +220,21 @@ class Shaky(Scripted):
 
 
 async def test_an_engine_that_fails_before_the_first_action_is_asked_again_from_nothing() -> None:
-    played = await play(Shaky([say("bye")], 0, 1), limits=Limits(retries=2))
-    assert (played.stop_reason, played.metrics["retries"], len(played.segments)) == ("done", 2, 1)
-    assert len(played.segments[0].turns) == 1
+    rollout = await play(Shaky([say("bye")], 0, 1), limits=Limits(retries=2))
+    assert (rollout.stop_reason, rollout.metrics["retries"], len(rollout.segments)) == ("done", 2, 1)
+    assert len(rollout.segments[0].turns) == 1
 
 
 async def test_retries_end() -> None:
     engine = Shaky([say("bye")], 0, 1, 2)
-    played = await play(engine, limits=Limits(retries=1))
-    assert (played.reward, engine.asked) == (None, 2)
+    rollout = await play(engine, limits=Limits(retries=1))
+    assert (rollout.reward, engine.asked) == (None, 2)
 
 
 async def test_nothing_is_tried_again_once_an_action_reached_the_env() -> None:
     engine = Shaky([say("a"), say("bye")], 1)
-    played = await play(engine, limits=Limits(retries=5))
-    assert (played.error, engine.asked) == ("EngineError: shaky", 2)
+    rollout = await play(engine, limits=Limits(retries=5))
+    assert (rollout.error, engine.asked) == ("EngineError: shaky", 2)
 
 
 async def test_a_failing_env_is_not_tried_again() -> None:
@@ -244,8 +244,8 @@ async def test_a_failing_env_is_not_tried_again() -> None:
         made.append(1)
         raise RuntimeError("oops")
 
-    played = await play([say("bye")], reset=reset, limits=Limits(retries=5))
-    assert (len(made), played.reward) == (1, None)
+    rollout = await play([say("bye")], reset=reset, limits=Limits(retries=5))
+    assert (len(made), rollout.reward) == (1, None)
 
 
 async def test_each_attempt_has_a_sandbox_of_its_own() -> None:
@@ -257,8 +257,8 @@ async def test_each_attempt_has_a_sandbox_of_its_own() -> None:
 
     pool = FakeSandboxPool(sandbox)
     env = type("Boxed", (Desk,), {"sandbox_spec": ag.AnySandbox(), "limits": Limits(retries=1)})
-    played = await ag.rollout(env, TASK, Scripted([say("bye")]), sandboxes=pool)
-    assert (played.error, len(pool.made), pool.leased) == (None, 2, [])
+    rollout = await ag.rollout(env, TASK, Scripted([say("bye")]), sandboxes=pool)
+    assert (rollout.error, len(pool.made), pool.leased) == (None, 2, [])
 
 
 async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollout() -> None:
@@ -266,17 +266,17 @@ async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollo
         async def generate(self, token_ids: Sequence[int], **given: Any) -> Completion:
             return await super().generate(token_ids, **(given | {"max_tokens": 10**6}))
 
-    played = await play(Greedy([say("x" * 50)]), limits=Limits(turn_tokens=20))
-    assert played.error == "EngineError: the engine sampled 51 ids where 20 were asked for"
+    rollout = await play(Greedy([say("x" * 50)]), limits=Limits(turn_tokens=20))
+    assert rollout.error == "EngineError: the engine sampled 51 ids where 20 were asked for"
 
 
 async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:
     async def step(self: Desk, action: Message) -> ag.StepResult:
         return ag.StepResult([user("on")], 0.25, action["content"] == "bye", False, {})
 
-    played = await play([say("a"), say("b"), say("bye")], step=step)
-    assert [t.reward for t in played.segments[0].turns] == [0.25, 0.25, 0.25]
-    assert played.reward == 0.75
+    rollout = await play([say("a"), say("b"), say("bye")], step=step)
+    assert [t.reward for t in rollout.segments[0].turns] == [0.25, 0.25, 0.25]
+    assert rollout.reward == 0.75
 
 
 def begun(context_tokens: int = 9) -> OpenSegment:
@@ -422,6 +422,6 @@ def test_a_realigned_turn_keeps_what_it_sampled_before() -> None:
 async def test_a_summary_that_is_cut_at_its_limit_ends_the_rollout() -> None:
     limits = Limits(turn_tokens=50)
     replies = [say("a"), say("s" * 100), say("never asked for")]
-    played = await play(replies, context=ag.Compact(at=None, turns=1), limits=limits)
-    assert played.stop_reason == "length"
-    assert [len(segment.turns) for segment in played.segments] == [2]
+    rollout = await play(replies, context=ag.Compact(at=None, turns=1), limits=limits)
+    assert rollout.stop_reason == "length"
+    assert [len(segment.turns) for segment in rollout.segments] == [2]

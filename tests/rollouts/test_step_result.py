@@ -109,29 +109,29 @@ async def test_what_an_env_returns_wrongly_fails_its_rollout_by_the_name_of_the_
 
 @pytest.mark.parametrize("reward", [1, True, np.float32(1.0), np.array(1.0), np.int64(1)])
 async def test_every_kind_of_number_is_a_reward(reward: Any) -> None:
-    played = await ag.rollout(type("Desk", (Desk,), returning(reward=reward)), BAD, Scripted([say("hi")]))
-    assert (played.reward, type(played.reward)) == (1.0, float)
+    rollout = await ag.rollout(type("Desk", (Desk,), returning(reward=reward)), BAD, Scripted([say("hi")]))
+    assert (rollout.reward, type(rollout.reward)) == (1.0, float)
 
 
 @pytest.mark.parametrize("rewards", [None, {}])
 async def test_rewards_that_name_nothing_replace_nothing(rewards: Any) -> None:
     env = type("Desk", (Desk,), returning(info={"rewards": rewards}))
-    played = await ag.rollout(env, BAD, Scripted([say("hi")]))
-    assert (played.reward, played.segments[0].turns[0].reward) == (1.0, 1.0)
+    rollout = await ag.rollout(env, BAD, Scripted([say("hi")]))
+    assert (rollout.reward, rollout.segments[0].turns[0].reward) == (1.0, 1.0)
 
 
 async def test_an_env_that_ends_by_itself_is_asked_for_its_score() -> None:
     env = type("Desk", (Desk,), scoring({"won": 2.0}))
-    played = await ag.rollout(env, BAD, Scripted([say("hi")]))
-    assert (played.reward, played.rewards, played.stop_reason) == (3.0, {"won": 2.0}, "done")
+    rollout = await ag.rollout(env, BAD, Scripted([say("hi")]))
+    assert (rollout.reward, rollout.rewards, rollout.stop_reason) == (3.0, {"won": 2.0}, "done")
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 async def test_a_last_step_that_names_its_rewards_is_not_scored_again(end: str) -> None:
     ends = {"terminated": False, "truncated": False, end: True}
     parts = returning(reward=0.5, info={"rewards": {"won": 0.5}}, **ends) | scoring({"won": 2.0})
-    played = await ag.rollout(type("Desk", (Desk,), parts), BAD, Scripted([say("hi")]))
-    assert (played.reward, played.rewards) == (0.5, {"won": 0.5})
+    rollout = await ag.rollout(type("Desk", (Desk,), parts), BAD, Scripted([say("hi")]))
+    assert (rollout.reward, rollout.rewards) == (0.5, {"won": 0.5})
 
 
 async def test_an_instance_in_the_place_of_the_class_is_refused() -> None:
@@ -145,8 +145,8 @@ async def test_a_sub_agents_messages_are_read_as_those_of_a_step() -> None:
             async with self.fork("subagent", [IMAGE]):  # type: ignore[list-item]
                 raise AssertionError
 
-    played = await ag.rollout(Asks, GOOD, Scripted([say("hi")]))
-    assert str(played.error).startswith("EnvError: Asks.fork: messages[0].content[0]: must be {'type': 'text', ")
+    rollout = await ag.rollout(Asks, GOOD, Scripted([say("hi")]))
+    assert str(rollout.error).startswith("EnvError: Asks.fork: messages[0].content[0]: must be {'type': 'text', ")
 
 
 @pytest.mark.parametrize(("result", "got"), [(None, "NoneType"), ([], "list"), (([], 1.0, True), "3 values")])

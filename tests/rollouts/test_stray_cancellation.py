@@ -63,8 +63,8 @@ async def test_a_stray_cancelled_error_fails_only_its_rollout(where: str) -> Non
 
 async def test_a_stray_cancelled_error_in_a_tool_is_an_answer_the_model_reads() -> None:
     groups = await ag.run_groups(broken("see"), tasks("bad"), Scripted(SCRIPT), n=1)
-    (played,) = groups.rollouts
-    assert (played.reward, played.stop_reason, played.metrics["tool_errors"]) == (1.0, "answer", 1)
+    (rollout,) = groups.rollouts
+    assert (rollout.reward, rollout.stop_reason, rollout.metrics["tool_errors"]) == (1.0, "answer", 1)
 
 
 async def test_a_stray_cancelled_error_of_the_engine_is_an_engine_error() -> None:
@@ -94,8 +94,8 @@ async def test_a_stray_cancelled_error_in_the_lease_of_a_sandbox_is_a_sandbox_er
         async def __aexit__(self, *error: object) -> None:
             raise AssertionError
 
-    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Busy())
-    assert (played.error or "").startswith("SandboxError: lease: CancelledError")
+    rollout = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Busy())
+    assert (rollout.error or "").startswith("SandboxError: lease: CancelledError")
 
 
 async def test_a_sandbox_that_cannot_be_given_back_fails_its_rollout_only() -> None:
@@ -113,8 +113,8 @@ async def test_a_sandbox_that_cannot_be_given_back_fails_its_rollout_only() -> N
         def lease(self) -> Any:
             return Stuck()
 
-    played = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Pool())
-    assert played.error == "SandboxError: the return of the sandbox: OSError: the wire broke"
+    rollout = await ag.rollout(Boxed, tasks("t")[0], Scripted(SCRIPT), sandboxes=Pool())
+    assert rollout.error == "SandboxError: the return of the sandbox: OSError: the wire broke"
 
 
 async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_and_the_batch_ends() -> None:
@@ -150,8 +150,8 @@ class Guarded(Desk):
 
 
 def test_a_tool_that_swallows_the_time_limit_does_not_switch_it_off() -> None:
-    played = run_in_virtual_time(ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look"))))
-    assert (played.stop_reason, played.reward, played.metrics["turns"]) == ("seconds", 1.0, 1)
+    rollout = run_in_virtual_time(ag.rollout(Guarded, tasks("t")[0], Scripted(lambda text: call("look"))))
+    assert (rollout.stop_reason, rollout.reward, rollout.metrics["turns"]) == ("seconds", 1.0, 1)
 
 
 async def test_a_tool_that_swallows_a_cancellation_does_not_keep_the_rollout_alive() -> None:
@@ -197,9 +197,9 @@ def test_a_close_that_hangs_ends_at_the_limit() -> None:
         async def close(self) -> None:
             await asyncio.Event().wait()
 
-    played = run_in_virtual_time(ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")])))
+    rollout = run_in_virtual_time(ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")])))
     said = "EnvError: Hangs.close: TimeoutError: not done after 10 s, which is limits.seconds, at test_stray"
-    assert (played.error or "").startswith(said)
+    assert (rollout.error or "").startswith(said)
 
 
 class Releasing(Scripted):
@@ -233,8 +233,8 @@ async def test_a_cancellation_in_a_release_leaves_no_other_session_behind() -> N
 
 async def test_a_release_that_fails_leaves_no_other_session_behind() -> None:
     engine = Releasing([call("look"), say("so far"), say("done")], cancelled_elsewhere)
-    played = await ag.rollout(Forking, tasks("t")[0], engine)
-    assert (played.error or "").startswith("EngineError: release: CancelledError")
+    rollout = await ag.rollout(Forking, tasks("t")[0], engine)
+    assert (rollout.error or "").startswith("EngineError: release: CancelledError")
     assert engine.released == ["t/0/1"]
 
 
@@ -246,7 +246,7 @@ async def test_the_first_failure_stays_and_those_behind_it_are_added_to_it() -> 
         async def close(self) -> None:
             raise ValueError("second")
 
-    played = await ag.rollout(Twice, tasks("t")[0], Scripted(SCRIPT))
-    first, _, second = (played.error or "").partition("; ")
+    rollout = await ag.rollout(Twice, tasks("t")[0], Scripted(SCRIPT))
+    first, _, second = (rollout.error or "").partition("; ")
     assert first.startswith("EnvError: Twice.setup: ValueError: first, at test_stray_cancellation.py:")
     assert second.startswith("Twice.close: ValueError: second, at test_stray_cancellation.py:")

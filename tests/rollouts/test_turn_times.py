@@ -44,14 +44,14 @@ async def test_a_turn_says_how_long_it_waited_at_the_shut_gate() -> None:
 
 
 async def test_turns_say_when_they_were_asked_for_within_the_time_of_the_rollout() -> None:
-    played = await ag.rollout(Look, TASK, Scripted([call("look"), call("look"), say("done")]))
-    turns = played.segments[0].turns
+    rollout = await ag.rollout(Look, TASK, Scripted([call("look"), call("look"), say("done")]))
+    turns = rollout.segments[0].turns
     asked = [turn.asked_at for turn in turns if turn.asked_at is not None]
     assert len(asked) == 3
     assert asked[0] >= 0
     answered = [at + turn.seconds for at, turn in zip(asked, turns, strict=True)]
     assert all(before <= at for before, at in zip(answered, asked[1:], strict=False))
-    assert answered[-1] <= played.metrics["seconds"]
+    assert answered[-1] <= rollout.metrics["seconds"]
 
 
 async def test_time_off_the_clock_is_counted_for_the_task_and_those_it_starts_until_it_counts_apart() -> None:
@@ -104,17 +104,17 @@ def test_the_seconds_of_rollouts_turns_tools_and_models_are_those_of_the_loops_c
         gate.open()
         return await playing
 
-    played = run_in_virtual_time(play())
-    assert played.failure is None
-    assert [(turn.asked_at, turn.waited, turn.seconds, turn.env_seconds) for turn in played.segments[0].turns] == [
+    rollout = run_in_virtual_time(play())
+    assert rollout.failure is None
+    assert [(turn.asked_at, turn.waited, turn.seconds, turn.env_seconds) for turn in rollout.segments[0].turns] == [
         (0.0, 100.0, 110.0, 20.0),
         (130.0, 0.0, 10.0, 0.0),
     ]
-    assert (played.metrics["seconds"], played.metrics["held_seconds"]) == (50.0, 100.0)
-    assert played.metrics["model_seconds/judge"] == 10.0
+    assert (rollout.metrics["seconds"], rollout.metrics["held_seconds"]) == (50.0, 100.0)
+    assert rollout.metrics["model_seconds/judge"] == 10.0
 
 
-async def test_a_wait_at_the_gate_follows_a_clock_that_its_loop_got_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_at_the_gate_follows_a_clock_that_its_loop_got_afterward(monkeypatch: pytest.MonkeyPatch) -> None:
     held = Standstill()
     with monkeypatch.context() as other:
         other.setattr(asyncio.get_running_loop(), "time", iter([100.0, 105.0]).__next__)

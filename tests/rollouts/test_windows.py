@@ -62,9 +62,9 @@ async def play(cls: type[Any], *replies: Message, **given: Any) -> Rollout:
     return await ag.rollout(cls, TASK, Scripted(list(replies)), **given)
 
 
-def lines(played: Rollout) -> list[list[str]]:
+def lines(rollout: Rollout) -> list[list[str]]:
     """Of each segment, what was said, as `role content-or-calls`."""
-    return [[line(message) for message in segment.messages] for segment in played.transcript()]
+    return [[line(message) for message in segment.messages] for segment in rollout.transcript()]
 
 
 def line(message: Message) -> str:
@@ -76,11 +76,11 @@ def line(message: Message) -> str:
 
 
 async def test_a_transcript_holds_the_prompt_the_turns_and_the_answer_that_ended_the_rollout() -> None:
-    played = await play(Desk, call("look"), call("submit", answer="7"))
-    assert lines(played) == [
+    rollout = await play(Desk, call("look"), call("submit", answer="7"))
+    assert lines(rollout) == [
         ["system Be brief.", "user Go.", "assistant look", "tool nothing here", "assistant submit", "tool got 7"]
     ]
-    (segment,) = played.segments
+    (segment,) = rollout.segments
     assert "got 7" not in DECODE(segment.token_ids.tolist())
     assert [m["content"] for m in segment.prompt_messages] == ["Be brief.", "Go."]
     assert [[m["content"] for m in turn.env_messages] for turn in segment.turns] == [["nothing here"], ["got 7"]]
@@ -88,7 +88,7 @@ async def test_a_transcript_holds_the_prompt_the_turns_and_the_answer_that_ended
 
 
 async def test_forks_and_sub_agents_have_their_own_transcripts_and_what_they_share_is_printed_once() -> None:
-    played = await play(
+    rollout = await play(
         Desk,
         call("look", where="first"),
         call("split"),
@@ -100,13 +100,13 @@ async def test_forks_and_sub_agents_have_their_own_transcripts_and_what_they_sha
         say("end"),
     )
     shared = ["system Be brief.", "user Go.", "assistant look", "tool nothing first", "assistant split"]
-    assert lines(played) == [
+    assert lines(rollout) == [
         [*shared, "tool both ways tried", "assistant ask", "tool got sub", "assistant end"],
         [*shared, "tool go left", "assistant left done"],
         [*shared, "tool go right", "assistant look", "tool nothing right", "assistant right done"],
         ["user Is it there?", "assistant submit", "tool got sub"],
     ]
-    printed = str(played)
+    printed = str(rollout)
     for text in ("Be brief.", "Go.", "nothing first", "left done", "nothing right", "Is it there?", "both ways tried"):
         assert printed.count(text) == 1
     assert printed.count("[5 messages as in segment 0]") == 2
@@ -114,8 +114,8 @@ async def test_forks_and_sub_agents_have_their_own_transcripts_and_what_they_sha
 
 async def test_a_compaction_shows_its_instruction_its_summary_and_what_went_on() -> None:
     brief = env(context=ag.Compact(at=None, turns=1, instruction="Sum up."))
-    played = await play(brief, call("look"), say("I looked."), say("end"))
-    assert lines(played) == [
+    rollout = await play(brief, call("look"), say("I looked."), say("end"))
+    assert lines(rollout) == [
         ["system Be brief.", "user Go.", "assistant look", "tool nothing here", "user Sum up.", "assistant I looked."],
         ["system Be brief.", "user Go.\nI looked.", "assistant end"],
     ]
@@ -138,26 +138,26 @@ class Loud(ag.ToolEnv[ag.Task]):
 
 
 async def test_an_answer_that_was_carried_over_a_compaction_is_shown_where_it_was_read() -> None:
-    played = await play(Loud, call("look", what="a"), call("look", what="b"), say("I looked."), say("end"))
-    assert played.metrics["answers_carried"] == 1
+    rollout = await play(Loud, call("look", what="a"), call("look", what="b"), say("I looked."), say("end"))
+    assert rollout.metrics["answers_carried"] == 1
     a, b = "a" * 700, "b" * 700
-    assert lines(played) == [
+    assert lines(rollout) == [
         ["user Go.", "assistant look", f"tool {a}", "assistant look", "user Sum up.", "assistant I looked."],
         ["user Go.\nI looked.", "assistant look", f"tool {b}", "assistant end"],
     ]
-    assert (str(played).count(a), str(played).count(b)) == (1, 1)
+    assert (str(rollout).count(a), str(rollout).count(b)) == (1, 1)
 
 
 async def test_an_answer_that_was_to_be_carried_is_kept_where_no_summary_came() -> None:
-    played = await play(Loud, call("look", what="a"), call("look", what="b"), say("y" * 2000))
-    assert (played.stop_reason, len(played.segments)) == ("context", 1)
-    assert lines(played)[0][3:6] == ["assistant look", f"tool {'b' * 700}", "user Sum up."]
+    rollout = await play(Loud, call("look", what="a"), call("look", what="b"), say("y" * 2000))
+    assert (rollout.stop_reason, len(rollout.segments)) == ("context", 1)
+    assert lines(rollout)[0][3:6] == ["assistant look", f"tool {'b' * 700}", "user Sum up."]
 
 
 async def test_a_window_opens_with_the_prompt_and_the_last_turns() -> None:
     slid = env(context=ag.Window(at=None, turns=2, keep=1))
-    played = await play(slid, call("look", where="1"), call("look", where="2"), say("end"))
-    assert lines(played)[1] == ["system Be brief.", "user Go.", "assistant look", "tool nothing 2", "assistant end"]
+    rollout = await play(slid, call("look", where="1"), call("look", where="2"), say("end"))
+    assert lines(rollout)[1] == ["system Be brief.", "user Go.", "assistant look", "tool nothing 2", "assistant end"]
 
 
 async def test_replies_to_a_forked_agent_are_its_answers() -> None:
@@ -172,8 +172,8 @@ async def test_replies_to_a_forked_agent_are_its_answers() -> None:
                 await agent.turn()
             return "talked"
 
-    played = await play(Talks, call("ask"), say("hello"), say("bye"), say("end"))
-    assert lines(played)[1] == ["user Hello?", "assistant hello", "user And?", "user Well?", "assistant bye"]
+    rollout = await play(Talks, call("ask"), say("hello"), say("bye"), say("end"))
+    assert lines(rollout)[1] == ["user Hello?", "assistant hello", "user And?", "user Well?", "assistant bye"]
 
 
 async def test_messages_are_kept_as_they_were_given_and_not_copied() -> None:
@@ -185,8 +185,8 @@ async def test_messages_are_kept_as_they_were_given_and_not_copied() -> None:
         async def step(self, action: Message) -> ag.StepResult:
             return ag.StepResult([answer], 0.0, False, False, {})
 
-    played = await play(Echo, say("a"), say("b"))
-    assert all(turn.env_messages[0] is answer for turn in played.segments[0].turns)
+    rollout = await play(Echo, say("a"), say("b"))
+    assert all(turn.env_messages[0] is answer for turn in rollout.segments[0].turns)
 
 
 async def test_text_that_steers_a_terminal_is_kept_and_printed_escaped() -> None:
@@ -194,10 +194,10 @@ async def test_text_that_steers_a_terminal_is_kept_and_printed_escaped() -> None
         """Look."""
         return "\x1b[2J\ud800"
 
-    played = await play(env(look=ag.tool(look)), call("look"), say("\x07"))
-    assert played.segments[0].turns[0].env_messages[0]["content"] == "\x1b[2J\ud800"
-    str(played).encode()
-    assert r"tool look: \x1b[2J\ud800" in str(played)
+    rollout = await play(env(look=ag.tool(look)), call("look"), say("\x07"))
+    assert rollout.segments[0].turns[0].env_messages[0]["content"] == "\x1b[2J\ud800"
+    str(rollout).encode()
+    assert r"tool look: \x1b[2J\ud800" in str(rollout)
 
 
 # Failures
@@ -260,11 +260,11 @@ async def test_a_sandbox_that_dies_in_a_tool_names_the_tool_and_the_line_that_ca
         dead(self)
         return ""
 
-    played = await play(env(look=ag.tool(look)), call("look"))
-    assert played.failure is not None
-    assert (played.failure.type, played.failure.where) == ("SandboxError", "tool 'look' of Made")
-    assert "in look\n" in played.failure.traceback
-    assert len(played.messages) == 1
+    rollout = await play(env(look=ag.tool(look)), call("look"))
+    assert rollout.failure is not None
+    assert (rollout.failure.type, rollout.failure.where) == ("SandboxError", "tool 'look' of Made")
+    assert "in look\n" in rollout.failure.traceback
+    assert len(rollout.messages) == 1
 
 
 async def test_a_refusal_has_neither_a_crossing_nor_a_traceback() -> None:
@@ -299,10 +299,10 @@ def test_a_long_chain_of_causes_is_kept_whole() -> None:
 
 
 async def test_later_failures_are_notes_of_the_first() -> None:
-    played = await play(env(setup=awaited("first"), close=awaited("second")))
-    assert played.failure is not None
-    assert played.failure.where == "Made.setup"
-    assert "; Made.close: KeyError: 'second', at test_windows.py:" in played.failure.message
+    rollout = await play(env(setup=awaited("first"), close=awaited("second")))
+    assert rollout.failure is not None
+    assert rollout.failure.where == "Made.setup"
+    assert "; Made.close: KeyError: 'second', at test_windows.py:" in rollout.failure.message
 
 
 async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_its_transcript() -> None:
@@ -312,10 +312,10 @@ async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_its_transcript(
     tasks = [TASK, ag.Task(id="good", prompt=TASK.prompt)]
     group, good = await ag.run_groups(env(one=ag.reward(one)), tasks, Scripted(lambda text: say("end")), n=2)
     assert (group.task, good.task) == tuple(tasks)
-    for played in group.rollouts:
-        assert played.failure is not None
-        assert played.failure.where == "Made: reward 'one'"
-        assert lines(played) == [["system Be brief.", "user Go.", "assistant end"]]
+    for rollout in group.rollouts:
+        assert rollout.failure is not None
+        assert rollout.failure.where == "Made: reward 'one'"
+        assert lines(rollout) == [["system Be brief.", "user Go.", "assistant end"]]
 
 
 def test_a_reset_past_the_time_limit_is_a_failure_that_names_its_line() -> None:
@@ -323,12 +323,12 @@ def test_a_reset_past_the_time_limit_is_a_failure_that_names_its_line() -> None:
         await asyncio.sleep(60)
 
     slow = env(setup=setup, limits=ag.Limits(seconds=10))
-    played = run_in_virtual_time(ag.rollout(slow, TASK, Scripted([])))
-    assert (played.reward, played.segments, played.stop_reason) == (None, (), "error")
+    rollout = run_in_virtual_time(ag.rollout(slow, TASK, Scripted([])))
+    assert (rollout.reward, rollout.segments, rollout.stop_reason) == (None, (), "error")
     said = "EnvError: Made.reset: TimeoutError: not done after 10 s, which is limits.seconds, at test_windows.py:"
-    assert (played.error or "").startswith(said)
-    assert played.failure is not None
-    assert (played.failure.where, "in setup" in played.failure.traceback) == ("Made.reset", True)
+    assert (rollout.error or "").startswith(said)
+    assert rollout.failure is not None
+    assert (rollout.failure.where, "in setup" in rollout.failure.traceback) == ("Made.reset", True)
 
 
 async def test_an_env_without_metrics_is_a_failed_rollout() -> None:
@@ -336,8 +336,8 @@ async def test_an_env_without_metrics_is_a_failed_rollout() -> None:
         Desk.__init__(self, task)
         del self.metrics
 
-    played = await play(env(__init__=make, system=None), say("end"))
-    assert (played.error or "").startswith("EnvError: Made.metrics: AttributeError")
+    rollout = await play(env(__init__=make, system=None), say("end"))
+    assert (rollout.error or "").startswith("EnvError: Made.metrics: AttributeError")
 
 
 # Tools
@@ -351,19 +351,19 @@ def raising(self: Desk) -> str:
 async def test_tool_failures_are_counted_by_tool_up_to_the_runs_summary() -> None:
     broken = env(look=ag.tool(raising))
     replies = [calls(("look", {}), ("look", {}), ("nonsense", {}), ("submit", {"answer": "1"}))]
-    played = await play(broken, *replies)
-    assert played.metrics["tool_errors/look"] == 2
-    assert [name for name in played.metrics if name.startswith("tool_errors/")] == ["tool_errors/look"]
+    rollout = await play(broken, *replies)
+    assert rollout.metrics["tool_errors/look"] == 2
+    assert [name for name in rollout.metrics if name.startswith("tool_errors/")] == ["tool_errors/look"]
     report = Report()
-    report.add(Groups([Group(group_id="t", rollouts=(played,))]))
+    report.add(Groups([Group(group_id="t", rollouts=(rollout,))]))
     assert report.summary([])["tool_errors"] == {"look": 2}
     assert "The tool 'look' failed in 2 of 2 calls." in report.warnings([])
 
 
 async def test_a_failed_rollout_counts_its_tools_failures_too() -> None:
     broken = env(look=ag.tool(raising), one=ag.reward(lambda self: helper("score")))
-    played = await play(broken, call("look"), say("end"))
-    assert (played.reward, played.metrics["tool_errors/look"]) == (None, 1)
+    rollout = await play(broken, call("look"), say("end"))
+    assert (rollout.reward, rollout.metrics["tool_errors/look"]) == (None, 1)
 
 
 async def test_what_a_tool_raises_is_logged_once_with_file_and_line_however_many_rollouts_meet_it(

@@ -124,15 +124,15 @@ class Ends(ag.Callback):
         STOPS.extend(played.stop_reason for played in groups.rollouts)
 
 
-def logged(self: MetricsLogger, step: int, figures: Mapping[str, float]) -> None:
-    log(self, step, figures)
+def logged(self: MetricsLogger, step: int, metrics: Mapping[str, float]) -> None:
+    log(self, step, metrics)
     COUNTING[0] = True  # before, modules are imported
 
 
 async def synced(self: WeightSync, version: int) -> dict[str, float]:
-    figures = await sync(self, version)
+    metrics = await sync(self, version)
     ARRIVED[version].set()
-    return figures
+    return metrics
 
 
 async def last(self: ag.Trainer, *error: Any) -> None:
@@ -148,8 +148,8 @@ run_handle, asyncio.Handle._run = asyncio.Handle._run, counted  # type: ignore[m
 own_wait, threading.Condition.wait = threading.Condition.wait, wait  # type: ignore[method-assign]
 own_time = asyncio.BaseEventLoop.time
 asyncio.BaseEventLoop.time = lambda self: own_time(self) + AHEAD_S[0]  # type: ignore[method-assign]
-ag.LocalEngine.load_adapter = lasting(ag.LocalEngine.load_adapter)  # type: ignore[method-assign]
-ag.LocalEngine.score = lasting(ag.LocalEngine.score)  # type: ignore[method-assign]
+ag.TransformersEngine.load_adapter = lasting(ag.TransformersEngine.load_adapter)  # type: ignore[method-assign]
+ag.TransformersEngine.score = lasting(ag.TransformersEngine.score)  # type: ignore[method-assign]
 sys.addaudithook(audited)
 os.fsync = noted("disk", os.fsync)
 for name in (
@@ -170,7 +170,7 @@ async def main(folder: Path) -> None:
         SETTINGS,
         env="uneven",
         out=folder / "run",
-        engine=ag.LocalConfig(slots=6),
+        engine=ag.TransformersConfig(slots=6),
         staleness=1,
         save_every=1,
         eval_every=2,

@@ -25,19 +25,19 @@ from tests.rollouts.test_branches import Aided, Compares, play
 
 
 def test_branches_are_settings_of_a_run() -> None:
-    assert bisect_branches.RECIPE.advantage_level == "branches"
+    assert bisect_branches.RECIPE.credit == "branches"
     words = ["--advantage-level", "branches", "--branching.per-state", "3", "--branching.after", "tool_error"]
     run = settings(chase_grpo.RECIPE, [*words, "--branching.tokens", "100", "--branching.no-train"])
-    assert run.branching == ag.Branching(per_state=3, after="tool_error", tokens=100, train=False)
+    assert run.branching == ag.BranchingConfig(per_state=3, after="tool_error", tokens=100, train=False)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"branching": ag.Branching(every=2)}, "^branching: no branches are played; set advantage_level branches"),
-        ({"advantage_level": "branches", "advantage": "grpo"}, "^advantage: grpo has a unit"),
+        ({"branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played; set credit branches"),
+        ({"credit": "branches", "advantage": "grpo"}, "^advantage: grpo has a unit"),
         (
-            {"advantage_level": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
+            {"credit": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
             "^train.loss: gspo_rollout is of a whole rollout",
         ),
         ({"merge": False, "train": ag.TrainConfig(loss="gspo")}, "^merge: gspo needs each segment whole"),
@@ -55,9 +55,9 @@ def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: di
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--branching.every", "2"], "--branching.every: no branches are played; set advantage_level branches, or"),
+        (["--branching.every", "2"], "--branching.every: no branches are played; set credit branches, or"),
         (["--branching.no-train"], "--branching.no-train: no branches are played"),
-        (["--gae.lam=0.5"], "--gae.lam: no critic is trained; set advantage_level value, or"),
+        (["--gae.lam=0.5"], "--gae.lam: no critic is trained; set credit value, or"),
         (["--advantage-level", "value", "--no-merge"], "--no-merge: a critic reads each segment whole; leave it out"),
         (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each segment whole in one sample; leave it"),
     ],
@@ -85,17 +85,17 @@ async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch
     )
     summary = await ag.train_policy(run)
     assert (summary["rollouts"], summary["failed"]) == (4, 0)
-    figures = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert figures["rollout/branches"] > 0
-    assert figures["rollout/branch_tokens"] > 0
-    assert figures["samples/untrained_tokens"] == 0
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["rollout/branches"] > 0
+    assert metrics["rollout/branch_tokens"] > 0
+    assert metrics["samples/untrained_tokens"] == 0
     with RolloutStore(tmp_path / "run") as store:
         found = list(store.find())
     branches = sum(len(one.rollout.branches) for one in found)
-    assert branches == 4 * figures["rollout/branches"]
-    if not figures["samples/groups_without_signal"]:
+    assert branches == 4 * metrics["rollout/branches"]
+    if not metrics["samples/groups_without_signal"]:
         sampled = sum(one.rollout.sampled_tokens for one in found)
-        assert figures["samples/trained_tokens"] == sampled
+        assert metrics["samples/trained_tokens"] == sampled
         assert all(given is not None for one in found for given in one.advantages)
 
 
@@ -108,7 +108,7 @@ def fields(rollout: Rollout) -> Any:
 
 
 async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches(tmp_path: Path) -> None:
-    played = await play(Aided, ag.Branching(per_state=2))
+    played = await play(Aided, ag.BranchingConfig(per_state=2))
     with RolloutWriter(tmp_path) as writer:
         writer.add([Group(group_id="t", rollouts=(played,))], phase="train", step=0)
     with RolloutStore(tmp_path) as store:
@@ -128,7 +128,7 @@ async def test_a_rollout_comes_back_from_a_store_and_from_atif_with_its_branches
 
 
 async def test_what_is_counted_and_imitated_of_a_rollout_is_its_own_way(tmp_path: Path) -> None:
-    played = await play(Aided, ag.Branching(per_state=2))
+    played = await play(Aided, ag.BranchingConfig(per_state=2))
     plain = await play(Aided)
     assert played.messages == plain.messages
     assert signs_of_group(Group(group_id="t", rollouts=(played,))) == signs_of_group(

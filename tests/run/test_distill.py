@@ -11,7 +11,7 @@ import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import settings
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.run.teacher import open_teacher
 from agentgym.samples import demonstrations
 from recipes import chase_distill, chase_grpo
@@ -26,25 +26,28 @@ SMALL = replace(
     steps=6,
     eval_tasks=0,
     train=replace(TRAIN, device="cpu"),
-    teacher_engine=ag.LocalConfig(device="cpu"),
-    engine=ag.LocalConfig(device="cpu"),
+    teacher_engine=ag.TransformersConfig(device="cpu"),
+    engine=ag.TransformersConfig(device="cpu"),
 )
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"teacher": None, "teacher_engine": ag.LocalConfig(slots=2)}, "^teacher_engine: there is no teacher"),
+        ({"teacher": None, "teacher_engine": ag.TransformersConfig(slots=2)}, "^teacher_engine: there is no teacher"),
         ({"advantage": "grpo"}, "^advantage: with a teacher no advantage comes from rewards"),
-        ({"advantage_level": "turn"}, "^advantage_level: with a teacher no advantage comes from rewards"),
-        ({"oversample": ag.Oversample(replace=1)}, r"^oversample\.replace: with a teacher equal rewards are a signal"),
+        ({"credit": "turn"}, "^credit: with a teacher no advantage comes from rewards"),
+        (
+            {"oversample": ag.OversampleConfig(replace=1)},
+            r"^oversample\.replace: with a teacher equal rewards are a signal",
+        ),
         ({"teacher_engine": ag.SGLangConfig(colocate="keep")}, r"^teacher_engine\.colocate: a teacher's servers lend"),
         (
             {"engine": ag.SGLangConfig(), "teacher_engine": ag.SGLangConfig()},
             r"^teacher_engine\.gpus: without it they get the GPUs of the student's servers",
         ),
         (
-            {"teacher": None, "teacher_engine": ag.LocalConfig(), "group_size": 1},
+            {"teacher": None, "teacher_engine": ag.TransformersConfig(), "group_size": 1},
             "^group_size: one rollout has no other",
         ),
     ],
@@ -58,7 +61,7 @@ def test_the_teacher_is_set_on_the_command_line_and_one_rollout_of_a_task_will_d
     run = settings(
         chase_distill.RECIPE, ["--teacher", "owner/name", "--group-size", "1", "--teacher-engine.slots", "3"]
     )
-    assert (str(run.teacher), run.group_size, run.teacher_engine) == ("owner/name", 1, ag.LocalConfig(slots=3))
+    assert (str(run.teacher), run.group_size, run.teacher_engine) == ("owner/name", 1, ag.TransformersConfig(slots=3))
 
 
 def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags() -> None:
@@ -70,7 +73,7 @@ def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags(
     both = ["--engine", "sglang", "--engine.gpus", "0", "--teacher-engine", "sglang", "--teacher-engine.gpus", "1"]
     run = settings(chase_grpo.RECIPE, ["--teacher", "owner/name", *both])
     assert (run.engine, run.teacher_engine) == (ag.SGLangConfig(gpus=(0,)), ag.SGLangConfig(gpus=(1,)))
-    assert settings(chase_distill.RECIPE, ["--teacher-engine", "mine:Engine"]).teacher_engine == OtherEngine(
+    assert settings(chase_distill.RECIPE, ["--teacher-engine", "mine:Engine"]).teacher_engine == CustomEngineConfig(
         name="mine:Engine"
     )
 
@@ -130,10 +133,10 @@ async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: 
 @pytest.mark.slow
 async def test_the_students_divergence_from_its_teacher_falls(tmp_path: Path) -> None:
     """The teacher is the tiny model after some steps of imitation, as `recipes.chase_sft` makes it."""
-    played = await demonstrated(chat_tokenizer("tiny"), range(64), seed=0)
+    rollout = await demonstrated(chat_tokenizer("tiny"), range(64), seed=0)
     async with ag.Trainer("tiny", ag.TrainConfig(loss="sft", device="cpu")) as trainer:
         for _ in range(10):
-            await trainer.step(demonstrations(played))
+            await trainer.step(demonstrations(rollout))
         trainer.merge(tmp_path / "teacher")
     run = replace(SMALL, teacher=tmp_path / "teacher", out=tmp_path / "run")
     summary = await ag.train_policy(run)

@@ -13,7 +13,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.launch.train import train_policy
 from agentgym.store.run_settings import refuse_changes
-from tests.run.test_resume import SETTINGS, figures, folder, resumed, steps, stop
+from tests.run.test_resume import SETTINGS, folder, metrics, resumed, steps, stop
 
 FULL = replace(SETTINGS, train=replace(SETTINGS.train, method="full", lr=1e-3), eval_every=2, prompts=2, steps=3)
 
@@ -30,7 +30,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def test_each_step_changes_the_engine_and_is_proven(whole: tuple[Path, dict[str, Any]]) -> None:
-    rows = figures(whole[0])
+    rows = metrics(whole[0])
     assert sum(row["train/optimizer_steps"] for row in rows) >= 3
     for row in rows:
         assert row["sync/logprob_gap"] < 1e-3
@@ -48,7 +48,7 @@ async def test_a_run_that_is_stopped_in_a_step_goes_on_bit_for_bit_after_the_one
     left = weights(folder(run) / "model")
     assert not all(torch.equal(left[name], weight) for name, weight in weights(whole[0] / "model").items())
     await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
+    assert metrics(folder(run)) == metrics(whole[0])
     ended = weights(folder(run) / "model")
     assert all(torch.equal(ended[name], weight) for name, weight in weights(whole[0] / "model").items())
 
@@ -58,9 +58,9 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
     assert not (out / "adapter").exists()
     assert summary["best_step"] is not None
     for place in ("model", "best"):
-        async with ag.LocalEngine(out / place, ag.LocalConfig(slots=4)) as engine:
-            played = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
-            assert played.failed == 0
+        async with ag.TransformersEngine(out / place, ag.TransformersConfig(slots=4)) as engine:
+            rollout = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
+            assert rollout.failed == 0
             with pytest.raises(ValueError, match="it holds a whole model: open an engine with that as its model"):
                 await engine.load_adapter(out / place, version=1)
 

@@ -13,14 +13,14 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError, EngineError
 from agentgym.run import peers
 from agentgym.run.collector import Collector, DistributedScheduler
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
@@ -40,7 +40,7 @@ SAMPLING = Sampling(temperature=0.7, max_tokens=40)
 async def play() -> AsyncIterator[Collector]:
     """Chase with compaction on the tiny model: several turns and segments, sixteen rollouts at once."""
     config = TrainConfig(temperature=0.7, lr=2e-3, device="cpu")
-    async with Trainer(MODEL, config) as trainer, LocalEngine(MODEL, LocalConfig(slots=16)) as engine:
+    async with Trainer(MODEL, config) as trainer, TransformersEngine(MODEL, TransformersConfig(slots=16)) as engine:
         yield Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), SAMPLING)
 
 
@@ -93,7 +93,7 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(n=4, seed=0))
     norms = []
     for merge in (True, False):
-        config = replace(trainer_of(play).config, normalise="rollout")
+        config = replace(trainer_of(play).config, loss_agg="rollout")
         with Trainer(MODEL, config) as trainer:
             norms.append(trainer.train(ag.build_samples(groups, merge=merge))["train/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -101,12 +101,12 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
 
 
 async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lose(self: LocalEngine, adapter: Adapter | None, *, version: int) -> None:
+    async def lose(self: TransformersEngine, adapter: Adapter | None, *, version: int) -> None:
         """An engine that says yes and changes nothing."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(n=4, seed=0))
     await trainer_of(play).step(ag.build_samples(groups))
-    monkeypatch.setattr(LocalEngine, "load_adapter", lose)
+    monkeypatch.setattr(TransformersEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
         await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
 
@@ -126,10 +126,10 @@ async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_
 async def test_log_probabilities_that_are_no_numbers_are_an_error(
     play: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unknown(self: LocalEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
+    async def unknown(self: TransformersEngine, token_ids: list[int], *, sampling: Sampling) -> Floats:
         return np.full(len(token_ids) - 1, np.nan, np.float32)
 
-    monkeypatch.setattr(LocalEngine, "score", unknown)
+    monkeypatch.setattr(TransformersEngine, "score", unknown)
     with pytest.raises(EngineError, match="up to nan nats off"):
         await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
 
@@ -151,7 +151,7 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
 
 async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> None:
     seen: list[set[int]] = []
-    settings = Oversample(stop="target", extra_groups=2, carry=3)
+    settings = OversampleConfig(stop="target", extra_groups=2, carry=3)
     sync = WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
     async with play.schedule(Schedule(prompts=2, n=4, oversample=settings)) as rollouts:
         for step in range(6):
@@ -169,8 +169,11 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
     ("field", "changes"),
     [
         ("staleness", {"staleness": -1}),
-        ("oversample.carry", {"staleness": 1, "oversample": Oversample(stop="target", extra_rollouts=1, carry=1)}),
-        ("oversample.replace", {"group_size": 1, "oversample": Oversample(replace=1)}),
+        (
+            "oversample.carry",
+            {"staleness": 1, "oversample": OversampleConfig(stop="target", extra_rollouts=1, carry=1)},
+        ),
+        ("oversample.replace", {"group_size": 1, "oversample": OversampleConfig(replace=1)}),
         ("group_size", {"group_size": 1}),
     ],
 )

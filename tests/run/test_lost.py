@@ -4,20 +4,20 @@ from agentgym.run.lost import PREFIX, Losses
 from agentgym.run.summary import account
 
 
-def figures(losses: Losses) -> dict[str, float]:
+def metrics(losses: Losses) -> dict[str, float]:
     return {f"{PREFIX}{name}": float(count) for name, count in losses.counts().items()}
 
 
 def test_a_driver_that_is_resumed_counts_on_from_the_last_step_that_was_kept() -> None:
     resumed = Losses()
-    resumed.begin(figures(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
+    resumed.begin(metrics(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
     resumed.workers_lost += 1
     assert resumed == Losses(workers_lost=3, workers_replaced=2, rollouts_lost=16)
 
 
 def test_a_run_that_goes_back_to_its_checkpoint_counts_what_the_steps_that_are_cut_had_lost() -> None:
     losses = Losses(workers_lost=3, rollouts_lost=24)
-    losses.begin(figures(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
+    losses.begin(metrics(Losses(workers_lost=2, workers_replaced=2, rollouts_lost=16)))
     assert losses == Losses(workers_lost=3, workers_replaced=2, rollouts_lost=24)
 
 

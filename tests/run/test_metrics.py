@@ -1,4 +1,4 @@
-"""The figures and warnings of a run beside its rewards: each is what it says, by hand."""
+"""The metrics and warnings of a run beside its rewards: each is what it says, by hand."""
 
 import io
 import json
@@ -17,7 +17,7 @@ import torch
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import Failure
-from agentgym.run.metrics.batch import batch_figures, mismatch_figures, tool_figures
+from agentgym.run.metrics.batch import batch_metrics, mismatch_metrics, tool_metrics
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.metrics.environment import FILE, write_surroundings
 from agentgym.run.metrics.plot import draw_plot
@@ -55,31 +55,31 @@ class Told(ag.ToolEnv[ag.Task]):
 async def groups_of(*answers: list[Any]) -> ag.Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
-    played = [
+    rollout = [
         await play_groups(Told, [t], Scripted(said), ag.Schedule(n=2)) for t, said in zip(tasks, answers, strict=True)
     ]
-    return ag.Groups([group for groups in played for group in groups])
+    return ag.Groups([group for groups in rollout for group in groups])
 
 
-async def test_the_figures_of_a_batch_are_counted_by_task_tool_and_error() -> None:
+async def test_the_metrics_of_a_batch_are_counted_by_task_tool_and_error() -> None:
     groups = await groups_of([say("1")], [say("0")], [call("look"), call("read"), say("1")], [say("not a number")])
-    figures = batch_figures(groups)
-    assert (figures["groups/solved_by_all"], figures["groups/solved_by_none"]) == (2 / 3, 1 / 3)
-    assert batch_figures(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
-    assert batch_figures(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
-    assert figures["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
-    assert figures["failures/EnvError"] == 2
-    assert (figures["tools/look/calls"], figures["tools/look/errors"], figures["tools/read/calls"]) == (2, 2, 2)
+    metrics = batch_metrics(groups)
+    assert (metrics["groups/solved_by_all"], metrics["groups/solved_by_none"]) == (2 / 3, 1 / 3)
+    assert batch_metrics(groups, least_solved=0.0)["groups/solved_by_all"] == 1.0
+    assert batch_metrics(groups, least_solved=1.5)["groups/solved_by_none"] == 1.0
+    assert metrics["reward/std"] == pytest.approx(np.std([1, 1, 0, 0, 1, 1]))
+    assert metrics["failures/EnvError"] == 2
+    assert (metrics["tools/look/calls"], metrics["tools/look/errors"], metrics["tools/read/calls"]) == (2, 2, 2)
     lengths = [r.sampled_tokens for r in groups.rollouts if r.reward is not None]
-    assert figures["length/rollout_max"] == max(lengths)
-    assert figures["length/rollout_p50"] == np.median(lengths)
-    assert figures["length/turn_max"] < max(lengths)
+    assert metrics["length/rollout_max"] == max(lengths)
+    assert metrics["length/rollout_p50"] == np.median(lengths)
+    assert metrics["length/turn_max"] < max(lengths)
 
 
 def test_calls_without_a_name_are_counted_under_words() -> None:
     counts = ToolCounts()
     counts.calls.update({"": 2, "look": 1})
-    assert tool_figures(counts) == {"tools/(no name)/calls": 2, "tools/look/calls": 1}
+    assert tool_metrics(counts) == {"tools/(no name)/calls": 2, "tools/look/calls": 1}
 
 
 def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_policy_changed() -> None:
@@ -88,13 +88,13 @@ def test_the_mismatch_is_over_the_trained_tokens_that_were_scored_before_the_pol
         ("a", rows[0].segment, rows[0].step): (np.array([-1.0, -1.5], np.float32), False),
         ("b", rows[1].segment, rows[1].step): (np.array([-9.0, -9.0], np.float32), True),
     }
-    figures = mismatch_figures(rows, scored)
+    metrics = mismatch_metrics(rows, scored)
     weights = np.exp([0.0, 0.5])
-    assert figures["mismatch/mean"] == pytest.approx(0.25)
-    assert figures["mismatch/max"] == pytest.approx(0.5)
-    assert figures["mismatch/p99"] == pytest.approx(0.495)
-    assert figures["mismatch/ess"] == pytest.approx(weights.sum() ** 2 / (2 * (weights**2).sum()))
-    assert mismatch_figures([], {}) == {}
+    assert metrics["mismatch/mean"] == pytest.approx(0.25)
+    assert metrics["mismatch/max"] == pytest.approx(0.5)
+    assert metrics["mismatch/p99"] == pytest.approx(0.495)
+    assert metrics["mismatch/ess"] == pytest.approx(weights.sum() ** 2 / (2 * (weights**2).sum()))
+    assert mismatch_metrics([], {}) == {}
 
 
 def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
@@ -103,11 +103,11 @@ def test_the_parts_of_a_step_are_timed_and_the_next_step_begins_anew() -> None:
         pass
     with clock.part("train"):
         pass
-    first = clock.figures(sampled_tokens=8, trained_tokens=4)
+    first = clock.metrics(sampled_tokens=8, trained_tokens=4)
     assert 0 <= first["time/collect"] + first["time/train"] <= first["time/step"]
     assert first["throughput/sampled_tokens_per_s"] == pytest.approx(8 / first["time/step"])
     assert first["throughput/trained_tokens_per_s"] == pytest.approx(4 / first["time/train"])
-    again = clock.figures(sampled_tokens=0, trained_tokens=0)
+    again = clock.metrics(sampled_tokens=0, trained_tokens=0)
     assert again.keys() == {"time/step", "time/stood_still", "throughput/sampled_tokens_per_s"}
 
 
@@ -117,11 +117,11 @@ FINE = {"samples/groups": 4.0, "samples/groups_without_signal": 1.0, "train/opti
 
 
 def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
-    """What is said of steps with these figures."""
+    """What is said of steps with these metrics."""
     said: list[str] = []
     watch = Watch(said.append)
-    for step, figures in enumerate(steps):
-        watch.on_step(step, ag.Groups([]), figures)
+    for step, metrics in enumerate(steps):
+        watch.on_step(step, ag.Groups([]), metrics)
     return said
 
 
@@ -207,23 +207,23 @@ def test_the_share_of_the_gpus_peak_is_by_hand(monkeypatch: pytest.MonkeyPatch) 
     device: Any = SimpleNamespace(type="cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     bf16 = torch.bfloat16
-    figures = usage.mfu_figures(model, [10, 20], dtype=bf16, seconds=2.0, gpus=4, device=device)
-    assert figures == {"train/mfu": pytest.approx(needed / (2 * 4 * 989e12))}
-    assert usage.mfu_figures(model, [10], dtype=torch.float32, seconds=1.0, gpus=1, device=device) == {}
-    assert usage.mfu_figures(model, [10], dtype=bf16, seconds=1.0, gpus=1, device=torch.device("cpu")) == {}
+    metrics = usage.mfu_metrics(model, [10, 20], dtype=bf16, seconds=2.0, gpus=4, device=device)
+    assert metrics == {"train/mfu": pytest.approx(needed / (2 * 4 * 989e12))}
+    assert usage.mfu_metrics(model, [10], dtype=torch.float32, seconds=1.0, gpus=1, device=device) == {}
+    assert usage.mfu_metrics(model, [10], dtype=bf16, seconds=1.0, gpus=1, device=torch.device("cpu")) == {}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA L40S")
     assert usage.peak_flops(device) == 362e12
 
 
-async def test_report_figures_and_signs_have_the_calls_and_errors_of_one_count() -> None:
+async def test_report_metrics_and_signs_have_the_calls_and_errors_of_one_count() -> None:
     groups = await groups_of([call("look"), call("read"), say("1")], [call("look"), say("0")])
-    counts, figures, report = ToolCounts.of(groups.rollouts), batch_figures(groups), Report()
+    counts, metrics, report = ToolCounts.of(groups.rollouts), batch_metrics(groups), Report()
     report.add(groups)
     report.add(groups)
     assert (counts.calls, counts.errors) == ({"look": 4, "read": 2}, {"look": 4})
     for name, calls in counts.calls.items():
-        assert figures[f"tools/{name}/calls"] == calls
-        assert figures.get(f"tools/{name}/errors", 0) == counts.errors[name]
+        assert metrics[f"tools/{name}/calls"] == calls
+        assert metrics.get(f"tools/{name}/errors", 0) == counts.errors[name]
     assert report.tools == ToolCounts(counts.calls + counts.calls, counts.errors + counts.errors)
     assert "The tool 'look' failed in 8 of 8 calls." in report.warnings([])
     assert all("tool-fails" in signs for signs in signs_of_group(groups[0]).values())
@@ -277,6 +277,6 @@ def test_kinds_of_failures_and_names_of_tools_are_bounded_and_the_rest_is_counte
     assert report.tools.calls.total() == report.tools.errors.total() == 3 * len(words)
     assert report.tools.failing()["look"] == (2 * len(words), 2 * len(words))
     assert OTHERS not in report.tools.failing()
-    figures = tool_figures(ToolCounts(Counter(words), Counter(words)))
-    assert len(figures) < 40
-    assert figures["tools/(others)/errors"] == len(words) - 16
+    metrics = tool_metrics(ToolCounts(Counter(words), Counter(words)))
+    assert len(metrics) < 40
+    assert metrics["tools/(others)/errors"] == len(words) - 16

@@ -1,4 +1,4 @@
-"""A run's figures, a line a step, that every reader of JSON takes."""
+"""A run's metrics, a line a step, that every reader of JSON takes."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.summary import Report, account
 
 
-def test_a_figure_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
     def refuse(constant: str) -> Any:
         pytest.fail(f"{constant} is no JSON")
 
@@ -20,7 +20,7 @@ def test_a_figure_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: P
     first, second = (
         json.loads(line, parse_constant=refuse) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
     )
-    assert first == {"step": 0, "reward": 1.0, "train/loss": None, "train/kl": None, "figures_not_finite": 2}
+    assert first == {"step": 0, "reward": 1.0, "train/loss": None, "train/kl": None, "metrics_not_finite": 2}
     assert second == {"step": 1, "reward": 1.0, "train/loss": 0.5}
 
 

@@ -17,7 +17,7 @@ from tests.torchrun import run_on_ranks
 
 pytestmark = pytest.mark.slow
 
-SMALL = replace(SETTINGS, prompts=4, steps=2, eval_tasks=3, train=replace(SETTINGS.train, rollouts_per_step=None))
+SMALL = replace(SETTINGS, prompts=4, steps=2, eval_tasks=3, train=replace(SETTINGS.train, rollouts_per_minibatch=None))
 NAMES = ("mixture", "teacher")
 
 
@@ -27,7 +27,7 @@ def runs(folder: Path) -> dict[str, ag.RunConfig]:
     taught = replace(SMALL, env="tests.run.test_resume:Terse", teacher=folder / "model", group_size=1, eval_tasks=0)
     return {
         "mixture": replace(SMALL, env=mixture, env_args={"Ones.worth": 2.0}),
-        "teacher": replace(taught, teacher_engine=ag.LocalConfig(device="cpu", dtype="float32")),
+        "teacher": replace(taught, teacher_engine=ag.TransformersConfig(device="cpu", dtype="float32")),
     }
 
 
@@ -52,7 +52,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in NAMES}
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
+def metrics(folder: Path) -> list[dict[str, Any]]:
     """What the run logged, without wall times, and without what depends on how samples were shared out."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     apart = ("time/", "throughput/", "engine/")
@@ -65,7 +65,7 @@ def figures(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], tmp_path: Path) -> None:
     asyncio.run(ag.train_policy(replace(runs(two[name].parent)[name], out=tmp_path)))
-    alone, shared = figures(tmp_path), figures(two[name])
+    alone, shared = metrics(tmp_path), metrics(two[name])
     assert [row.keys() for row in shared] == [row.keys() for row in alone]
     for mine, theirs in zip(shared, alone, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-4)
@@ -75,7 +75,7 @@ def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], 
 
 
 def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[str, Path]) -> None:
-    rows = figures(two["mixture"])
+    rows = metrics(two["mixture"])
     steps = [row for row in rows if "reward" in row]
     assert [(row["env/Terse/groups"], row["env/Ones/groups"], row["env/Ones/reward"]) for row in steps] == [
         (3, 1, 2)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
     """Six rollouts and one mini-batch a step, two held-out tasks."""
-    return replace(SETTINGS, out=tmp_path / "run", steps=2, train=replace(SETTINGS.train, rollouts_per_step=6))
+    return replace(SETTINGS, out=tmp_path / "run", steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6))
 
 
 def stored(path: Path) -> list[StoredRollout]:
@@ -39,8 +39,8 @@ def places(path: Path) -> list[tuple[str, int]]:
 
 async def test_a_run_keeps_every_rollout_with_its_task_and_the_evaluations(run: ag.RunConfig) -> None:
     summary = await train_policy(run)
-    played = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
-    assert places(folder(run)) == played
+    rollout = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
+    assert places(folder(run)) == rollout
     assert (summary["rollouts_not_stored"], summary["store"]) == (0, str(folder(run) / FILE))
     with RolloutStore(folder(run)) as store:
         task = store.task(stored(folder(run))[2].rollout.group_id)
@@ -94,7 +94,7 @@ async def test_samples_by_turn_are_put_together_again(run: ag.RunConfig, tmp_pat
 
 
 async def test_a_mini_batch_behind_another_one_has_no_gap_to_the_engine(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=1, train=replace(run.train, rollouts_per_step=2)))
+    await train_policy(replace(run, steps=1, train=replace(run.train, rollouts_per_minibatch=2)))
     trained = [of for of in stored(folder(run)) if of.trainer_logprobs[0] is not None]
     assert {of.logprob_gap is None for of in trained} == {True, False}
 
@@ -103,8 +103,8 @@ async def test_a_resumed_run_has_each_rollout_once(run: ag.RunConfig) -> None:
     await stop(replace(run, save_every=1), 2 + 6 + 3)  # the evaluation, a step, and half of the next
     assert places(folder(run)) == [("eval_before", 0)] * 2 + [("train", 0)] * 6
     await train_policy(resumed(run))
-    played = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
-    assert places(folder(run)) == played
+    rollout = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
+    assert places(folder(run)) == rollout
 
 
 async def test_a_run_that_was_stopped_before_its_first_step_was_done_has_its_evaluation_once(run: ag.RunConfig) -> None:
@@ -174,7 +174,7 @@ import agentgym as ag
 from tests.run.test_resume import SETTINGS
 from pathlib import Path
 
-run = replace(SETTINGS, out=Path(sys.argv[1]), steps=2, train=replace(SETTINGS.train, rollouts_per_step=6))
+run = replace(SETTINGS, out=Path(sys.argv[1]), steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6))
 asyncio.run(ag.train_policy(run))
 """
 
@@ -193,8 +193,8 @@ def test_two_processes_write_one_store_with_the_logprobs_of_both(tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = stored(tmp_path / "run")
-    played = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
-    assert [(of.phase, of.step) for of in found] == played
+    rollout = [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("train", 1)] * 6 + [("eval_after", 2)] * 2
+    assert [(of.phase, of.step) for of in found] == rollout
     trained = [of for of in found if of.advantages[0] is not None]
     assert trained
     assert all(of.logprob_gap is not None and of.logprob_gap < 1e-4 for of in trained)

@@ -83,8 +83,8 @@ SETTINGS = ag.RunConfig(
     recipe="terse",
     env="terse",
     model=MODEL,
-    engine=ag.LocalConfig(slots=1),
-    train=ag.TrainConfig(temperature=0.7, rollouts_per_step=4, device="cpu"),
+    engine=ag.TransformersConfig(slots=1),
+    train=ag.TrainConfig(temperature=0.7, rollouts_per_minibatch=4, device="cpu"),
     steps=4,
     prompts=2,
     group_size=3,
@@ -106,7 +106,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return out, asyncio.run(train_policy(replace(SETTINGS, out=out)))
 
 
-def figures(folder: Path) -> list[dict[str, float]]:
+def metrics(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "eval/reward" not in row]
     return [
@@ -156,13 +156,13 @@ async def stop(run: ag.RunConfig, rollouts: int) -> None:
 async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]) -> None:
     await train_policy(replace(run, steps=2))
     parts = await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
-    assert [row["step"] for row in figures(folder(run))] == [0, 1, 2, 3]
+    assert metrics(folder(run)) == metrics(whole[0])
+    assert [row["step"] for row in metrics(folder(run))] == [0, 1, 2, 3]
     theirs = adapter(whole[0])
     assert all(np.array_equal(tensor, theirs[name]) for name, tensor in adapter(folder(run)).items())
     same = ("reward_first", "reward_last", "steps", "rollouts", "eval_before", "eval_after")
     assert {name: parts[name] for name in same} == {name: whole[1][name] for name in same}
-    assert figures(folder(run))[0]["train/optimizer_steps"] > 0
+    assert metrics(folder(run))[0]["train/optimizer_steps"] > 0
 
 
 async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_air(
@@ -171,7 +171,7 @@ async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_a
     await stop(run, 2 + 3 * 6 + 2)  # the evaluation, three steps, and two rollouts of the fourth
     assert steps(run) == ["step-000002", "step-000003"]
     await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
+    assert metrics(folder(run)) == metrics(whole[0])
 
 
 async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_any(run: ag.RunConfig) -> None:
@@ -210,14 +210,14 @@ async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=r"step-000004 is not used: state\.pt has \d+ bytes of \d+"):
         await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
+    assert metrics(folder(run)) == metrics(whole[0])
 
 
 async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.RunConfig) -> None:
-    ahead = replace(run, staleness=1, save_every=1, eval_tasks=0, engine=ag.LocalConfig(slots=4))
+    ahead = replace(run, staleness=1, save_every=1, eval_tasks=0, engine=ag.TransformersConfig(slots=4))
     await train_policy(replace(ahead, steps=2))
     await train_policy(resumed(ahead, steps=5))
-    rows = figures(folder(run))
+    rows = metrics(folder(run))
     for kind in ("rollouts", "groups", "requests"):
         of = {n: [row[f"{kind}/{n}"] for row in rows] for n in ("started", "resumed", "finished", "dropped", "failed")}
         carried = [row[f"{kind}/carried"] for row in rows]
@@ -277,10 +277,10 @@ def test_evaluations_that_are_compared_stay_what_they_were(
 
 async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, steps=2, eval_tasks=0))
-    kept = figures(folder(run))
+    kept = metrics(folder(run))
     with pytest.raises(ValueError, match=r"^steps: the run in .* has done 2 steps; give at least 2, got 1"):
         await train_policy(resumed(run, steps=1))
-    assert figures(folder(run)) == kept
+    assert metrics(folder(run)) == kept
 
 
 async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> None:
@@ -407,7 +407,7 @@ async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_agai
     await stop(run, 2 + 3)  # the evaluation, and half of the first step
     assert not (folder(run) / "checkpoints").exists()
     await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
+    assert metrics(folder(run)) == metrics(whole[0])
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
     "changes",
     [
         {"advantage": "grpo"},
-        {"advantage_level": "turn"},
+        {"credit": "turn"},
         {"env": "chase"},
         {"model": "tiny"},
         {"prompts": 3},
@@ -459,7 +459,7 @@ async def test_a_step_that_is_being_trained_when_the_stop_comes_is_lost_alone(
     assert steps(run) == ["step-000001"]
     assert adapter(folder(run))
     await train_policy(resumed(run))
-    assert figures(folder(run)) == figures(whole[0])
+    assert metrics(folder(run)) == metrics(whole[0])
 
 
 async def test_a_run_that_fails_keeps_its_last_finished_step(
@@ -497,7 +497,7 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
         ("out", {"resume": Path("other")}),
         ("out", {"out": 3}),
         ("advantage", {"advantage": "gae"}),
-        ("advantage_level", {"advantage_level": "token"}),
+        ("credit", {"credit": "token"}),
         ("group_size", {"group_size": 1}),
         ("prompts", {"prompts": 0}),
         ("steps", {"steps": -1}),

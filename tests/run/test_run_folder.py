@@ -60,7 +60,7 @@ SETTINGS = ag.RunConfig(
     save_every=2,
 )
 FULL = 10_000
-"""Bytes that no file may grow beyond: more than a line of figures, and less than a checkpoint and than the store."""
+"""Bytes that no file may grow beyond: more than a line of metrics, and less than a checkpoint and than the store."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def disk() -> Iterator[ExitStack]:
         yield stack
 
 
-def played(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
+def rollout(run: ag.RunConfig, deeds: dict[int, Callable[[], object]]) -> dict[str, Any]:
     """Do the run, and after some steps something else."""
 
     class Deeds(ag.Callback):
@@ -114,7 +114,7 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
-    summary = played(run, {0: fill, 3: disk.close})
+    summary = rollout(run, {0: fill, 3: disk.close})
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"] or kept(tmp_path / "run")[-1] == "step-000005"
     assert summary["rollouts_not_stored"] == 0
@@ -126,10 +126,10 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
 def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    played(replace(run, steps=2), {})
+    rollout(replace(run, steps=2), {})
     adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
     room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
-    played(replace(run, out=None, resume=tmp_path / "run", steps=4, save_every=0), {2: room})
+    rollout(replace(run, out=None, resume=tmp_path / "run", steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
     assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
 
@@ -139,10 +139,10 @@ def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_th
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
     with pytest.raises(AgentGymError, match=r"adapter could not be written.* 3 steps .* the checkpoint of step 2"):
-        played(replace(run, steps=3), {1: fill})
+        rollout(replace(run, steps=3), {1: fill})
     disk.close()
     assert last_checkpoint(tmp_path / "run/checkpoints").step == 2
-    played(replace(run, out=None, resume=tmp_path / "run", steps=3), {})
+    rollout(replace(run, out=None, resume=tmp_path / "run", steps=3), {})
     assert_whole(tmp_path / "run", 3)
 
 
@@ -153,7 +153,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(f"{__name__}.ELSEWHERE", [tmp_path / "other"])
     run = replace(SETTINGS, out=Path("run"), model=os.path.relpath(MODEL, tmp_path))
-    summary = played(run, {1: lambda: (tmp_path / "run").rename(tmp_path / "archive")})
+    summary = rollout(run, {1: lambda: (tmp_path / "run").rename(tmp_path / "archive")})
     assert_whole(tmp_path / "archive", 5)
     assert summary["out"] == str(tmp_path / "archive")
     assert list((tmp_path / "other").iterdir()) == []
@@ -164,7 +164,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
 def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
     run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    played(replace(run, save_every=4), {1: lambda: removed(tmp_path / "run")})
+    rollout(replace(run, save_every=4), {1: lambda: removed(tmp_path / "run")})
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000004", "step-000005"]
     assert "was removed while it was written to" in capfd.readouterr().err
@@ -173,7 +173,7 @@ def test_a_folder_that_is_removed_is_written_again_with_all_that_the_run_knows(
 def test_a_folder_that_is_removed_after_the_last_step_has_its_checkpoint_and_its_policy_again(
     run: ag.RunConfig, tmp_path: Path
 ) -> None:
-    played(run, {4: lambda: removed(tmp_path / "run")})
+    rollout(run, {4: lambda: removed(tmp_path / "run")})
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000005"]
 
@@ -211,7 +211,7 @@ def test_a_run_whose_folder_another_process_takes_ends_and_keeps_what_it_trained
         disk.callback(LockedFolder(tmp_path / "run").close)
 
     with pytest.raises(FolderInUse, match=f"in use by process {os.getpid()}.*this process ends"):
-        played(run, {1: take})
+        rollout(run, {1: take})
     beside = tmp_path / "run-2"
     assert steps_in(beside) == [0, 1, 2]
     assert last_checkpoint(beside / "checkpoints").step == 3
@@ -230,7 +230,7 @@ def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
         disk.callback(LockedFolder(longest).close)
 
     with pytest.raises(FolderInUse, match="this process ends"):
-        played(replace(run, out=longest), {2: take})
+        rollout(replace(run, out=longest), {2: take})
     assert "no folder can be made beside it ([Errno 36] File name too long" in caplog.text
     assert "what was trained after step 2 is lost" in caplog.text
     assert kept(longest) == ["step-000002"]

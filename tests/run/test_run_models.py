@@ -9,7 +9,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.cli.recipe import settings
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.scripted import Scripted, say
 from agentgym.store.run_settings import refuse_changes, write_settings
 from tests.engines.endpoint.chat_server import chat_server, said
@@ -45,7 +45,7 @@ RECIPE = ag.RunConfig(
     steps=0,
     eval_tasks=1,
     max_tokens=4,
-    models={"judge": ag.NamedModel(model="anything", engine=OtherEngine(name=f"{__name__}:approving"))},
+    models={"judge": ag.ModelRoleConfig(model="anything", engine=CustomEngineConfig(name=f"{__name__}:approving"))},
 )
 
 
@@ -61,10 +61,10 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("openai", reason="agentgym[endpoint] is not installed")
-    other = OtherEngine(name=f"{__name__}:endpoint")
+    other = CustomEngineConfig(name=f"{__name__}:endpoint")
     async with chat_server(lambda request, number: said("yes")) as server:
         monkeypatch.setenv("JUDGE_URL", server.url)
-        judge = {"judge": ag.NamedModel(model="tiny", engine=other)}
+        judge = {"judge": ag.ModelRoleConfig(model="tiny", engine=other)}
         summary = await ag.train_policy(replace(RECIPE, out=tmp_path / "run", models=judge))
         assert summary["eval_after"] == 1.0
         with pytest.raises(ValueError, match="engine: Endpoint gives neither token ids"):
@@ -85,18 +85,18 @@ def test_models_that_a_recipe_names_have_flags() -> None:
 
 def test_a_resumed_run_keeps_its_models_and_may_serve_them_otherwise(tmp_path: Path) -> None:
     write_settings(tmp_path, RECIPE)
-    served = ag.NamedModel(model="anything", engine=ag.SGLangConfig(urls=("http://there",)))
+    served = ag.ModelRoleConfig(model="anything", engine=ag.SGLangConfig(urls=("http://there",)))
     refuse_changes(tmp_path, replace(RECIPE, models={"judge": served}))
     with pytest.raises(ValueError, match=r'models\.judge\.model: the run has "anything", not "tiny"'):
-        refuse_changes(tmp_path, replace(RECIPE, models={"judge": ag.NamedModel(model="tiny")}))
+        refuse_changes(tmp_path, replace(RECIPE, models={"judge": ag.ModelRoleConfig(model="tiny")}))
 
 
 def test_models_that_cannot_be_opened_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="models: 'judge' must be an instance of NamedModel"):
+    with pytest.raises(ValueError, match="models: 'judge' must be an instance of ModelRoleConfig"):
         replace(RECIPE, models={"judge": "tiny"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="models: 'a/b' is no name"):
-        replace(RECIPE, models={"a/b": ag.NamedModel(model="tiny")})
+        replace(RECIPE, models={"a/b": ag.ModelRoleConfig(model="tiny")})
     with pytest.raises(ValueError, match=r"engine\.gpus: without it"):
-        ag.NamedModel(model="tiny", engine=ag.SGLangConfig())
+        ag.ModelRoleConfig(model="tiny", engine=ag.SGLangConfig())
     with pytest.raises(ValueError, match=r"models\.judge\.model: there is no folder"):
-        replace(RECIPE, models={"judge": ag.NamedModel(model=tmp_path / "none")}).check_files()
+        replace(RECIPE, models={"judge": ag.ModelRoleConfig(model=tmp_path / "none")}).check_files()

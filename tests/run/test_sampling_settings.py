@@ -61,7 +61,7 @@ def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -
     assert silent.held_out_sampling == Sampling(max_tokens=5)
 
 
-class Watched(ag.LocalEngine):
+class Watched(ag.TransformersEngine):
     """Notes how each turn was asked for."""
 
     asked: list[tuple[Sampling, str, Completion]]

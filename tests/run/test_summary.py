@@ -52,7 +52,7 @@ SETTINGS = ag.RunConfig(
     recipe="constant",
     env=f"{__name__}:Constant",
     model="tiny",
-    engine=ag.LocalConfig(slots=8),
+    engine=ag.TransformersConfig(slots=8),
     train=ag.TrainConfig(temperature=0.7, device="cpu"),
     steps=2,
     prompts=4,
@@ -119,7 +119,7 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
         match=r"^prompts: .* has 40 tasks, but at least 42 are needed, since prompts and staleness put as many in",
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts=21, staleness=1))
-    extra = ag.Oversample(extra_groups=1, stop="target")
+    extra = ag.OversampleConfig(extra_groups=1, stop="target")
     with pytest.raises(ValueError, match=r"at least 41 are needed, since prompts and oversample\.extra_groups put"):
         await ag.train_policy(replace(run, env=made("Constant"), prompts=40, oversample=extra))
 
@@ -131,7 +131,7 @@ def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) ->
     with MetricsLogger(tmp_path, steps=1) as log:
         log(0, {"reward": 0.5, "train/loss": float("nan"), "train/grad_norm": float("inf")})
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
-    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "figures_not_finite": 2}
+    assert row == {"step": 0, "reward": 0.5, "train/loss": None, "train/grad_norm": None, "metrics_not_finite": 2}
 
 
 def test_stderr_that_is_a_file_has_a_line_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,8 @@ def test_a_file_that_chooses_nothing_that_is_there_is_refused(tmp_path: Path, te
 async def test_a_task_of_the_chosen_env_is_played_as_before(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("t20\n")
     chosen = only_tasks(Terse, tmp_path / "ids")
-    played = await ag.rollout(chosen, chosen.tasks("train")[0], Scripted([say("1")]))
-    assert played.reward is not None
+    rollout = await ag.rollout(chosen, chosen.tasks("train")[0], Scripted([say("1")]))
+    assert rollout.reward is not None
 
 
 def test_a_run_trains_on_the_chosen_tasks_alone(tmp_path: Path) -> None:

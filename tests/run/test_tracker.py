@@ -37,8 +37,8 @@ async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adap
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([0.1, 0.2, 0.9, 0.9, 0.4])
-    figures = Evaluation.figures
-    monkeypatch.setattr(Evaluation, "figures", lambda self: figures(self) | {"eval/reward": next(scores)})
+    metrics = Evaluation.metrics
+    monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
     run = replace(SETTINGS, out=tmp_path, steps=4, eval_every=1, eval_rollouts=3, save_every=1, keep=9)
     adapters: list[dict[str, Any]] = []
 
@@ -61,13 +61,13 @@ async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adap
 async def test_a_resumed_run_knows_its_best_evaluation_and_has_each_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = Evaluation.figures
+    metrics = Evaluation.metrics
     scores = iter([0.1, 0.8, 0.3])
-    monkeypatch.setattr(Evaluation, "figures", lambda self: figures(self) | {"eval/reward": next(scores)})
+    monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
     run = replace(SETTINGS, out=tmp_path, steps=2, eval_every=1, save_every=1)
     await ag.train_policy(run)
     again = iter([0.3, 0.2])
-    monkeypatch.setattr(Evaluation, "figures", lambda self: figures(self) | {"eval/reward": next(again)})
+    monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(again)})
     summary = await ag.train_policy(replace(run, out=None, resume=tmp_path, steps=3))
     assert (summary["best_step"], summary["best_reward"]) == (1, 0.8)
     held_out = [(row["step"], row["eval/reward"]) for row in rows(tmp_path) if "eval/reward" in row]
@@ -77,9 +77,9 @@ async def test_a_resumed_run_knows_its_best_evaluation_and_has_each_once(
 async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_gets_worse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = Evaluation.figures
+    metrics = Evaluation.metrics
     scores = iter([0.1, 0.9, 0.6])
-    monkeypatch.setattr(Evaluation, "figures", lambda self: figures(self) | {"eval/reward": next(scores)})
+    monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
     run = replace(SETTINGS, out=tmp_path, steps=1, eval_every=2)
     await ag.train_policy(run)  # its best evaluation came behind its last checkpoint
     best = weights(tmp_path / "best")
@@ -207,7 +207,7 @@ async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> 
         await ag.train_policy(SETTINGS, callbacks=[Late])  # type: ignore[list-item]
 
 
-async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_figures(tmp_path: Path) -> None:
+async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp_path: Path) -> None:
     summary = await ag.train_policy(replace(SETTINGS, out=tmp_path, steps=1))
     names = names_in(tmp_path)
     assert {"environment.json", "settings.json", "summary.json"} <= names
@@ -228,7 +228,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_a_tracker_keeps_the_figures_of_a_run_without_a_network(
+def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -245,7 +245,7 @@ def test_a_tracker_keeps_the_figures_of_a_run_without_a_network(
 
 
 def in_tensorboard(folder: Path) -> set[tuple[str, int, float]]:
-    """The name of each figure, its step and its value."""
+    """The name of each metric, its step and its value."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.advantages.gae import GAE
+from agentgym.advantages.gae import GAEConfig
 from agentgym.cli.recipe import settings
 from recipes import bisect_long, chase_long
 
@@ -19,26 +19,26 @@ CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/",
 def test_a_critic_has_settings() -> None:
     words = ["--advantage-level", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
     run = settings(chase_long.RECIPE, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
-    assert run.gae == GAE(gamma=0.9, lam=0.5)
+    assert run.gae == GAEConfig(gamma=0.9, lam=0.5)
     assert (run.train.value_lr, run.train.value_epochs, run.train.value_clip) == (0.01, 3, 0.2)
 
 
 def test_a_critic_takes_groups_of_one() -> None:
-    assert replace(chase_long.RECIPE, advantage_level="value", group_size=1).group_size == 1
+    assert replace(chase_long.RECIPE, credit="value", group_size=1).group_size == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gae": GAE(lam=0.5)}, "^gae: no critic is trained; set advantage_level value"),
+        ({"gae": GAEConfig(lam=0.5)}, "^gae: no critic is trained; set credit value"),
         ({"train": ag.TrainConfig(value_lr=0.1)}, r"^train\.value_lr: no critic is trained"),
         ({"train": ag.TrainConfig(value_clip=0.1)}, r"^train\.value_clip: no critic is trained"),
-        ({"advantage_level": "value", "advantage": "grpo"}, "^advantage: grpo is of a group"),
-        ({"advantage_level": "value", "merge": False}, "^merge: a critic reads each segment whole"),
-        ({"advantage_level": "value", "branching": ag.Branching(every=2)}, "^branching: no branches are played"),
-        ({"advantage_level": "value", "oversample": ag.Oversample(replace=2)}, r"^oversample\.replace: with a critic"),
-        ({"advantage_level": "value", "engine": ag.SGLangConfig(colocate="keep")}, r"^engine\.colocate: a critic"),
-        ({"advantage_level": "value", "teacher": "tiny"}, "^advantage_level: with a teacher"),
+        ({"credit": "value", "advantage": "grpo"}, "^advantage: grpo is of a group"),
+        ({"credit": "value", "merge": False}, "^merge: a critic reads each segment whole"),
+        ({"credit": "value", "branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played"),
+        ({"credit": "value", "oversample": ag.OversampleConfig(replace=2)}, r"^oversample\.replace: with a critic"),
+        ({"credit": "value", "engine": ag.SGLangConfig(colocate="keep")}, r"^engine\.colocate: a critic"),
+        ({"credit": "value", "teacher": "tiny"}, "^credit: with a teacher"),
     ],
 )
 def test_what_means_nothing_with_a_critic_or_without_one_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -46,7 +46,7 @@ def test_what_means_nothing_with_a_critic_or_without_one_is_refused(changes: dic
         replace(chase_long.RECIPE, **changes)
 
 
-def figures(folder: Path) -> list[dict[str, float]]:
+def metrics(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in row.items() if not name.startswith(CLOCKS)} for row in rows]
 
@@ -54,17 +54,17 @@ def figures(folder: Path) -> list[dict[str, float]]:
 async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
     small = replace(
         bisect_long.RECIPE,
-        advantage_level="value",
+        credit="value",
         steps=4,
         prompts=2,
         group_size=2,
         eval_tasks=0,
         sandbox="unsafe",
-        engine=ag.LocalConfig(slots=1),  # one rollout at a time: float noise is the same too
+        engine=ag.TransformersConfig(slots=1),  # one rollout at a time: float noise is the same too
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     await ag.train_policy(replace(small, out=whole))
     await ag.train_policy(replace(small, out=cut, steps=2))
     await ag.train_policy(replace(small, resume=cut))
-    assert figures(cut) == figures(whole)
-    assert all(row["train/value_mean"] != 0 for row in figures(whole)[1:])
+    assert metrics(cut) == metrics(whole)
+    assert all(row["train/value_mean"] != 0 for row in metrics(whole)[1:])

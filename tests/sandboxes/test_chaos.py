@@ -1,4 +1,4 @@
-"""Everything dies at random, seeded; afterwards every episode is accounted for, and nothing of ours is left."""
+"""Everything dies at random, seeded; afterward every episode is accounted for, and nothing of ours is left."""
 
 import asyncio
 import gc
@@ -131,7 +131,7 @@ def end_of(error: BaseException) -> tuple[str, str]:
     """Which end an episode came to, and for an end that none may come to what is wrong, in one line."""
     if isinstance(error, SandboxError) and str(error).startswith(f"{SANDBOX_LOST}: "):
         return "lost", ""
-    how = "unlabelled" if isinstance(error, SandboxError) else "wrong"
+    how = "unlabeled" if isinstance(error, SandboxError) else "wrong"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame.line for frame in frames if frame.name == "episode"), "")
     return how, f"seed {SEED}: {type(error).__name__} at `{line}`: {error}".replace("\n", "\\n")
@@ -325,7 +325,7 @@ async def test_after_everything_has_died_nothing_is_left_and_every_episode_is_ac
     done, killed = chaos.done, chaos.killed
     sys.stdout.write(f"{dict(done)} {dict(killed)}\n")
     assert chaos.wrong == []
-    assert done["unlabelled"] == done["wrong"] == 0
+    assert done["unlabeled"] == done["wrong"] == 0
     assert done["started"] == done["finished"] + done["lost"] + done["cancelled"] + done["died with their client"]
     assert done["started"] >= size.episodes
     assert killed["client"] >= size.clients

@@ -19,8 +19,8 @@ async def test_a_wrong_answer_is_named_with_the_seed_the_episode_the_call_and_th
         assert part in what
 
 
-def test_a_lost_sandbox_is_labelled_and_any_other_error_of_a_sandbox_is_named() -> None:
+def test_a_lost_sandbox_is_labeled_and_any_other_error_of_a_sandbox_is_named() -> None:
     assert end_of(SandboxError(f"{SANDBOX_LOST}: it was closed")) == ("lost", "")
     how, what = end_of(SandboxError("what is this"))
-    assert how == "unlabelled"
+    assert how == "unlabeled"
     assert "what is this" in what

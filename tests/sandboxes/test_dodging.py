@@ -183,10 +183,10 @@ async def test_no_episode_is_without_reward_because_its_code_ended_its_sandbox(k
 
     async def work(sandboxes: SandboxPool) -> None:
         for number in numbers:
-            names, played = await attempt(kind, sandboxes, number)
-            ends[f"reward {played.reward}, sandbox_killed {played.metrics.get('sandbox_killed', 0)}"] += 1
-            if played.reward is None or played.failure is not None:
-                unscored.append((number, names, played.failure))
+            names, rollout = await attempt(kind, sandboxes, number)
+            ends[f"reward {rollout.reward}, sandbox_killed {rollout.metrics.get('sandbox_killed', 0)}"] += 1
+            if rollout.reward is None or rollout.failure is not None:
+                unscored.append((number, names, rollout.failure))
 
     async with make(kind).open(AT_ONCE) as sandboxes, asyncio.TaskGroup() as tasks:
         for _ in range(AT_ONCE):

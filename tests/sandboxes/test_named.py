@@ -204,8 +204,8 @@ async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_fai
             return spec
 
     tasks = [ag.Task(id=name, prompt="p") for name in "ab"]
-    played = await ag.rollout(Chooses, tasks[0], Scripted([]))
-    assert re.fullmatch(f"SandboxError: {why}", str(played.failure)), played.failure
+    rollout = await ag.rollout(Chooses, tasks[0], Scripted([]))
+    assert re.fullmatch(f"SandboxError: {why}", str(rollout.failure)), rollout.failure
     with pytest.raises(SandboxError) as error:
         await ag.run_groups(Chooses, tasks, Scripted([]), n=2)
     assert re.fullmatch(f"all 4 rollouts failed; the first one: SandboxError: {why}", str(error.value)), error.value

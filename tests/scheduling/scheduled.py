@@ -7,7 +7,7 @@ from typing import Any
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.scheduling.accounting import BatchStats, Groups
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.types.completion import Completion
 
 
@@ -64,8 +64,8 @@ def batch_stats(groups: Groups) -> BatchStats:
     return groups.batch_stats
 
 
-def cut(**settings: Any) -> Oversample:
-    return Oversample(**{"stop": "target", **settings})
+def cut(**settings: Any) -> OversampleConfig:
+    return OversampleConfig(**{"stop": "target", **settings})
 
 
 async def settle() -> None:

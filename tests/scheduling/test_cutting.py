@@ -9,10 +9,10 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import Groups, LifecycleCounts
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
@@ -100,7 +100,7 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
 
     settings, sampling = cut(extra_groups=3), ag.Sampling(temperature=2.0, max_tokens=300)
     async with (
-        LocalEngine(MODEL, LocalConfig(slots=4)) as engine,
+        TransformersEngine(MODEL, TransformersConfig(slots=4)) as engine,
         Scheduler(Chatty, tasks(), engine, Schedule(n=1, sampling=sampling, oversample=settings)) as scheduler,
     ):
         for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
             Say,
             map(task, (1, 2, 3, 4, 5, 6, 7, 8, 11, 13)),
             Slow([say("1")]),
-            Schedule(n=1, oversample=Oversample(stop="deadline")),
+            Schedule(n=1, oversample=OversampleConfig(stop="deadline")),
         ) as scheduler:
             groups = await scheduler.collect(10)
             return asyncio.get_running_loop().time(), groups

@@ -30,7 +30,7 @@ class Ranked(ag.ToolEnv[ag.Task]):
 
     @classmethod
     async def group_reward(cls, task: Any, rollouts: Sequence[ag.Rollout], model: Any) -> list[float]:
-        answers = "\n".join(f"{n}: {played.messages[-1]['content']}" for n, played in enumerate(rollouts))
+        answers = "\n".join(f"{n}: {rollout.messages[-1]['content']}" for n, rollout in enumerate(rollouts))
         order = await model("judge").ask(f"{task.id}:\n{answers}", Order)
         places = {number: place for place, number in enumerate(order.best_first)}
         return [1 - places[number] / len(rollouts) for number in range(len(rollouts))]
@@ -57,7 +57,7 @@ async def test_a_group_reward_is_added_to_each_rollouts_own_before_advantages() 
     groups = await ag.run_groups(
         Ranked, [TASK], InTurn("aa", "bbbbbbbb", "cccccc"), n=3, models={"judge": Scripted(longest)}
     )
-    rewards = [played.reward or 0.0 for played in groups.rollouts]
+    rewards = [rollout.reward or 0.0 for rollout in groups.rollouts]
     assert rewards == pytest.approx([0.1 + 1 / 3, 1.0, 2 / 3])
     assert groups.rollouts[0].rewards == {"short": 0.1, "group_reward": pytest.approx(1 / 3)}
     batch = build_samples(groups)
@@ -67,7 +67,7 @@ async def test_a_group_reward_is_added_to_each_rollouts_own_before_advantages() 
 
 async def test_what_a_group_reward_took_is_shared_out_over_the_rollouts() -> None:
     groups = await ag.run_groups(Ranked, [TASK], InTurn("a", "b"), n=2, models={"judge": Scripted(longest)})
-    assert [played.metrics["model_calls/judge"] for played in groups.rollouts] == [0.5, 0.5]
+    assert [rollout.metrics["model_calls/judge"] for rollout in groups.rollouts] == [0.5, 0.5]
 
 
 async def test_failed_rollouts_are_not_compared_and_stay_without_a_reward() -> None:
@@ -79,7 +79,7 @@ async def test_failed_rollouts_are_not_compared_and_stay_without_a_reward() -> N
             return 0.0
 
     groups = await ag.run_groups(Breaks, [TASK], InTurn("a", "b", "cc"), n=3, models={"judge": Scripted(longest)})
-    assert [played.reward for played in groups.rollouts] == pytest.approx([0.6, None, 1.1])
+    assert [rollout.reward for rollout in groups.rollouts] == pytest.approx([0.6, None, 1.1])
     assert groups.batch_stats is not None
     counts = groups.batch_stats.rollouts
     assert (counts.started, counts.finished, counts.failed) == (3, 2, 1)
@@ -114,7 +114,7 @@ async def test_a_group_reward_that_fails_leaves_its_group_without_rewards_and_no
 
     tasks = [TASK, ag.Task(id="good", prompt="?")]
     groups = await ag.run_groups(Odd, tasks, Scripted([say("x")]), n=2)
-    assert [played.reward for played in groups.rollouts] == [None, None, 1.0, 1.0]
+    assert [rollout.reward for rollout in groups.rollouts] == [None, None, 1.0, 1.0]
     assert said in str(groups.rollouts[0].error)
     assert "Odd.group_reward" in str(groups.rollouts[0].error)
     assert groups.batch_stats is not None
@@ -125,7 +125,7 @@ def test_a_group_is_compared_in_the_order_of_its_rollouts_whichever_ends_first()
     group = GroupState(TASK, n=3, seed=0, number=0)
     for index in (2, 0, 1):
         group.end(index, replace(group.failed_rollout(index, "none yet"), reward=1.0, failure=None))
-    assert [played.rollout_id for played in group.scored] == ["t/0", "t/1", "t/2"]
+    assert [rollout.rollout_id for rollout in group.scored] == ["t/0", "t/1", "t/2"]
 
 
 async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_rest_is_cut() -> None:
@@ -156,12 +156,12 @@ async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_r
         Compared,
         [TASK],
         Third(),
-        ag.Schedule(n=2, oversample=ag.Oversample(extra_rollouts=1, stop="target")),
-        on_rollout=lambda played: ended.append(played.reward),
+        ag.Schedule(n=2, oversample=ag.OversampleConfig(extra_rollouts=1, stop="target")),
+        on_rollout=lambda rollout: ended.append(rollout.reward),
     ) as scheduler:
         groups = await scheduler.collect(1)
     assert seen == [2]
-    assert [played.reward for played in groups.rollouts] == [1.0, 2.0]
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0, 2.0]
     assert ended == [1.0, 2.0]
     assert groups.batch_stats is not None
     assert groups.batch_stats.rollouts.dropped == 1
@@ -194,7 +194,7 @@ async def test_the_policy_may_be_the_judge_of_its_own_rollouts() -> None:
 
     policy = Scripted(both)
     groups = await ag.run_groups(Ranked, [TASK], policy, n=2, models={"judge": policy})
-    assert [played.reward for played in groups.rollouts] == pytest.approx([1.1, 0.6])
+    assert [rollout.reward for rollout in groups.rollouts] == pytest.approx([1.1, 0.6])
 
 
 def test_a_group_reward_that_could_not_be_asked_is_refused_when_the_class_is_made() -> None:
@@ -217,7 +217,7 @@ async def test_an_env_with_a_group_reward_alone_is_not_warned_of(caplog: pytest.
             return [1.0] * len(rollouts)
 
     groups = await ag.run_groups(Alone, [TASK], Scripted([say("x")]), n=2)
-    assert [played.reward for played in groups.rollouts] == [1.0, 1.0]
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0, 1.0]
     assert caplog.text == ""
 
 
@@ -230,7 +230,7 @@ async def test_a_group_reward_may_take_no_longer_than_the_envs_limit() -> None:
             await asyncio.Event().wait()
             return []
 
-    played = ag.Rollout(rollout_id="t/0", group_id="t", segments=(), reward=1.0, stop_reason="answer")
-    (failed,) = await GroupRewards(Hangs, {}).added(TASK, [played], seed=0)
+    rollout = ag.Rollout(rollout_id="t/0", group_id="t", segments=(), reward=1.0, stop_reason="answer")
+    (failed,) = await GroupRewards(Hangs, {}).added(TASK, [rollout], seed=0)
     assert failed.reward is None
     assert "Hangs.group_reward: TimeoutError: not done after 0.05 s, which is limits.seconds" in str(failed.error)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
@@ -31,7 +31,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
     for replace, accepted in ((0, 4), (1, 5)):
         started.clear()
         async with Scheduler(
-            Watched, tasks(), Some(), Schedule(n=2, staleness=1, oversample=Oversample(replace=replace))
+            Watched, tasks(), Some(), Schedule(n=2, staleness=1, oversample=OversampleConfig(replace=replace))
         ) as scheduler:
             collecting = asyncio.create_task(scheduler.collect(2))
             await settle()

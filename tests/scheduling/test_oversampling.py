@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentgym.engines.scripted import Scripted
-from agentgym.scheduling.oversampling import Oversample, share_of
+from agentgym.scheduling.oversampling import OversampleConfig, share_of
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from tests.scheduling.scheduled import Say, cut, tasks
@@ -25,7 +25,7 @@ from tests.scheduling.scheduled import Say, cut, tasks
 )
 def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        Oversample(**settings)
+        OversampleConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: di
     [
         ("extra_groups", cut(extra_groups=1), 1),
         ("carry", cut(extra_rollouts=1, carry=1), 1),
-        ("stop", Oversample(stop="deadline"), 1),
-        ("staleness", Oversample(), -1),
-        ("replace", Oversample(replace=1), 0),
+        ("stop", OversampleConfig(stop="deadline"), 1),
+        ("staleness", OversampleConfig(), -1),
+        ("replace", OversampleConfig(replace=1), 0),
     ],
 )
 def test_settings_that_do_not_fit_the_run_are_refused_by_name(field: str, settings: Any, staleness: int) -> None:

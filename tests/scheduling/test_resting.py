@@ -29,9 +29,9 @@ class Six(ag.ToolEnv[ag.Task]):
         return {"solved": 1.0, "never": 0.5}.get(self.task.id[:-1], float(self.answer == "1"))
 
 
-def sampler(rest_rounds: int, world: int = 1, rank: int = 0, states: Any = ()) -> TaskSampler[ag.Task]:
+def sampler(rest_epochs: int, world: int = 1, rank: int = 0, states: Any = ()) -> TaskSampler[ag.Task]:
     sharding = Sharding(prompts=6, rank=rank, world=world, by_id=True)
-    made = TaskSampler.for_training(Six, sharding, seed=1, rest_rounds=rest_rounds)
+    made = TaskSampler.for_training(Six, sharding, seed=1, rest_epochs=rest_epochs)
     if states:
         made.load_state_dict([json.loads(json.dumps(state)) for state in states])
     return made
@@ -52,8 +52,8 @@ def draw(one: TaskSampler[ag.Task], count: int) -> list[str]:
 async def test_a_task_that_rests_is_counted_as_solved_from_the_reward_that_the_run_says() -> None:
     settings = ag.Schedule(n=2, concurrency=1, solved=0.5)
     async with ag.Scheduler(Six, sampler(2), engine(), settings) as scheduler:
-        figures = (await scheduler.collect(6)).metrics()
-    assert (figures["curriculum/rested_solved"], figures["curriculum/rested_unsolved"]) == (4, 0)
+        metrics = (await scheduler.collect(6)).metrics()
+    assert (metrics["curriculum/rested_solved"], metrics["curriculum/rested_unsolved"]) == (4, 0)
 
 
 async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_counted() -> None:
@@ -62,16 +62,16 @@ async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_
         batches = [await scheduler.collect(wanted) for wanted in (6, 2, 2, 6)]
     ids = [{group.group_id[:-1] for group in batch} for batch in batches]
     assert ids == [{"solved", "never", "mixed"}, {"mixed"}, {"mixed"}, {"solved", "never", "mixed"}]
-    figures = [batch.metrics() for batch in batches]
+    metrics = [batch.metrics() for batch in batches]
     names = ("rested_solved", "rested_unsolved")
-    assert [tuple(int(of[f"curriculum/{name}"]) for name in names) for of in figures] == [
+    assert [tuple(int(of[f"curriculum/{name}"]) for name in names) for of in metrics] == [
         (2, 2),
         (0, 0),
         (0, 0),
         (2, 2),
     ]
-    assert figures[0]["curriculum/resting"] == figures[3]["curriculum/resting"] == 4
-    assert sum(of["curriculum/passed_over"] for of in figures) == 8
+    assert metrics[0]["curriculum/resting"] == metrics[3]["curriculum/resting"] == 4
+    assert sum(of["curriculum/passed_over"] for of in metrics) == 8
 
 
 async def test_without_rounds_of_rest_every_task_comes_in_every_round() -> None:
@@ -108,17 +108,17 @@ def test_where_all_tasks_rest_those_come_whose_rest_ends_first() -> None:
 
 
 def test_rest_asks_for_tasks_that_belong_to_one_process_by_id() -> None:
-    with pytest.raises(ValueError, match=r"^rest_rounds: only the process that plays a task"):
-        TaskSampler([], Sharding(prompts=2), rest_rounds=1)
+    with pytest.raises(ValueError, match=r"^rest_epochs: only the process that plays a task"):
+        TaskSampler([], Sharding(prompts=2), rest_epochs=1)
 
 
 def test_a_run_lays_tasks_to_rest_and_is_resumed_with_the_same_rule(tmp_path: Path) -> None:
-    run = replace(SETTINGS, env="six", prompts=6, group_size=2, rest_rounds=1, steps=1, eval_tasks=0, out=tmp_path)
+    run = replace(SETTINGS, env="six", prompts=6, group_size=2, rest_epochs=1, steps=1, eval_tasks=0, out=tmp_path)
     run = replace(run, max_tokens=1)
     asyncio.run(ag.train_policy(run))
     [line] = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert line["curriculum/rested_solved"] == 2.0
     assert line["curriculum/resting"] >= 4.0
     again = replace(run, out=None, resume=tmp_path)
-    with pytest.raises(ValueError, match=r"rest_rounds: the run has 1, not 2"):
-        asyncio.run(ag.train_policy(replace(again, rest_rounds=2)))
+    with pytest.raises(ValueError, match=r"rest_epochs: the run has 1, not 2"):
+        asyncio.run(ag.train_policy(replace(again, rest_epochs=2)))

@@ -41,12 +41,12 @@ def task(number: int) -> ag.Task:
     return ag.Task(id=str(number), prompt="Say a number.")
 
 
-async def played(number: int, answer: str) -> ag.Rollout:
+async def rollout(number: int, answer: str) -> ag.Rollout:
     return await ag.rollout(Numbers, task(number), Scripted([say(answer)]))
 
 
 async def test_failures_in_rewards_are_said_above_one_percent_and_when_they_have_doubled() -> None:
-    good, bad = await played(0, "1"), await played(1, "a word")
+    good, bad = await rollout(0, "1"), await rollout(1, "a word")
     counts = RewardFailures()
     assert counts.add([good] * 199) == []
     assert counts.add([bad]) == []
@@ -105,7 +105,7 @@ TASKS = [task(0), ag.Task(id="1", prompt="Say a word.")]
 
 
 async def test_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollouts = [await played(0, "1"), await played(0, "a word")]
+    rollouts = [await rollout(0, "1"), await rollout(0, "a word")]
     rollouts = [replace(each, rollout_id=f"0/{number}") for number, each in enumerate(rollouts)]
     async with open_recorder(tmp_path, MetricsLogger(tmp_path, steps=1), first=True, done=0) as record:
         record.collected(Groups([Group(group_id="0", rollouts=tuple(rollouts), task=task(0))]), step=0)

@@ -114,10 +114,10 @@ async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
 
 
 async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> None:
-    played: list[Rollout] = []
+    rollout: list[Rollout] = []
     with pytest.raises(ValueError, match=r"\['t0'\] appear twice"):
-        await ag.run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=played.append)
-    assert played == []
+        await ag.run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollout.append)
+    assert rollout == []
 
 
 @pytest.mark.parametrize("name", ["n", "concurrency"])
@@ -237,11 +237,11 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
     groups = await ag.run_groups(Rough, tasks(125), engine, n=8, sandboxes=sandboxes)
     numbers = groups.metrics()
     assert numbers["rollouts/started"] == numbers["rollouts/finished"] + numbers["rollouts/failed"] == 1000
-    for played in groups.rollouts:
-        assert (played.stop_reason == "error") == (played.reward is None)
-        for segment in played.segments:
+    for rollout in groups.rollouts:
+        assert (rollout.stop_reason == "error") == (rollout.reward is None)
+        for segment in rollout.segments:
             assert len(segment.token_ids) == len(segment.sampled) == len(segment.logprobs) <= 900
-    stops = Counter(played.stop_reason for played in groups.rollouts)
+    stops = Counter(rollout.stop_reason for rollout in groups.rollouts)
     assert {"answer", "context", "length", "error"} <= set(stops)
     assert (engine.sessions, sandboxes.leased, len(sandboxes.made)) == (set(), [], 1000)
 

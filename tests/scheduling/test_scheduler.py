@@ -14,7 +14,7 @@ from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.accounting import Groups, LifecycleCounts, raise_if_all_failed
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
@@ -145,11 +145,11 @@ class Faulty(Held):
 
 
 SETTINGS = {
-    "all": (Oversample(), 0),
+    "all": (OversampleConfig(), 0),
     "target": (cut(extra_groups=3, extra_rollouts=2), 0),
     "carry": (cut(extra_groups=3, extra_rollouts=1, carry=2), 0),
     "replace": (cut(extra_groups=2, carry=1, replace=4), 0),
-    "stale": (Oversample(replace=3), 2),
+    "stale": (OversampleConfig(replace=3), 2),
 }
 
 

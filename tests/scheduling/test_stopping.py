@@ -6,7 +6,7 @@ from typing import Any
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.scheduling.accounting import LifecycleCounts
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.scheduling.task_sampler import TaskSampler
@@ -82,7 +82,7 @@ async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
 
 
 async def test_what_was_replaced_ahead_of_a_stop_is_in_play_until_it_is_counted_and_outlives_a_second_stop() -> None:
-    replacing = Oversample(replace=10)
+    replacing = OversampleConfig(replace=10)
     async with Scheduler(Say, tasks(), Signals(), Schedule(n=2, staleness=1, oversample=replacing)) as scheduler:
         await scheduler.collect(3)
         await settle()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import agentgym as ag
 from agentgym.environments.env import Split
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.sampler_state import InPlay
 from agentgym.scheduling.task_sampler import SampledTask, Sharding, TaskSampler, batches
 
@@ -112,7 +112,7 @@ def test_a_task_that_stays_in_play_for_many_rounds_takes_no_other_one_along(seed
 def test_over_any_stops_on_any_number_of_processes_each_task_is_played_once(
     worlds: list[tuple[int, int]], by_id: bool, dice: Any
 ) -> None:
-    played: Counter[str] = Counter()
+    rollout: Counter[str] = Counter()
     states: list[dict[str, Any]] = []
     for world, most in [*worlds, (1, 0)]:
         samplers = [sampler(world, rank, by_id, states) for rank in range(world)]
@@ -120,12 +120,12 @@ def test_over_any_stops_on_any_number_of_processes_each_task_is_played_once(
             count = dice.randint(0, most)
             unplayed = dice.sample(range(count), dice.randint(0, count))
             drawn = draw(one, count, unplayed=unplayed)
-            played.update(name for position, name in enumerate(drawn) if position not in unplayed)
+            rollout.update(name for position, name in enumerate(drawn) if position not in unplayed)
         states = [one.state_dict() for one in samplers]
-    rest = draw(sampler(1, 0, by_id, states), 400 - played.total())
-    assert played.total() == len(played)
-    assert not played.keys() & set(rest)
-    assert played.keys() | set(rest) == set(ORDER)
+    rest = draw(sampler(1, 0, by_id, states), 400 - rollout.total())
+    assert rollout.total() == len(rollout)
+    assert not rollout.keys() & set(rest)
+    assert rollout.keys() | set(rest) == set(ORDER)
 
 
 def two_states() -> list[dict[str, Any]]:
@@ -309,6 +309,6 @@ def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
 
 
 def test_processes_that_play_beyond_their_share_of_a_batch_have_ids_of_their_own() -> None:
-    cut = Oversample(stop="target", extra_rollouts=1)
-    crossing = (Oversample(replace=1), replace(cut, extra_groups=1), replace(cut, carry=1))
-    assert [each.crosses_batches for each in (Oversample(), cut, *crossing)] == [False, False, True, True, True]
+    cut = OversampleConfig(stop="target", extra_rollouts=1)
+    crossing = (OversampleConfig(replace=1), replace(cut, extra_groups=1), replace(cut, carry=1))
+    assert [each.crosses_batches for each in (OversampleConfig(), cut, *crossing)] == [False, False, True, True, True]

@@ -216,7 +216,7 @@ async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no
     plain = await ag.run_groups(Desk, tasks, Faulty(), n=4, sandboxes=FakeSandboxPool(Dying))
     engine, sandboxes = Faulty(), FakeSandboxPool(Dying)
     groups = await ag.run_groups(
-        Desk, tasks, engine, n=4, sandboxes=sandboxes, branching=ag.Branching(per_state=2, every=2)
+        Desk, tasks, engine, n=4, sandboxes=sandboxes, branching=ag.BranchingConfig(per_state=2, every=2)
     )
     of_branches = Counter[str]()
     for rollout, without in zip(groups.rollouts, plain.rollouts, strict=True):
@@ -237,7 +237,7 @@ async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no
     assert set(of_branches) == set(FAULTS)
     assert (engine._played, engine._sessions, sandboxes.leased) == ({}, {}, [])
     for merged in (False, True):
-        batch = ag.build_samples(groups, merge=merged, advantage_level="branches")
+        batch = ag.build_samples(groups, merge=merged, credit="branches")
         with_signal = {row.group_id for row in batch}
         scored = [r for r in groups.rollouts if r.reward is not None and r.group_id in with_signal]
         failed = {(r.rollout_id, place) for r in scored for place, b in enumerate(r.branches) if b.reward is None}

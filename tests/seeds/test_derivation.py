@@ -1,4 +1,4 @@
-"""The one function that seeds come from: no collisions, no likeness of neighbours, the same everywhere."""
+"""The one function that seeds come from: no collisions, no likeness of neighbors, the same everywhere."""
 
 import random
 import re
@@ -17,7 +17,7 @@ PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 @pytest.mark.parametrize("bits", [63, 31])
-def test_ten_thousand_seeds_of_neighbouring_uses_all_differ(bits: int) -> None:
+def test_ten_thousand_seeds_of_neighboring_uses_all_differ(bits: int) -> None:
     uses = list(product(PURPOSES, range(10), ["t0", "t1", "t10"], range(25)))[:10_000]
     assert len(uses) == 10_000
     seeds = {seed_for(*use, bits=bits) for use in uses}
@@ -57,7 +57,7 @@ def independent(found: Any) -> bool:
 LAGS = range(-10, 11)
 
 
-def test_runs_of_ten_neighbouring_seeds_are_independent_by_a_rank_test() -> None:
+def test_runs_of_ten_neighboring_seeds_are_independent_by_a_rank_test() -> None:
     runs = [draws(run, lambda *of: seed_for("turn", *of)) for run in range(10)]
     found = rank_correlations(runs, LAGS)
     assert len(found) == 45 * 21

@@ -12,8 +12,8 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.evals.kept import SUMMARY
-from agentgym.evals.regrade import regrade
-from agentgym.scheduling.oversampling import Oversample
+from agentgym.evals.rescore import rescore
+from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
@@ -50,7 +50,7 @@ class Chances(ag.ToolEnv[ag.Task]):
     """Has chance of every kind: its own, the policy's, a sub-agent's and a named model's."""
 
     limits = ag.Limits(turns=3, turn_tokens=4)
-    stand_ins = {"judge": JUDGE}  # noqa: RUF012
+    fallback_models = {"judge": JUDGE}  # noqa: RUF012
 
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
@@ -106,14 +106,14 @@ RUN = ag.RunConfig(
     eval_tasks=2,
     eval_rollouts=2,
     eval_every=1,
-    advantage_level="branches",
+    credit="branches",
     train=ag.TrainConfig(device="cpu", lr=0.0),
 )
 
 
 async def played(folder: Path) -> list[Seen]:
     found = []
-    async with ag.LocalEngine("tiny", ag.LocalConfig(slots=8, device="cpu")) as engine:
+    async with ag.TransformersEngine("tiny", ag.TransformersConfig(slots=8, device="cpu")) as engine:
         for seed in (0, 1):
             RESETS.clear()
             JUDGE.asked.clear()
@@ -126,7 +126,7 @@ async def played(folder: Path) -> list[Seen]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    """Two runs of neighbouring seeds, with groups, branches, sub-agents, a named model and three evaluations."""
+    """Two runs of neighboring seeds, with groups, branches, sub-agents, a named model and three evaluations."""
     return asyncio.run(played(tmp_path_factory.mktemp("runs")))
 
 
@@ -140,7 +140,7 @@ async def test_no_two_requests_of_training_share_a_seed(runs: list[Seen]) -> Non
         assert not set(run.of("train")) & set(run.of("test"))
 
 
-async def test_neighbouring_runs_share_no_seed_at_all(runs: list[Seen]) -> None:
+async def test_neighboring_runs_share_no_seed_at_all(runs: list[Seen]) -> None:
     one, other = ({seed for _, seed in [*run.asked, *run.resets]} for run in runs)
     assert not one & other
 
@@ -225,13 +225,13 @@ async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
-async def test_a_judge_of_a_regrade_is_asked_with_other_seeds_for_each_rollout_of_each_step(tmp_path: Path) -> None:
+async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_of_each_step(tmp_path: Path) -> None:
     groups = [await ag.run_groups(Judged, Judged.tasks("train"), SPEAKER, n=2, seed=seed) for seed in (0, 1)]
     with RolloutWriter(tmp_path / "run") as store:
         for step, played in enumerate(groups):
             store.add(list(played), phase="train", step=step)
     JUDGE.asked.clear()
-    await regrade(tmp_path / "run", Judged, tmp_path / "again")
+    await rescore(tmp_path / "run", Judged, tmp_path / "again")
     assert len(JUDGE.asked) == 4  # a group each
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
@@ -239,7 +239,7 @@ async def test_a_judge_of_a_regrade_is_asked_with_other_seeds_for_each_rollout_o
 async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_batch() -> None:
     RESETS.clear()
     tasks = (ag.Task(id=f"{number % 2}", prompt="say") for number in range(64))
-    schedule = Schedule(n=2, seed=3, oversample=Oversample(replace=3))
+    schedule = Schedule(n=2, seed=3, oversample=OversampleConfig(replace=3))
     async with Scheduler(Chances, tasks, SPEAKER, schedule) as scheduler:
         batches = [await scheduler.collect(1) for _ in range(3)]
     assert sum(len(batch) for batch in batches) == 3

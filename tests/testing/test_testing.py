@@ -74,15 +74,15 @@ ORACLE = [call("look"), say("swordfish")]
 
 async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandboxPool) -> None:
     engine = Scripted(ORACLE)
-    played = await ag.run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
-    assert [r.reward for r in played.rollouts] == [1.0, 1.0, 1.0]
+    rollout = await ag.run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
+    assert [r.reward for r in rollout.rollouts] == [1.0, 1.0, 1.0]
     again = await ag.rollout(Secret, TASK, engine, sandboxes=sandboxes)
     assert again.reward == 1.0
 
 
 async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(sandboxes: FakeSandboxPool) -> None:
-    played = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), sandboxes=sandboxes)
-    assert played.error == "EngineError: the script ended after 1 replies, and the env asked for one more"
+    rollout = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), sandboxes=sandboxes)
+    assert rollout.error == "EngineError: the script ended after 1 replies, and the env asked for one more"
 
 
 async def test_a_script_may_be_a_function_of_the_text(sandboxes: FakeSandboxPool) -> None:
@@ -254,8 +254,8 @@ async def test_a_noop_holds_a_reply() -> None:
 
 async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(sandboxes: FakeSandboxPool) -> None:
     nothing: Any = lambda text: None  # noqa: E731
-    played = await ag.rollout(Secret, TASK, Scripted(nothing), sandboxes=sandboxes)
-    assert "what the function of replies returned: must be a reply" in str(played.error)
+    rollout = await ag.rollout(Secret, TASK, Scripted(nothing), sandboxes=sandboxes)
+    assert "what the function of replies returned: must be a reply" in str(rollout.error)
 
 
 async def test_a_forked_fake_sandbox_goes_on_alone_with_files_and_names() -> None:

@@ -97,10 +97,10 @@ async def test_a_type_that_is_defined_later_is_read_when_it_is_needed() -> None:
 
 
 async def test_a_type_that_is_never_defined_fails_the_rollout_with_its_tool_and_parameter() -> None:
-    played = await ag.rollout(Absent, TASK, Scripted([say("done")]))
-    assert played.error is not None
-    assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' cannot be looked up (NameError" in played.error
-    assert "extra_tools" not in played.error
+    rollout = await ag.rollout(Absent, TASK, Scripted([say("done")]))
+    assert rollout.error is not None
+    assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' cannot be looked up (NameError" in rollout.error
+    assert "extra_tools" not in rollout.error
 
 
 class App:

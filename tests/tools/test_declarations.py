@@ -263,7 +263,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
         ),
     ],
 )
-def test_a_misspelt_setting_is_refused_when_the_class_is_made(name: str, value: Any, said: str) -> None:
+def test_a_misspelled_setting_is_refused_when_the_class_is_made(name: str, value: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(f'Quiz.{said}')}$"):
         env(**{name: value})
 
@@ -278,7 +278,7 @@ def test_a_misspelt_setting_is_refused_when_the_class_is_made(name: str, value: 
         {"big": ag.Docker(memory_mb=2048)},
     ],
 )
-def test_attributes_of_the_users_own_are_no_misspelt_settings(parts: dict[str, Any]) -> None:
+def test_attributes_of_the_users_own_are_no_misspelled_settings(parts: dict[str, Any]) -> None:
     assert vars(env(**parts)).items() >= parts.items()
 
 

@@ -123,7 +123,7 @@ def told(rollout: ag.Rollout) -> list[str]:
     return [message["content"] for message in rollout.segments[0].turns[0].env_messages]
 
 
-async def test_neighbouring_calls_wait_for_each_other_and_their_results_come_in_the_order_of_the_calls(
+async def test_neighboring_calls_wait_for_each_other_and_their_results_come_in_the_order_of_the_calls(
     no_leaks: None,
 ) -> None:
     first, second = ("wait", {"door": "b", "opens": "a"}), ("wait", {"door": "a", "opens": "b"})

@@ -18,7 +18,7 @@ from pydantic import BaseModel, SecretStr
 from agentgym.tools.calls import as_text
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
 
 
@@ -45,10 +45,10 @@ class Note(BaseModel):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Colour.RED, "red"),
+        (Color.RED, "red"),
         (Word.MOON, "moon"),
-        ([Colour.RED, Word.MOON], '["red", "moon"]'),
-        ({Colour.RED: 1, 2: True}, '{"red": 1, "2": true}'),
+        ([Color.RED, Word.MOON], '["red", "moon"]'),
+        ({Color.RED: 1, 2: True}, '{"red": 1, "2": true}'),
         (Place("a", {"c", "b"}), '{"name": "a", "around": ["b", "c"]}'),
         (Found(1, Found(2)), '{"at": 1, "what": {"at": 2, "what": null}}'),
         ([Found(1)], '[{"at": 1, "what": null}]'),

@@ -176,8 +176,8 @@ async def test_an_async_tool_behind_a_plain_decorator_is_awaited_within_its_limi
 
 @pytest.mark.parametrize("kind", ODD)
 async def test_a_result_that_json_cannot_say_is_a_tool_message_and_the_rollout_goes_on(kind: str) -> None:
-    played = await ag.rollout(Desk, TASK, Scripted([call("give", kind=kind), say("done")]))
-    assert (played.error, played.reward, len(played.messages)) == (None, 1.0, 2)
+    rollout = await ag.rollout(Desk, TASK, Scripted([call("give", kind=kind), say("done")]))
+    assert (rollout.error, rollout.reward, len(rollout.messages)) == (None, 1.0, 2)
     content = (await run("give", {"kind": kind})).content
     assert content.startswith("error: tool 'give' failed: TypeError: it returned what is neither text nor JSON: ")
     assert " at 0x" not in content
@@ -271,8 +271,8 @@ async def test_arguments_nested_too_deep_are_a_tool_message_and_the_rollout_goes
     assert "more than 100 levels of nesting" in result.content or "recursion" in result.content
     written = raw(f'<tool_call>\n{{"name": "look_up", "arguments": {arguments}}}\n</tool_call>')
     env = type("Roomy", (Desk,), {"limits": ag.Limits(turns=3, context_tokens=1 << 16, turn_tokens=1 << 15)})
-    played = await ag.rollout(env, TASK, Scripted([written, say("done")]))
-    assert (played.error, played.stop_reason, played.metrics["malformed_calls"]) == (None, "answer", 1)
+    rollout = await ag.rollout(env, TASK, Scripted([written, say("done")]))
+    assert (rollout.error, rollout.stop_reason, rollout.metrics["malformed_calls"]) == (None, "answer", 1)
 
 
 async def test_a_stray_cancelled_error_is_a_failure_of_the_tools_own_code() -> None:
@@ -314,8 +314,8 @@ async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error:
         async def done(self) -> float:
             return 1.0
 
-    played = await ag.rollout(Odd, TASK, Scripted([call("look"), say("done")]))
-    assert (played.error, played.reward, played.metrics["tool_errors"]) == (None, 1.0, 1)
+    rollout = await ag.rollout(Odd, TASK, Scripted([call("look"), say("done")]))
+    assert (rollout.error, rollout.reward, rollout.metrics["tool_errors"]) == (None, 1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ async def test_an_error_in_a_group_of_a_tools_tasks_counts_as_if_the_tool_had_ra
         async def done(self) -> float:
             return 1.0
 
-    played = await ag.rollout(Parted, TASK, Scripted([call("look"), say("done")]))
-    assert (None if played.failure is None else played.failure.type) == failure
+    rollout = await ag.rollout(Parted, TASK, Scripted([call("look"), say("done")]))
+    assert (None if rollout.failure is None else rollout.failure.type) == failure
     if read is not None:
-        assert played.segments[0].turns[0].env_messages[0]["content"] == read
+        assert rollout.segments[0].turns[0].env_messages[0]["content"] == read

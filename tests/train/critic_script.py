@@ -12,7 +12,7 @@ done = []
 with Trainer(MODEL, CONFIG) as trainer:
     for groups in BATCHES:
         batch = value_samples(groups, trainer.values)
-        figures = {name: value for name, value in trainer.train(batch).items() if name != "train/seconds"}
-        done.append((figures, [sample.advantages.tolist() for sample in batch]))
+        metrics = {name: value for name, value in trainer.train(batch).items() if name != "train/seconds"}
+        done.append((metrics, [sample.advantages.tolist() for sample in batch]))
     rank = trainer.rank
 (Path(sys.argv[2]) / f"rank{rank}.pickle").write_bytes(pickle.dumps(done))

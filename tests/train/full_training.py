@@ -8,7 +8,7 @@ from agentgym.types.sample import Sample
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 Result: TypeAlias = tuple[list[dict[str, float]], dict[str, Any]]
-"""The figures of each step, and the weights after the last one."""
+"""The metrics of each step, and the weights after the last one."""
 
 
 def train(trainer: Trainer, batches: Sequence[list[Sample]]) -> Result:

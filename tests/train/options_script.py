@@ -13,7 +13,7 @@ from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample
 
 
-def figures(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
+def metrics(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> dict[str, Any]:
     """Everything a run leaves behind, or the error that refused it."""
     try:
         with Trainer(model, config) as trainer, warnings.catch_warnings(record=True) as caught:
@@ -31,6 +31,6 @@ def figures(model: Path, config: TrainConfig, batches: list[list[Sample]]) -> di
 if __name__ == "__main__":
     dist.init_process_group("gloo")  # one for all of the runs
     runs = pickle.loads(Path(sys.argv[1]).read_bytes())
-    results = {name: figures(*run) for name, run in runs.items()}
+    results = {name: metrics(*run) for name, run in runs.items()}
     (Path(sys.argv[2]) / f"rank{dist.get_rank()}.pickle").write_bytes(pickle.dumps(results))
     dist.destroy_process_group()

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def config() -> TrainConfig:
-    return TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_step=4, decay_steps=6, device="cpu")
+    return TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_minibatch=4, decay_steps=6, device="cpu")
 
 
 @pytest.fixture(scope="module")

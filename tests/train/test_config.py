@@ -22,30 +22,36 @@ ROOT = Path(__file__).parents[2]
         ({"loss": "cispo", "correction": "sequence_mask"}, "correction, loss: cispo takes no"),
         ({"loss": "sft", "correction": "token"}, "correction, loss: sft takes no"),
         ({"old_logprobs": "trainer", "loss": "sft"}, "old_logprobs, loss: .*set another loss"),
-        ({"old_logprobs": "trainer", "rollouts_per_step": 8}, "old_logprobs, correction: .*set correction='token'"),
+        (
+            {"old_logprobs": "trainer", "rollouts_per_minibatch": 8},
+            "old_logprobs, correction: .*set correction='token'",
+        ),
         (
             {"old_logprobs": "trainer", "correction": "token"},
-            "old_logprobs, rollouts_per_step: .*set rollouts_per_step",
+            "old_logprobs, rollouts_per_minibatch: .*set rollouts_per_minibatch",
         ),
         ({"old_logprobs": "both"}, "old_logprobs: .*'engine' or 'trainer'"),
         ({"dual_clip": 1.0}, "dual_clip: .*above 1"),
         ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip, loss, correction: .*loss='ppo'"),
         ({"dual_clip": 3.0, "correction": "token"}, "dual_clip, loss, correction: .*correction='none'"),
-        ({"clip_high": 0.3, "correction": "token"}, "clip_high, loss, correction: .*or leave clip_high at 0.2"),
-        ({"clip_low": 0.3, "loss": "sft"}, "clip_low, loss, correction: .*or leave clip_low at 0.2"),
+        (
+            {"clip_eps_high": 0.3, "correction": "token"},
+            "clip_eps_high, loss, correction: .*or leave clip_eps_high at 0.2",
+        ),
+        ({"clip_eps_low": 0.3, "loss": "sft"}, "clip_eps_low, loss, correction: .*or leave clip_eps_low at 0.2"),
         ({"kl_estimator": "k1"}, "kl_estimator, kl_coef: .*set kl_coef, or leave kl_estimator at 'k3'"),
-        ({"correction_cap": 3.0}, "correction_cap, correction: .*set correction, or leave correction_cap at 2.0"),
+        ({"is_cap": 3.0}, "is_cap, correction: .*set correction, or leave is_cap at 2.0"),
         ({"kl_coef": -0.1}, "kl_coef: .*at least 0"),
-        ({"clip_low": 1.5}, "clip_low: .*at most 1"),
-        ({"clip_low": -0.1}, "clip_low: .*at least 0"),
-        ({"clip_high": -0.1}, "clip_high: .*at least 0"),
-        ({"correction_cap": 0.5}, "correction_cap: .*at least 1"),
+        ({"clip_eps_low": 1.5}, "clip_eps_low: .*at most 1"),
+        ({"clip_eps_low": -0.1}, "clip_eps_low: .*at least 0"),
+        ({"clip_eps_high": -0.1}, "clip_eps_high: .*at least 0"),
+        ({"is_cap": 0.5}, "is_cap: .*at least 1"),
         ({"decay_steps": 0}, "decay_steps: .*at least 1"),
         ({"temperature": math.nan}, "temperature: .*finite"),
         ({"temperature": -1.0}, "temperature: .*at least 0"),
-        ({"normalise": "mean"}, "normalise: .*'token', 'sample' or 'rollout'"),
-        ({"normalise": 0.0}, "normalise: .*above 0"),
-        ({"normalise": math.inf}, "normalise: .*finite"),
+        ({"loss_agg": "mean"}, "loss_agg: .*'token', 'sample' or 'rollout'"),
+        ({"loss_agg": 0.0}, "loss_agg: .*above 0"),
+        ({"loss_agg": math.inf}, "loss_agg: .*finite"),
         ({"grad_clip": 0.0}, "grad_clip: .*above 0"),
         ({"grad_clip": -1.0}, "grad_clip: .*above 0"),
         ({"grad_clip": math.nan}, "grad_clip: .*finite"),
@@ -54,7 +60,7 @@ ROOT = Path(__file__).parents[2]
         ({"lora_targets": "q_proj"}, "lora_targets: .*valid tuple"),
         ({"betas": (0.9, 1.0)}, "betas.1: .*below 1"),
         ({"weight_decay": -0.1}, "weight_decay: .*at least 0"),
-        ({"normalise": True}, "normalise: .*valid number"),
+        ({"loss_agg": True}, "loss_agg: .*valid number"),
         ({"shard": "yes"}, "shard: .*valid boolean"),
         ({"shard": 1}, "shard: .*valid boolean"),
         ({"lora_rank": True}, "lora_rank: .*valid integer"),
@@ -64,7 +70,7 @@ ROOT = Path(__file__).parents[2]
         ({"lora_targets": ("q_proj", "")}, "lora_targets.1: must not be empty"),
         ({"device": ""}, "device: must not be empty"),
         ({"device": "cpu\0"}, "device: must not hold the character NUL"),
-        ({"rollouts_per_step": 0}, "rollouts_per_step: .*at least 1"),
+        ({"rollouts_per_minibatch": 0}, "rollouts_per_minibatch: .*at least 1"),
         ({"method": "qlora"}, "method: .*'lora' or 'full'"),
         ({"method": "full", "lora_rank": 8}, "lora_rank, method: .*set method='lora', or leave lora_rank at 16"),
         ({"method": "full", "lora_alpha": 8}, "lora_alpha, method: .*or leave lora_alpha at 32"),
@@ -79,8 +85,8 @@ def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change:
 
 
 def test_lists_are_taken_for_tuples_and_whole_numbers_for_floats() -> None:
-    config = TrainConfig(lora_targets=["q_proj"], betas=[0.9, 0.99], lr=1, normalise=8)  # type: ignore[arg-type]
-    assert (config.lora_targets, config.betas, config.lr, config.normalise) == (("q_proj",), (0.9, 0.99), 1.0, 8.0)
+    config = TrainConfig(lora_targets=["q_proj"], betas=[0.9, 0.99], lr=1, loss_agg=8)  # type: ignore[arg-type]
+    assert (config.lora_targets, config.betas, config.lr, config.loss_agg) == (("q_proj",), (0.9, 0.99), 1.0, 8.0)
 
 
 @pytest.mark.parametrize(

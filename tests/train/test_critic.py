@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from agentgym.advantages.gae import GAE
+from agentgym.advantages.gae import GAEConfig
 from agentgym.samples import SampleBatch, build_samples, value_samples
 from agentgym.train.batching.layouts import Layout
-from agentgym.train.critic import value_figures, value_loss
+from agentgym.train.critic import value_loss, value_metrics
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.arrays import Floats
 from agentgym.types.rollout import Group, Rollout, Segment
@@ -22,7 +22,13 @@ from tests.train.conftest import make_segment
 
 HERE = Path(__file__).parent
 CONFIG = TrainConfig(
-    lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_step=4, micro_tokens=48, value_lr=3e-3, device="cpu"
+    lora_rank=4,
+    lora_alpha=8,
+    lr=1e-3,
+    rollouts_per_minibatch=4,
+    max_tokens_per_microbatch=48,
+    value_lr=3e-3,
+    device="cpu",
 )
 
 
@@ -76,18 +82,18 @@ def known(seed: int) -> list[Group]:
 
 
 def test_the_head_learns_the_values_of_a_known_env(tiny_model: Path) -> None:
-    config = replace(CONFIG, lr=0.0, value_lr=3e-3, rollouts_per_step=None, micro_tokens=None)
+    config = replace(CONFIG, lr=0.0, value_lr=3e-3, rollouts_per_minibatch=None, max_tokens_per_microbatch=None)
     with Trainer(tiny_model, config) as trainer:
         seen = [step(trainer, known(seed))[0] for seed in range(30)]
-    explained = [figures["train/explained_variance"] for figures in seen]
+    explained = [metrics["train/explained_variance"] for metrics in seen]
     # The values are of rollouts that the head has not learned from. The true values explain this much of them:
     spread = np.var(list(WORTH.values()))
     best = spread / (spread + NOISE**2)
     assert explained[0] == 0  # before any training every value is 0
     assert np.mean(explained[-3:]) > 0.7 * best
     assert np.mean(explained[-3:]) < best + 0.1
-    assert np.mean([figures["train/value_loss"] for figures in seen[-3:]]) < seen[0]["train/value_loss"] / 2
-    assert all(figures["train/value_skipped_steps"] == 0 for figures in seen)
+    assert np.mean([metrics["train/value_loss"] for metrics in seen[-3:]]) < seen[0]["train/value_loss"] / 2
+    assert all(metrics["train/value_skipped_steps"] == 0 for metrics in seen)
 
 
 @pytest.mark.parametrize("layout", ["packed", "tree"])
@@ -122,11 +128,11 @@ def test_the_policy_learns_as_it_would_without_a_head(tiny_model: Path, batches:
 def stopped_and_not(
     model: Path, config: TrainConfig, batches: list[list[Group]], folder: Path
 ) -> tuple[list[Any], list[Any]]:
-    """The figures and samples of two steps behind a checkpoint, without a stop and after one."""
+    """The metrics and samples of two steps behind a checkpoint, without a stop and after one."""
 
     def rest(trainer: Trainer) -> list[Any]:
         done = [step(trainer, groups) for groups in batches[1:]]
-        return [(figures, [sample.advantages.tolist() for sample in batch]) for figures, batch in done]
+        return [(metrics, [sample.advantages.tolist() for sample in batch]) for metrics, batch in done]
 
     with Trainer(model, config) as trainer:
         step(trainer, batches[0])
@@ -141,7 +147,7 @@ def stopped_and_not(
 def test_the_critic_goes_on_bit_for_bit(
     tiny_model: Path, batches: list[list[Group]], tmp_path: Path, method: str
 ) -> None:
-    config = CONFIG if method == "lora" else TrainConfig(method="full", lr=1e-4, rollouts_per_step=4, device="cpu")
+    config = CONFIG if method == "lora" else TrainConfig(method="full", lr=1e-4, rollouts_per_minibatch=4, device="cpu")
     through, again = stopped_and_not(tiny_model, config, batches, tmp_path)
     assert through == again
     assert through[0][0]["train/value_mean"] != 0
@@ -169,9 +175,9 @@ def test_two_ranks_have_the_critic_of_one(tiny_model: Path, batches: list[list[G
     with Trainer(tiny_model, CONFIG) as trainer:
         alone = [step(trainer, groups) for groups in batches]
     assert two_ranks[0] == two_ranks[1]
-    for (mine, advantages), (figures, batch) in zip(two_ranks[0], alone, strict=True):
+    for (mine, advantages), (metrics, batch) in zip(two_ranks[0], alone, strict=True):
         for name in ("value_loss", "value_mean", "explained_variance", "loss"):
-            assert mine[f"train/{name}"] == pytest.approx(figures[f"train/{name}"], rel=1e-3, abs=1e-4), name
+            assert mine[f"train/{name}"] == pytest.approx(metrics[f"train/{name}"], rel=1e-3, abs=1e-4), name
         for found, sample in zip(advantages, batch, strict=True):
             np.testing.assert_allclose(found, sample.advantages, atol=1e-3)
 
@@ -264,7 +270,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
 def test_a_group_without_turns_asks_for_nothing(tiny_model: Path) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         assert trainer.values([]) == {}
-        batch = value_samples([], trainer.values, GAE(lam=0.5))
+        batch = value_samples([], trainer.values, GAEConfig(lam=0.5))
         assert (len(batch), dict(batch.returns)) == (0, {})
 
 
@@ -277,12 +283,12 @@ def test_the_value_loss_is_clipped_where_it_would_be_lower() -> None:
 
 def test_explained_variance_is_1_for_what_is_known_and_0_for_a_constant() -> None:
     returns = np.array([0.0, 1.0, 2.0])
-    assert value_figures(np.stack([returns, returns], 1))["train/explained_variance"] == 1
-    assert value_figures(np.stack([np.ones(3), returns], 1))["train/explained_variance"] == 0
-    assert value_figures(np.stack([-returns, returns], 1))["train/explained_variance"] == pytest.approx(-3)
-    assert np.isnan(value_figures(np.ones((3, 2)))["train/explained_variance"])
+    assert value_metrics(np.stack([returns, returns], 1))["train/explained_variance"] == 1
+    assert value_metrics(np.stack([np.ones(3), returns], 1))["train/explained_variance"] == 0
+    assert value_metrics(np.stack([-returns, returns], 1))["train/explained_variance"] == pytest.approx(-3)
+    assert np.isnan(value_metrics(np.ones((3, 2)))["train/explained_variance"])
 
 
 def test_the_value_loss_is_the_mean_square_of_what_the_values_were_off_by() -> None:
-    figures = value_figures(np.array([[1.0, 2.0], [4.0, 0.0]]))
-    assert (figures["train/value_loss"], figures["train/value_mean"]) == ((1 + 16) / 2, 2.5)
+    metrics = value_metrics(np.array([[1.0, 2.0], [4.0, 0.0]]))
+    assert (metrics["train/value_loss"], metrics["train/value_mean"]) == ((1 + 16) / 2, 2.5)

@@ -24,9 +24,9 @@ def config() -> TrainConfig:
         lora_rank=4,
         lora_alpha=8,
         lr=1e-3,
-        normalise="rollout",
-        rollouts_per_step=4,
-        micro_tokens=48,
+        loss_agg="rollout",
+        rollouts_per_minibatch=4,
+        max_tokens_per_microbatch=48,
         device="cpu",
     )
 
@@ -76,10 +76,10 @@ def test_two_ranks_have_the_adapter_of_one(ranks: list[Any], alone: dict[str, An
             np.testing.assert_allclose(result["tensors"][name], tensor, atol=5e-5, err_msg=name)
         np.testing.assert_allclose(result["scores"], alone["scores"], atol=1e-4)
     moved = [np.abs(tensor).max() for name, tensor in alone["tensors"].items() if "lora_B" in name]
-    assert min(moved) > 1e-3  # the tolerance above is far below the distance travelled
+    assert min(moved) > 1e-3  # the tolerance above is far below the distance traveled
 
 
-def test_all_ranks_report_the_same_figures(ranks: list[Any]) -> None:
+def test_all_ranks_report_the_same_metrics(ranks: list[Any]) -> None:
     for mine, theirs in zip(ranks[0]["stats"], ranks[1]["stats"], strict=True):
         assert {k: v for k, v in mine.items() if k != "train/seconds"} == {
             k: v for k, v in theirs.items() if k != "train/seconds"

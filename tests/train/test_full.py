@@ -26,7 +26,7 @@ from tests.train.full_training import IDS, Result, train
 
 TINY = Path(__file__).parents[2] / "recipes" / "checkpoints" / "chase"
 SCRIPT = Path(__file__).with_name("full_script.py")
-FULL = TrainConfig(method="full", lr=1e-3, rollouts_per_step=4, decay_steps=6, kl_coef=0.1, device="cpu")
+FULL = TrainConfig(method="full", lr=1e-3, rollouts_per_minibatch=4, decay_steps=6, kl_coef=0.1, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def close(one: Result, other: Result) -> None:
 # One process
 
 
-def test_every_weight_of_the_model_moves_and_the_figures_say_that_all_are_trained(
+def test_every_weight_of_the_model_moves_and_the_metrics_say_that_all_are_trained(
     tiny_model: Path, alone: tuple[Path, Result, Result, Any]
 ) -> None:
     from transformers import AutoModelForCausalLM

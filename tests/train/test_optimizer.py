@@ -63,17 +63,17 @@ def moved(trainer: Trainer) -> Tensor:
 # The gradient
 
 
-@pytest.mark.parametrize("normalise", ["token", "sample", "rollout", 50.0])
+@pytest.mark.parametrize("loss_agg", ["token", "sample", "rollout", 50.0])
 def test_the_optimizer_is_given_the_gradient_of_the_mini_batchs_loss(
-    tiny_model: Path, rows: list[Sample], normalise: Any
+    tiny_model: Path, rows: list[Sample], loss_agg: Any
 ) -> None:
-    with Trainer(tiny_model, replace(PLAIN, normalise=normalise, micro_tokens=40)) as trainer:
+    with Trainer(tiny_model, replace(PLAIN, loss_agg=loss_agg, max_tokens_per_microbatch=40)) as trainer:
         stir(trainer)
         policy = learner_of(trainer).policy
         batch = collate(rows, pad_id=0)
         logprobs, entropy = policy(batch.inputs, batch.loss_mask_BR)
-        total = denominator(rows, normalise)
-        policy_loss(logprobs, entropy, batch, TrainConfig(normalise=normalise), denominator=total)[0].backward()  # type: ignore[no-untyped-call]
+        total = denominator(rows, loss_agg)
+        policy_loss(logprobs, entropy, batch, TrainConfig(loss_agg=loss_agg), denominator=total)[0].backward()  # type: ignore[no-untyped-call]
         expected = torch.cat([w.grad.flatten().clone() for w in learner_of(trainer)._weights if w.grad is not None])
         (given,) = given_to_the_optimizer(trainer, rows)
     assert float((given - expected).norm() / expected.norm()) < 1e-5
@@ -103,15 +103,15 @@ def test_each_step_is_given_its_own_mini_batchs_gradient(tiny_model: Path, rows:
     assert not torch.allclose(first, second)
 
 
-def test_the_divergence_is_normalised_as_the_loss_is(tiny_model: Path, rows: list[Sample]) -> None:
+def test_the_divergence_is_normalized_as_the_loss_is(tiny_model: Path, rows: list[Sample]) -> None:
     nothing = [replace(row, advantages=np.zeros(len(row.response_ids), np.float32)) for row in rows]
     config = replace(PLAIN, kl_coef=1.0, kl_estimator="k2")
     norms = {}
-    for normalise in ("token", 1.0, 4.0, "rollout"):
-        with Trainer(tiny_model, replace(config, normalise=normalise)) as trainer:
+    for loss_agg in ("token", 1.0, 4.0, "rollout"):
+        with Trainer(tiny_model, replace(config, loss_agg=loss_agg)) as trainer:
             stir(trainer)
             (given,) = given_to_the_optimizer(trainer, nothing)
-            norms[normalise] = given
+            norms[loss_agg] = given
     tokens = denominator(rows, "token")
     assert float(norms["token"].norm()) > 0
     np.testing.assert_allclose(norms[4.0] * 4, norms[1.0], rtol=1e-4, atol=1e-5)
@@ -164,7 +164,7 @@ def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_
 ) -> None:
     ids = list(dict.fromkeys(row.rollout_id for row in rows))
     first = [row if row.rollout_id != ids[-1] else untrained(row) for row in rows]
-    with Trainer(tiny_model, replace(PLAIN, rollouts_per_step=1)) as trainer:
+    with Trainer(tiny_model, replace(PLAIN, rollouts_per_minibatch=1)) as trainer:
         stats = trainer.train(rows)  # momentum, which would go on moving the weights
         with pytest.warns(RuntimeWarning, match=r"^1 mini-batch\(es\) without a step: the loss mask"):
             stats = trainer.train(first)
@@ -177,18 +177,18 @@ def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_
         assert torch.equal(moved(trainer), before)
 
 
-def test_figures_are_those_of_the_steps_that_were_taken(tiny_model: Path, rows: list[Sample]) -> None:
+def test_metrics_are_those_of_the_steps_that_were_taken(tiny_model: Path, rows: list[Sample]) -> None:
     name = rows[-1].rollout_id
     good = [row for row in rows if row.rollout_id != name]
     bad = [replace(r, advantages=np.where(r.loss_mask, 3e38, 0)) for r in rows if r.rollout_id == name]
-    one_each = replace(PLAIN, rollouts_per_step=1, kl_coef=0.1)
+    one_each = replace(PLAIN, rollouts_per_minibatch=1, kl_coef=0.1)
     with Trainer(tiny_model, one_each) as trainer:
         expected = trainer.train(good)
     with Trainer(tiny_model, one_each) as trainer, pytest.warns(RuntimeWarning, match="skipped"):
         stats = trainer.train([*good, *bad])
     assert stats["train/skipped_steps"] == 1
-    for figure in ("loss", "grad_norm", "kl", "entropy", "clip_fraction", "reference_kl", "trained_tokens"):
-        assert stats[f"train/{figure}"] == pytest.approx(expected[f"train/{figure}"], rel=1e-4, abs=1e-7), figure
+    for metric in ("loss", "grad_norm", "kl", "entropy", "clip_fraction", "reference_kl", "trained_tokens"):
+        assert stats[f"train/{metric}"] == pytest.approx(expected[f"train/{metric}"], rel=1e-4, abs=1e-7), metric
 
 
 def test_one_part_of_a_gradient_that_is_not_finite_is_seen() -> None:
@@ -219,7 +219,7 @@ def test_the_policy_and_its_reference_are_scored_at_the_configs_temperature(
 
 
 def test_a_rollouts_ratio_is_at_the_configs_temperature(tiny_model: Path, rows: list[Sample]) -> None:
-    warm = replace(PLAIN, temperature=0.5, loss="gspo_rollout", clip_low=1e-4, clip_high=1e-4)
+    warm = replace(PLAIN, temperature=0.5, loss="gspo_rollout", clip_eps_low=1e-4, clip_eps_high=1e-4)
     with Trainer(tiny_model, warm) as trainer:
         policy, batch = learner_of(trainer).policy, collate(rows, pad_id=0)
         with torch.no_grad():

@@ -13,27 +13,27 @@ import torch
 from agentgym.engines.transformers.lora import Merger
 from agentgym.samples import build_samples
 from agentgym.train.config import learning_rate
-from agentgym.train.loss.figures import Forward
 from agentgym.train.loss.losses import LossSums
+from agentgym.train.loss.metrics import Forward
 from agentgym.train.loss.nonfinite import SHOWN, nonfinite_rollouts
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group
 from agentgym.types.sample import Sample
 from tests.torchrun import of_each_rank, run_on_ranks
-from tests.train.options_script import figures
+from tests.train.options_script import metrics
 
 Groups = Callable[..., list[Group]]
 SCRIPT = Path(__file__).with_name("options_script.py")
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
-PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, warmup_steps=0, micro_tokens=60, device="cpu")
+PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, warmup_steps=0, max_tokens_per_microbatch=60, device="cpu")
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointing": {"checkpointing": True},
     "rslora": {"rslora": True, "lora_targets": ("q_proj", "down_proj")},
     "dora": {"dora": True, "loss": "cispo", "kl_coef": 0.5, "kl_estimator": "k2"},
-    "gspo_rollout": {"loss": "gspo_rollout", "clip_low": 0.01, "clip_high": 0.01, "kl_coef": 0.5},
+    "gspo_rollout": {"loss": "gspo_rollout", "clip_eps_low": 0.01, "clip_eps_high": 0.01, "kl_coef": 0.5},
     "bfloat16": {"dtype": "bfloat16", "shard": True},
 }
 
@@ -80,7 +80,7 @@ def assert_same(mine: dict[str, Any], theirs: dict[str, Any], *, rel: float, ato
 def test_two_ranks_train_as_one_does_under_every_option(
     runs: dict[str, Any], two: list[dict[str, Any]], name: str
 ) -> None:
-    alone = figures(*runs[name])
+    alone = metrics(*runs[name])
     coarse = name == "bfloat16"  # a sum of other parts rounds elsewhere, and Adam makes a step of every sign
     for rank in two:
         assert_same(rank[name], alone, rel=0.05 if coarse else 1e-4, atol=2.1e-3 if coarse else 5e-5)
@@ -115,7 +115,7 @@ def test_checkpointing_changes_memory_and_nothing_else(
     tiny_model: Path, batches: list[list[Sample]], layout: Any
 ) -> None:
     kept, again = (
-        figures(tiny_model, replace(PLAIN, checkpointing=checkpointing, layout=layout), batches)
+        metrics(tiny_model, replace(PLAIN, checkpointing=checkpointing, layout=layout), batches)
         for checkpointing in (False, True)
     )
     assert_same(again, kept, rel=1e-6, atol=1e-7)
@@ -125,7 +125,7 @@ def test_checkpointing_changes_memory_and_nothing_else(
 def test_checkpointed_layers_keep_their_input_and_run_twice(
     tiny_model: Path, batches: list[list[Sample]], checkpointing: bool
 ) -> None:
-    with Trainer(tiny_model, replace(PLAIN, checkpointing=checkpointing, micro_tokens=None)) as trainer:
+    with Trainer(tiny_model, replace(PLAIN, checkpointing=checkpointing, max_tokens_per_microbatch=None)) as trainer:
         runs: list[str] = []
         for layer in trainer._open_now.learner.policy.causal.get_decoder().layers:
             layer.mlp.register_forward_pre_hook(lambda *_: runs.append("mlp"))
@@ -147,7 +147,7 @@ def test_an_offload_without_a_gpu_is_refused(tiny_model: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_offloaded_step_is_that_of_the_gpu(tiny_model: Path, batches: list[list[Sample]], dtype: Any) -> None:
     on_gpu = replace(PLAIN, device="cuda", shard=True, dtype=dtype)
-    kept, moved = (figures(tiny_model, replace(on_gpu, offload=offload), batches) for offload in (False, True))
+    kept, moved = (metrics(tiny_model, replace(on_gpu, offload=offload), batches) for offload in (False, True))
     assert_same(moved, kept, rel=1e-3, atol=1e-4)
     with (
         pytest.raises(ValueError, match="offload: is of shards"),
@@ -208,7 +208,7 @@ def scores_of(model: Any) -> Any:
     return log.gather(-1, torch.tensor(IDS[1:])[:, None])[:, 0]
 
 
-def test_rank_stabilised_scaling_is_by_the_root_of_the_rank(tiny_model: Path) -> None:
+def test_rank_stabilized_scaling_is_by_the_root_of_the_rank(tiny_model: Path) -> None:
     scales = []
     for rslora in (False, True):
         with Trainer(tiny_model, replace(PLAIN, lora_rank=16, lora_alpha=32, rslora=rslora)) as trainer:
@@ -265,7 +265,7 @@ def test_a_warning_names_some_and_counts_the_rest(tiny_model: Path, groups_of: G
     rows = [not_finite(row) for row in build_samples(groups_of(1, groups=4, size=7))]
     count = len({row.rollout_id for row in rows})
     with (
-        Trainer(tiny_model, replace(PLAIN, micro_tokens=None)) as trainer,
+        Trainer(tiny_model, replace(PLAIN, max_tokens_per_microbatch=None)) as trainer,
         pytest.warns(RuntimeWarning, match=f"1 optimizer step.* and {count - SHOWN} more") as said,
     ):
         stats = trainer.train(rows)

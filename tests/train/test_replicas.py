@@ -15,8 +15,10 @@ from tests.torchrun import of_each_rank, run_on_ranks
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("replicas_script.py")
 CONFIGS = {
-    "lora": TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_step=4, micro_tokens=48, device="cpu"),
-    "full": TrainConfig(method="full", lr=1e-3, rollouts_per_step=4, kl_coef=0.1, device="cpu"),
+    "lora": TrainConfig(
+        lora_rank=4, lora_alpha=8, lr=1e-3, rollouts_per_minibatch=4, max_tokens_per_microbatch=48, device="cpu"
+    ),
+    "full": TrainConfig(method="full", lr=1e-3, rollouts_per_minibatch=4, kl_coef=0.1, device="cpu"),
 }
 FIGURES = ("loss", "grad_norm", "kl", "entropy", "lr", "trained_tokens", "optimizer_steps")
 

@@ -68,9 +68,9 @@ def test_a_weight_out_of_bounds_is_refused() -> None:
 def test_the_loss_is_the_weighted_mean_of_the_cross_entropy() -> None:
     batch = collate(demonstrations([rollout((2, 4), (5, 6))], context_weight=0.25), pad_id=0)
     logprobs = torch.tensor([[-4.0, -1.0, -2.0, -8.0, -3.0]])
-    config = TrainConfig(loss="sft", normalise=3.5)
-    loss, figures = policy_loss(logprobs, logprobs, batch, config, denominator=3.5)
-    assert (figures.kl, figures.gap, figures.clipped) == (0, 0, 0)  # nobody sampled a demonstration
+    config = TrainConfig(loss="sft", loss_agg=3.5)
+    loss, metrics = policy_loss(logprobs, logprobs, batch, config, denominator=3.5)
+    assert (metrics.kl, metrics.gap, metrics.clipped) == (0, 0, 0)  # nobody sampled a demonstration
     assert float(loss) == pytest.approx((0.25 * 4 + 1 + 2 + 0.25 * 8 + 3) / 3.5)
 
 
@@ -95,7 +95,7 @@ def scored(trainer: Trainer, row: Sample) -> np.ndarray:
 
 def test_imitation_makes_the_demonstrations_likely(tiny_model: Path, groups_of: Groups) -> None:
     rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
-    config = TrainConfig(loss="sft", lora_rank=8, lr=2e-2, device="cpu", micro_tokens=64)
+    config = TrainConfig(loss="sft", lora_rank=8, lr=2e-2, device="cpu", max_tokens_per_microbatch=64)
     with Trainer(tiny_model, config) as trainer:
         stats = [trainer.train(rows) for _ in range(15)]
     assert stats[-1]["train/loss"] < 0.5 * stats[0]["train/loss"]
@@ -106,8 +106,8 @@ def test_imitation_makes_the_demonstrations_likely(tiny_model: Path, groups_of: 
 def test_imitation_is_the_same_however_it_is_laid_out(tiny_model: Path, groups_of: Groups) -> None:
     rows = demonstrations([r for group in groups_of(1) for r in group.rollouts], context_weight=0.1)
     norms = []
-    config = TrainConfig(loss="sft", lora_rank=4, device="cpu", normalise="rollout", micro_tokens=None)
-    cut = replace(config, micro_tokens=30)
+    config = TrainConfig(loss="sft", lora_rank=4, device="cpu", loss_agg="rollout", max_tokens_per_microbatch=None)
+    cut = replace(config, max_tokens_per_microbatch=30)
     for one in (config, cut, replace(cut, layout="packed"), replace(cut, layout="tree")):
         with Trainer(tiny_model, one) as trainer:
             stats = trainer.train(rows)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentgym as ag
-from agentgym.engines.transformers.engine import LocalEngine
+from agentgym.engines.transformers.engine import TransformersEngine
 from agentgym.samples import SampleBatch
 from agentgym.train.checks import TrainedOnce
 from agentgym.train.trainer import TrainConfig, Trainer
@@ -70,7 +70,7 @@ def test_exactly_the_numbers_that_were_trained_on_are_refused_after_a_checkpoint
             once.refuse(batch(number))
     ranges = once.state().get("Chase, seed 0", [])
     assert all(first < end for first, end in ranges)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighbouring ranges are joined"
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges)), "neighboring ranges are joined"
 
 
 async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resume_too(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ class Guess(ag.ToolEnv[ag.Task]):
 
 
 async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step() -> None:
-    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, LocalEngine("tiny") as engine:
+    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
         play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed in range(2):
             groups = await play.collect(Guess.tasks("train"), ag.Schedule(n=2, seed=seed))
@@ -113,7 +113,7 @@ async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step
 
 
 async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
-    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, LocalEngine("tiny") as engine:
+    async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
         play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed, judged in (
             (0, nullcontext()),

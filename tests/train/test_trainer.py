@@ -105,7 +105,7 @@ def test_a_mini_batch_of_rollouts_is_one_optimizer_step(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, rollouts: int | None, steps: int
 ) -> None:
     for merged in (True, False):  # however many samples they became
-        with Trainer(tiny_model, replace(config, rollouts_per_step=rollouts)) as trainer:
+        with Trainer(tiny_model, replace(config, rollouts_per_minibatch=rollouts)) as trainer:
             stats = trainer.train(build_samples(groups_of(1), merge=merged))
             assert stats["train/optimizer_steps"] == trainer.optimizer_steps == steps
 
@@ -113,19 +113,25 @@ def test_a_mini_batch_of_rollouts_is_one_optimizer_step(
 def test_the_gap_to_the_engine_is_that_of_the_first_mini_batch(
     tiny_model: Path, config: TrainConfig, rows: list[Sample]
 ) -> None:
-    with Trainer(tiny_model, replace(config, rollouts_per_step=3)) as trainer:
+    with Trainer(tiny_model, replace(config, rollouts_per_minibatch=3)) as trainer:
         stats = trainer.train(rows)
     assert stats["train/logprob_gap"] < 1e-5 < stats["train/kl"]
 
 
-@pytest.mark.parametrize("normalise", ["token", "rollout", 64.0])
+@pytest.mark.parametrize("loss_agg", ["token", "rollout", 64.0])
 def test_micro_batches_and_merging_do_not_change_the_step(
-    tiny_model: Path, config: TrainConfig, groups_of: Groups, normalise: Any
+    tiny_model: Path, config: TrainConfig, groups_of: Groups, loss_agg: Any
 ) -> None:
     adapters, losses = [], []
     cuts: list[tuple[int | None, bool, Any]] = [(None, True, "flops"), (1, True, "square"), (60, False, "length")]
-    for micro_tokens, merged, balance in cuts:
-        cut = replace(config, normalise=normalise, micro_tokens=micro_tokens, balance=balance, grad_clip=1e-3)
+    for max_tokens_per_microbatch, merged, balance in cuts:
+        cut = replace(
+            config,
+            loss_agg=loss_agg,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+            balance=balance,
+            grad_clip=1e-3,
+        )
         with Trainer(tiny_model, cut) as trainer:
             # Small steps: Adam divides by the gradient's size, and makes noise of zeros large.
             losses.append(trainer.train(build_samples(groups_of(2), merge=merged)))
@@ -142,8 +148,10 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
     stale = [replace(row, logprobs=np.where(row.loss_mask, row.logprobs - 0.5, 0)) for row in rows]
     for correction in ("token", "sequence"):
         adapters = []
-        for micro_tokens in (None, 40):
-            changed = replace(config, correction=correction, correction_cap=1.5, micro_tokens=micro_tokens)
+        for max_tokens_per_microbatch in (None, 40):
+            changed = replace(
+                config, correction=correction, is_cap=1.5, max_tokens_per_microbatch=max_tokens_per_microbatch
+            )
             with Trainer(tiny_model, changed) as trainer:
                 stats = trainer.train(stale)
                 adapters.append(weights_of(trainer))
@@ -333,13 +341,13 @@ def test_what_fails_on_the_first_rank_is_one_line_on_the_others(tiny_model: Path
 def test_sharding_on_one_process_changes_nothing(
     tiny_model: Path, config: TrainConfig, rows: list[Sample], dtype: Any
 ) -> None:
-    figures = []
+    metrics = []
     for sharded in (False, True):
         with Trainer(tiny_model, replace(config, shard=sharded, dtype=dtype)) as trainer:
-            figures.append([trainer.train(rows)["train/loss"] for _ in range(2)])
+            metrics.append([trainer.train(rows)["train/loss"] for _ in range(2)])
             assert all(t.dtype == torch.float32 for t in trainer.adapter().tensors.values())
     # In bfloat16 the shards' adapter is computed in it too, and a single model's in float32.
-    assert figures[0] == pytest.approx(figures[1], rel=1e-5 if dtype == "float32" else 1e-2)
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-5 if dtype == "float32" else 1e-2)
 
 
 @pytest.mark.parametrize("first", ["score of the base", "divergence from the base"])

@@ -176,11 +176,11 @@ def test_a_failed_rollout_prints_its_traceback_and_no_part_of_it_steers_the_term
     ]
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_show_prints_the_same_with_colours_where_the_terminal_has_them(colours: bool) -> None:
+@pytest.mark.parametrize("colors", [True, False])
+def test_show_prints_the_same_with_colors_where_the_terminal_has_them(colors: bool) -> None:
     out = io.StringIO()
-    rollout(metrics={"x": 1}).show(console=Console(file=out, force_terminal=colours, width=200, highlight=False))
-    assert ("\x1b[" in out.getvalue()) == colours
+    rollout(metrics={"x": 1}).show(console=Console(file=out, force_terminal=colors, width=200, highlight=False))
+    assert ("\x1b[" in out.getvalue()) == colors
     for part in ("reward 0.5, stopped by answer", "user", "Go.", "assistant", "42", "metrics: x 1"):
         assert part in out.getvalue()
 

@@ -22,7 +22,7 @@ from agentgym.store.schema import FILE, TABLES
 from agentgym.store.writer import RolloutWriter
 from agentgym.types.json_values import whole_characters
 from agentgym.view.asked import paging
-from agentgym.view.figures import metric_rows
+from agentgym.view.metrics import metric_rows
 from agentgym.view.runs import Runs, run_of
 from tests.store.test_store import group, rollout
 from tests.view.made_runs import HOSTILE, add_rollouts, client, make_run
@@ -52,7 +52,7 @@ def get(asked: TestClient, address: str, **query: object) -> Any:
     return answer.json()
 
 
-def test_every_run_below_a_folder_is_offered_with_its_figures(asked: TestClient, run: Path) -> None:
+def test_every_run_below_a_folder_is_offered_with_its_metrics(asked: TestClient, run: Path) -> None:
     (found,) = get(asked, "/api/runs")["runs"]
     assert found["name"] == "mine"
     assert found["folder"] == str(run)
@@ -71,12 +71,12 @@ def test_a_run_says_its_settings_and_what_can_be_filtered_by(asked: TestClient, 
     assert found["summary"] is None
 
 
-def test_figures_come_line_by_line_with_the_time_of_the_steps(asked: TestClient, base: str, run: Path) -> None:
+def test_metrics_come_line_by_line_with_the_time_of_the_steps(asked: TestClient, base: str, run: Path) -> None:
     found = get(asked, f"{base}/metrics")
     assert found["lines"] == 4
     assert [row["held_out"] for row in found["rows"]] == [True, False, False, False]
     assert [row["time"] for row in found["rows"]] == [0.0, 1.5, 3.0, 4.5]
-    assert found["rows"][1]["figures"] == {"reward": 0.0, "reward/std": None, "time/step": 1.5, "time/train": 0.5}
+    assert found["rows"][1]["metrics"] == {"reward": 0.0, "reward/std": None, "time/step": 1.5, "time/train": 0.5}
     assert get(asked, f"{base}/metrics", after=3)["rows"] == found["rows"][3:]
     assert get(asked, f"{base}/metrics", after=4)["rows"] == []
 
@@ -102,7 +102,7 @@ def test_a_line_that_is_passed_on_as_it_is_says_what_one_that_was_read_says(
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     found = metric_rows(folder).as_json()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentgym.view.figures._plain_row", lambda line: None)
+        patch.setattr("agentgym.view.metrics._plain_row", lambda line: None)
         read = metric_rows(folder).as_json()
     same = whole_characters(json.dumps(strictly(found), ensure_ascii=False))  # what was read has no half characters
     assert json.loads(same) == strictly(read)
@@ -119,7 +119,7 @@ def strictly(text: bytes) -> Any:
 def test_a_line_that_only_looks_like_json_spoils_no_other(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n')
     found = json.loads(metric_rows(tmp_path).as_json())
-    assert found["rows"] == [{"step": 0, "time": 0.0, "held_out": False, "figures": {}}]
+    assert found["rows"] == [{"step": 0, "time": 0.0, "held_out": False, "metrics": {}}]
 
 
 def test_lines_that_a_resumed_run_wrote_again_are_told_from_those_that_the_page_has(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_the_env_of_a_mixture_is_the_one_that_the_tasks_name_begins_with(tmp_pat
     }
 
 
-def test_a_rollout_comes_whole_with_its_neighbours(asked: TestClient, base: str, run: Path) -> None:
+def test_a_rollout_comes_whole_with_its_neighbors(asked: TestClient, base: str, run: Path) -> None:
     found = get(asked, f"{base}/rollouts/6")
     with RolloutStore(run) as store:
         stored = store.get(6)
     assert stored is not None
     assert (found["rollout_id"], found["reward"], found["rewards"]) == ("task1/2", 0.25, {"right": 0.25})
-    assert found["neighbours"] == {"previous": 5, "next": 7, "group": [4, 5, 6]}
+    assert found["neighbors"] == {"previous": 5, "next": 7, "group": [4, 5, 6]}
     assert found["task_fields"] == {"id": "task1", "prompt": [{"role": "user", "content": "Go."}]}
     (segment,) = found["segments"]
     assert (segment["tokens"], segment["sampled"], segment["trained"]) == (5, 3, True)
@@ -196,8 +196,8 @@ def test_a_rollout_comes_whole_with_its_neighbours(asked: TestClient, base: str,
     assert segment["turns"][0]["versions"] == [[0, 3], [1, 4]]
     assert found["exact"] is True
     first, last = get(asked, f"{base}/rollouts/1"), get(asked, f"{base}/rollouts/10")
-    assert first["neighbours"]["previous"] is None
-    assert last["neighbours"]["next"] is None
+    assert first["neighbors"]["previous"] is None
+    assert last["neighbors"]["next"] is None
 
 
 def test_a_failed_rollout_says_where_and_how(asked: TestClient, base: str) -> None:
@@ -269,7 +269,7 @@ def test_tasks_are_listed_and_each_has_its_visits(asked: TestClient, base: str) 
     assert one["visits"] == [{"step": 1, "phase": "train", "rewards": [1.0, None, 0.25], "numbers": [4, 5, 6]}]
 
 
-def test_a_histogram_and_the_names_of_figures_are_had(asked: TestClient, base: str) -> None:
+def test_a_histogram_and_the_names_of_metrics_are_had(asked: TestClient, base: str) -> None:
     found = get(asked, f"{base}/reward-histogram", bins=4)
     assert sum(found["counts"]) == 7
     groups = get(asked, "/api/metrics-names")["groups"]
@@ -326,13 +326,13 @@ def test_every_query_has_an_answer_or_a_sentence(
         assert set(answer.json()) == {"error"}
 
 
-def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
+def test_metrics_that_are_not_finite_are_null(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     with (run / "metrics.jsonl").open("a") as lines:
         lines.write(json.dumps({"step": 3, "reward": math.nan, "loss": math.inf}) + "\n")
     with client(run) as asked:
         base = f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}"
-        assert get(asked, f"{base}/metrics", after=4)["rows"][0]["figures"] == {"reward": None, "loss": None}
+        assert get(asked, f"{base}/metrics", after=4)["rows"][0]["metrics"] == {"reward": None, "loss": None}
 
 
 def test_a_run_that_begins_after_the_viewer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_a_run_that_begins_after_the_viewer_is_found(tmp_path: Path, monkeypatch
     assert found["name"] == "recipe/20260801-101500"
 
 
-def test_a_run_without_rollouts_yet_is_shown_by_its_figures(tmp_path: Path) -> None:
+def test_a_run_without_rollouts_yet_is_shown_by_its_metrics(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     for path in run.glob(f"{FILE}*"):
         path.unlink()
@@ -388,7 +388,7 @@ def test_what_fails_in_the_viewer_is_a_sentence_and_in_its_log(
     assert "Traceback" in caplog.text
 
 
-def test_figures_are_read_on_from_where_they_were_and_anew_where_they_were_cut(tmp_path: Path) -> None:
+def test_metrics_are_read_on_from_where_they_were_and_anew_where_they_were_cut(tmp_path: Path) -> None:
     run = make_run(tmp_path / "mine")
     path = run / "metrics.jsonl"
     before = path.read_bytes()
@@ -480,7 +480,7 @@ def test_an_evaluation_is_offered_with_its_score(tmp_path: Path) -> None:
 def test_an_evaluation_without_a_score_has_the_mean_of_its_rollouts(tmp_path: Path, summary: str | None) -> None:
     with RolloutWriter(tmp_path / "mine") as writer:
         writer.add([group(rollout("t/0", 1.0), rollout("t/1", None), rollout("t/2", 0.5))], phase="eval", step=0)
-    (tmp_path / "mine" / "settings.json").write_text('{"env": "envs.chase.env:Chase", "regraded": "elsewhere"}')
+    (tmp_path / "mine" / "settings.json").write_text('{"env": "envs.chase.env:Chase", "rescored": "elsewhere"}')
     if summary:
         (tmp_path / "mine" / "summary.json").write_text(summary)
     with client(tmp_path) as asked:
@@ -521,12 +521,12 @@ def test_rewards_near_the_largest_number_have_a_histogram_and_a_group(tmp_path: 
         assert len(get(asked, f"{base}/groups", task="t", step=0)["attempts"]) == 3
 
 
-def test_figures_that_no_float_can_hold_are_left_out(tmp_path: Path) -> None:
+def test_metrics_that_no_float_can_hold_are_left_out(tmp_path: Path) -> None:
     lines = [f'{{"step": 0, "time/step": 1{"0" * 400}, "reward": 1}}', '{"step": 1, "time/step": NaN, "reward": 2}']
     (make_run(tmp_path / "mine") / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     with client(tmp_path) as asked:
         rows = get(asked, f"/api/runs/{get(asked, '/api/runs')['runs'][0]['run']}/metrics")["rows"]
-    assert [(row["time"], row["figures"]["reward"]) for row in rows] == [(0.0, 1), (0.0, 2)]
+    assert [(row["time"], row["metrics"]["reward"]) for row in rows] == [(0.0, 1), (0.0, 2)]
 
 
 DAMAGED = [

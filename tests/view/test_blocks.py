@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentgym.view.answers import as_json
-from agentgym.view.blocks import MOST_COLOURED, Colours, call_blocks, content_blocks, message_blocks, spans, text_blocks
+from agentgym.view.blocks import MOST_COLORED, Colors, call_blocks, content_blocks, message_blocks, spans, text_blocks
 from tests.view.made_runs import HOSTILE
 
 CODE = 'def f(x):\n    """Say."""\n    return x + 1  # one\n'
 
 
 def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
-    found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n", Colours()))
+    found = list(text_blocks(f"Look:\n```python\n{CODE}```\nand\n~~~\nplain\n~~~\n", Colors()))
     assert [block["kind"] for block in found] == ["text", "code", "text", "code"]
     assert (found[1]["language"], found[1]["text"]) == ("python", CODE)
     assert ("k", "def") in found[1]["spans"]
@@ -22,7 +22,7 @@ def test_text_and_code_between_fences_are_blocks_in_their_order() -> None:
 
 
 def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
-    (found,) = text_blocks("```sh\nls -l\n", Colours())
+    (found,) = text_blocks("```sh\nls -l\n", Colors())
     assert (found["kind"], found["text"]) == ("code", "ls -l\n")
 
 
@@ -30,17 +30,17 @@ def test_a_fence_that_is_not_closed_holds_the_rest() -> None:
     st.text() | st.sampled_from([CODE, HOSTILE, "a\r\nb\x0c", "\n\n  x", "'''"]),
     st.sampled_from(["python", "bash", "json", "html", "nix", ""]),
 )
-def test_coloured_code_is_the_code(text: str, language: str) -> None:
+def test_colored_code_is_the_code(text: str, language: str) -> None:
     assert "".join(piece for _, piece in spans(text, language)) == text
 
 
-def test_of_very_much_code_the_first_part_is_coloured_and_all_of_it_shown() -> None:
+def test_of_very_much_code_the_first_part_is_colored_and_all_of_it_shown() -> None:
     code = "x = 1\n" * 2000
-    patient = Colours(seconds=1e9)  # however slow the machine is
+    patient = Colors(seconds=1e9)  # however slow the machine is
     blocks = message_blocks({"role": "user", "content": f"```python\n{code}```\n" * 20}, patient)["blocks"]
     assert [block["text"] for block in blocks] == [code] * 20
-    coloured = [len(block["spans"]) > 1 for block in blocks]
-    assert coloured == [True] * (MOST_COLOURED // len(code)) + [False] * (20 - MOST_COLOURED // len(code))
+    colored = [len(block["spans"]) > 1 for block in blocks]
+    assert colored == [True] * (MOST_COLORED // len(code)) + [False] * (20 - MOST_COLORED // len(code))
 
 
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@ def f\n same\n-old\n+new\n"
@@ -53,14 +53,14 @@ def test_letters_of_arguments_are_shown_as_they_are() -> None:
 
 @pytest.mark.parametrize("text", [f"```diff\n{DIFF}```", f"```\n{DIFF}```", DIFF])
 def test_a_unified_diff_is_shown_as_one(text: str) -> None:
-    (found,) = text_blocks(text, Colours())
+    (found,) = text_blocks(text, Colors())
     assert found["kind"] == "diff"
     assert found["lines"][2:] == [("@", "@@ -1,2 +1,2 @@ def f"), (" ", "same"), ("-", "old"), ("+", "new")]
 
 
 def call(arguments: Any, name: str = "edit") -> list[dict[str, Any]]:
     return call_blocks(
-        {"id": "call1", "type": "function", "function": {"name": name, "arguments": arguments}}, Colours()
+        {"id": "call1", "type": "function", "function": {"name": name, "arguments": arguments}}, Colors()
     )
 
 
@@ -104,7 +104,7 @@ def test_the_answer_of_a_tool_and_the_thoughts_of_a_model_are_blocks_of_their_ow
     ],
 )
 def test_an_image_is_shown_only_from_its_own_bytes_and_never_as_svg(url: Any, shown: str | None) -> None:
-    (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}], Colours())
+    (found,) = content_blocks([{"type": "image_url", "image_url": {"url": url}}], Colors())
     assert (found["kind"], found["data_url"]) == ("image", shown)
 
 
@@ -128,7 +128,7 @@ def test_whatever_a_message_holds_has_a_form(message: Any) -> None:
 def test_a_line_that_only_begins_like_a_fence_is_read_once(begin: str, on: str) -> None:
     """What gives back a letter at a time reads such a line as many times as it has letters: for minutes."""
     line = begin + on * 500_000
-    assert list(text_blocks(line, Colours())) == [{"kind": "text", "text": line}]
+    assert list(text_blocks(line, Colors())) == [{"kind": "text", "text": line}]
 
 
 def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines() -> None:
@@ -137,14 +137,14 @@ def test_an_edit_of_many_lines_that_are_nearly_alike_is_compared_by_whole_lines(
     call = {
         "function": {"name": "edit", "arguments": {"old": "\n".join(old), "new": "\n".join(["same", *new, "same"])}}
     }
-    (_, diff) = call_blocks(call, Colours())
+    (_, diff) = call_blocks(call, Colors())
     assert diff["lines"] == [("-", line) for line in old] + [("+", line) for line in ("same", *new, "same")]
 
 
 def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
-    colours = Colours(left=10)
+    colors = Colors(left=10)
     call = {"function": {"name": "edit", "arguments": {"old": "a\nb", "new": "a\nc"}}}
-    shown = [call_blocks(call, colours)[1]["lines"] for _ in range(2)]
+    shown = [call_blocks(call, colors)[1]["lines"] for _ in range(2)]
     assert shown == [[(" ", "a"), ("-", "b"), ("+", "c")], [("-", "a"), ("-", "b"), ("+", "a"), ("+", "c")]]
 
 
@@ -153,12 +153,12 @@ def test_of_very_many_edits_the_first_are_compared_and_all_are_shown() -> None:
 )
 def test_long_lines_and_wide_gaps_of_code_are_shown_plain(language: str, text: str) -> None:
     """The expressions of these languages take seconds to minutes on them."""
-    assert Colours().of(text, language) == [("", text)]
+    assert Colors().of(text, language) == [("", text)]
 
 
-def test_code_whose_colours_take_too_long_is_shown_plain() -> None:
+def test_code_whose_colors_take_too_long_is_shown_plain() -> None:
     """Each of these comments is looked for up to the end of the text."""
     text = "/*\n" * 6_000
     assert spans(text, "javascript", within=0.0) == [("", text)]
-    colours = Colours(seconds=0.0)
-    assert colours.of("x = 1", "python") == [("", "x = 1")]
+    colors = Colors(seconds=0.0)
+    assert colors.of("x = 1", "python") == [("", "x = 1")]

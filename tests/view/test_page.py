@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.view.figures import GROUPS
+from agentgym.view.metrics import GROUPS
 
 PAGE = Path(__file__).parents[2] / "agentgym/view/page"
 LINES, FILES = 350, 12
@@ -67,5 +67,5 @@ def test_the_page_has_no_inline_script_nor_style() -> None:
 
 
 @pytest.mark.parametrize("name", ["rollout/branches", "rollout/branch_tokens", "train/explained_variance"])
-def test_figures_of_branches_and_of_the_critic_have_charts_with_a_name(name: str) -> None:
+def test_metrics_of_branches_and_of_the_critic_have_charts_with_a_name(name: str) -> None:
     assert [group["title"] for group in GROUPS if name in group["names"]]

@@ -20,11 +20,11 @@ import agentgym as ag
 opened = []
 
 
-class Mine(ag.LocalEngine):
+class Mine(ag.TransformersEngine):
     """The embedded engine, under another name."""
 
     def __init__(self, model):
-        super().__init__(model, ag.LocalConfig(slots=8, device="cpu"))
+        super().__init__(model, ag.TransformersConfig(slots=8, device="cpu"))
 
     async def __aenter__(self):
         opened.append("in")
@@ -67,7 +67,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine: Any, tmp_path: Path) -> None:
-    run = replace(SMALL, out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:Mine", slots=4))
+    run = replace(SMALL, out=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:Mine", slots=4))
     summary = await ag.train_policy(run)
     assert summary["rollouts"] == 4
     assert mine.opened == ["in", "out"]
@@ -92,8 +92,8 @@ async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(
 def test_a_name_without_an_engine_is_refused_in_a_line_before_a_model_is_loaded(
     mine: Any, name: str, said: str
 ) -> None:
-    judge = ag.NamedModel(model="tiny", engine=ag.OtherEngine(name=name))
-    for run in (replace(SMALL, engine=ag.OtherEngine(name=name)), replace(SMALL, models={"judge": judge})):
+    judge = ag.ModelRoleConfig(model="tiny", engine=ag.CustomEngineConfig(name=name))
+    for run in (replace(SMALL, engine=ag.CustomEngineConfig(name=name)), replace(SMALL, models={"judge": judge})):
         with pytest.raises(ValueError, match=said):
             run.check_files()
 
@@ -104,28 +104,28 @@ def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
     (tmp_path / "torn_engine.py").write_text("import os\nos.no_such_name\nclass Mine: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(AttributeError, match="no_such_name"):
-        ag.OtherEngine(name="torn_engine:Mine").load()
+        ag.CustomEngineConfig(name="torn_engine:Mine").load()
 
 
 @pytest.mark.parametrize("template", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}])
 def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: an engine of your own brings its own"):
-        replace(SMALL, engine=ag.OtherEngine(name="mine_engine:Mine"), **template)
+        replace(SMALL, engine=ag.CustomEngineConfig(name="mine_engine:Mine"), **template)
 
 
 async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
-    run = replace(SMALL, out=tmp_path / "run", engine=ag.OtherEngine(name="mine_engine:broken"))
+    run = replace(SMALL, out=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:broken"))
     with pytest.raises(TypeError, match="engine: must be an engine, got 'an engine'"):
         await ag.train_policy(run)
 
 
 def test_an_engine_is_named_on_the_command_line() -> None:
     run = settings(chase_grpo.RECIPE, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
-    assert run.engine == ag.OtherEngine(name="mine_engine:Mine", slots=5)
+    assert run.engine == ag.CustomEngineConfig(name="mine_engine:Mine", slots=5)
     with pytest.raises(RefusedWords, match=r"^--engine: must be local, sglang or package\.module:Class, got 'vllm'"):
         settings(chase_grpo.RECIPE, ["--engine", "vllm"])
     with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
-        ag.OtherEngine(name="mine")
+        ag.CustomEngineConfig(name="mine")
 
 
 def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
@@ -139,7 +139,7 @@ async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_t
 ) -> None:
     monkeypatch.setattr(Chase, "limits", replace(Chase.limits, context_tokens=2048))
     await ag.train_policy(
-        replace(SMALL, out=tmp_path / "run", engine=ag.LocalConfig(slots=4, context_tokens=256), steps=0)
+        replace(SMALL, out=tmp_path / "run", engine=ag.TransformersConfig(slots=4, context_tokens=256), steps=0)
     )
     [said] = [record.getMessage() for record in caplog.records if "limits.context_tokens" in record.getMessage()]
     assert said.endswith(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import agentgym as ag
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.errors import EngineError
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
@@ -48,7 +48,7 @@ def batch(seed: int) -> list[Sample]:
     ]
 
 
-class Faulty(LocalEngine):
+class Faulty(TransformersEngine):
     """An engine that takes another adapter than the one it is given."""
 
     fault: Literal["none", "lost", "half", "old"] = "none"
@@ -84,7 +84,7 @@ async def pair(
     )
     async with (
         Trainer(MODEL, config) as trainer,
-        Faulty(MODEL, LocalConfig(slots=1, dtype=dtype, device="cpu", context_tokens=256)) as engine,
+        Faulty(MODEL, TransformersConfig(slots=1, dtype=dtype, device="cpu", context_tokens=256)) as engine,
     ):
         yield trainer, engine, WeightSync(trainer, engine, PROBE, SAMPLING)
 
@@ -94,9 +94,9 @@ async def test_a_policy_that_arrives_is_proven_step_after_step(dtype: str) -> No
     async with pair(dtype) as (trainer, _, sync):
         for version in (1, 2, 3):
             await trainer.step(batch(version))
-            figures = await sync(version)
-            assert figures["sync/arrived"] == pytest.approx(1, abs=0.1)
-            assert figures["sync/unproven"] == 0
+            metrics = await sync(version)
+            assert metrics["sync/arrived"] == pytest.approx(1, abs=0.1)
+            assert metrics["sync/unproven"] == 0
 
 
 @pytest.mark.parametrize("fault", ["lost", "half", "old"])
@@ -117,8 +117,8 @@ async def test_a_whole_model_that_arrives_is_proven_and_one_that_is_lost_is_refu
         await sync.begin()
         for version in (1, 2):
             await trainer.step(batch(version))
-            figures = await sync(version)
-            assert figures["sync/arrived"] == pytest.approx(1, abs=0.1)
+            metrics = await sync(version)
+            assert metrics["sync/arrived"] == pytest.approx(1, abs=0.1)
         resumed = WeightSync(trainer, engine, PROBE, SAMPLING, base=sync.base)
         await engine.load_adapter(None, version=0)  # as an engine that was opened again
         assert (await resumed(2))["sync/arrived"] == pytest.approx(1, abs=0.1)
@@ -143,7 +143,7 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
         train=ag.TrainConfig(temperature=0.7, lr=2e-3, warmup_steps=0, device="cpu", dtype="bfloat16"),
         eval_tasks=0,
     )
-    config = LocalConfig(slots=6, dtype="bfloat16", device="cpu")
+    config = TransformersConfig(slots=6, dtype="bfloat16", device="cpu")
     rows: list[dict[str, float]] = []
 
     class Note(ag.Callback):
@@ -165,15 +165,15 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
 async def test_an_update_too_small_to_tell_is_counted_and_proven_with_those_after_it() -> None:
     async with pair("bfloat16", lr=3e-6, trainers="float32") as (trainer, _, sync):
         await trainer.step(batch(1))
-        figures = await sync(1)
-        assert figures["sync/unproven"] == 1
-        assert "sync/arrived" not in figures
+        metrics = await sync(1)
+        assert metrics["sync/unproven"] == 1
+        assert "sync/arrived" not in metrics
         trainer.config = replace(trainer.config, lr=2e-3)
         trainer._open_now.learner.config = trainer.config  # larger steps, so that the test is short
         for version in (2, 3, 4):
             await trainer.step(batch(1))
-            figures = await sync(version)
-        assert figures["sync/arrived"] == pytest.approx(1, abs=0.25)
+            metrics = await sync(version)
+        assert metrics["sync/arrived"] == pytest.approx(1, abs=0.25)
 
 
 async def test_small_updates_that_are_lost_are_refused_as_soon_as_they_add_up() -> None:

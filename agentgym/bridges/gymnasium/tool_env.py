@@ -67,7 +67,7 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     def describe(self, observation: Any) -> str:
         """An observation as the model reads it: what an "ansi" rendering shows, else `str`.
 
-        Coloured text, by which such renderings mark a place, stands in [brackets].
+        Colored text, by which such renderings mark a place, stands in [brackets].
         """
         if self.gym.render_mode == "ansi":
             return re.sub(r"(?:\x1b\[[0-9;]+m)+(.*?)\x1b\[0m", r"[\1]", self.gym.render(), flags=re.DOTALL)

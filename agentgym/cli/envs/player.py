@@ -114,9 +114,9 @@ def tool_line(tool: dict[str, Any]) -> str:
     return printable(f"tool {tool['name']}({given}): {' '.join(str(tool.get('description', '')).split())}")
 
 
-def last_answer(played: Rollout) -> Iterator[str]:
+def last_answer(rollout: Rollout) -> Iterator[str]:
     """Yield the messages that answered the last turn, which no turn followed."""
-    turns = [turn for segment in played.segments for turn in segment.turns]
+    turns = [turn for segment in rollout.segments for turn in segment.turns]
     for message in max(turns, key=lambda turn: turn.number).env_messages if turns else ():
         for _, text in message_parts(message):
             yield message_line(message["role"], text)

@@ -73,7 +73,7 @@ def recipe_of(name: str, env: str, model: str) -> "RunConfig":
 
     if model != TINY:
         return RunConfig(recipe=name, env=env, model=model)
-    learning = TrainConfig(temperature=0.7, normalise=2000.0, grad_clip=0.05)
+    learning = TrainConfig(temperature=0.7, loss_agg=2000.0, grad_clip=0.05)
     return RunConfig(recipe=name, env=env, model=model, steps=20, max_tokens=40, train=learning)  # Its turns are short.
 
 

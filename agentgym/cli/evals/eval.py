@@ -130,7 +130,7 @@ def evaluate_env(
         endpoint = {"api_key_env": api_key_env, "tools": tools, "concurrency": concurrency}
         prices = {"prompt_price": prompt_price, "cached_price": cached_price, "completion_price": completion_price}
         asked = model if url is None else Endpoint(url, model=model, **endpoint, **prices)  # type: ignore[arg-type]
-        played = asyncio.run(_played(cls, asked, models or {}, settings, signals))
+        rollout = asyncio.run(_played(cls, asked, models or {}, settings, signals))
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -139,10 +139,10 @@ def evaluate_env(
     finally:
         drop_unused(folder)  # of an evaluation that was refused
     folder = place_now(folder)
-    for line in (*score_lines(played), f"{'folder':<10}{shown(folder)}", "", *task_lines(played, rows)):
+    for line in (*score_lines(rollout), f"{'folder':<10}{shown(folder)}", "", *task_lines(rollout, rows)):
         say(line)
     flush()
-    return exit_status(played, folder)
+    return exit_status(rollout, folder)
 
 
 async def _played(

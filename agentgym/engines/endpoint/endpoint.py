@@ -274,4 +274,4 @@ class _Opened:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise EngineError(f"Endpoint.{what}: {_EVALUATION}; train and score with ag.LocalEngine or SGLang")
+    raise EngineError(f"Endpoint.{what}: {_EVALUATION}; train and score with ag.TransformersEngine or SGLang")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is 
 
 
 @config(frozen=True, kw_only=True)
-class LocalConfig:
+class TransformersConfig:
     """Settings of the embedded engine; the defaults suit a small model on one CPU core."""
 
     slots: Positive = 64
@@ -59,7 +59,7 @@ class _Command(NamedTuple):
 _LATER = object()
 
 
-class LocalEngine:
+class TransformersEngine:
     """Samples in a thread of its own by continuous batching; implements `Engine`, open inside `async with`.
 
     `model` is a folder or hub name of a transformers causal language model and its tokenizer; or a loaded model,
@@ -68,12 +68,12 @@ class LocalEngine:
     """
 
     def __init__(
-        self, model: Any, config: LocalConfig | None = None, *, tokenizer: ChatTokenizer | None = None
+        self, model: Any, config: TransformersConfig | None = None, *, tokenizer: ChatTokenizer | None = None
     ) -> None:
         if tokenizer is None and not isinstance(model, str | Path):
             raise ValueError("tokenizer: a loaded model needs one beside it")
         self._model = find_model(model) if isinstance(model, str | Path) else model
-        self._config = config or LocalConfig()
+        self._config = config or TransformersConfig()
         self._tokenizer = tokenizer
         self._adapter = ""
         """The folder of the adapter; "" for none, and for one that has no folder."""
@@ -106,7 +106,7 @@ class LocalEngine:
             return self._config.context_tokens
         if self._batcher is None:
             raise EngineError(
-                "context_tokens: known once the engine is open; set LocalConfig.context_tokens to choose it"
+                "context_tokens: known once the engine is open; set TransformersConfig.context_tokens to choose it"
             )
         return self._batcher.policy.context
 

@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
-    """The causal language model of that name or folder, on the device; dtype auto is as `LocalConfig` says."""
+    """The causal language model of that name or folder, on the device; dtype auto is as `TransformersConfig` says."""
     with needs_extra():
         from transformers import AutoModelForCausalLM
 

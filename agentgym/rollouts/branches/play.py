@@ -27,18 +27,18 @@ from agentgym.rollouts.segment import OpenSegment
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.tools.tool_threads import Threads
 from agentgym.types.arrays import Floats
-from agentgym.types.branching import Branching
+from agentgym.types.branching import BranchingConfig
 from agentgym.types.rollout import Rollout, RolloutBranch, Segment, StopReason
 
 CANCELLED = "its task was cancelled by code of the env"
 """Why a branch has failed that ended without a result."""
 
 
-def check_branching(env: type[Env[Any]], branching: Branching | None) -> None:
+def check_branching(env: type[Env[Any]], branching: BranchingConfig | None) -> None:
     """Raise ValueError, which says why, where the rollouts of an env cannot have these branches."""
     if branching is None:
         return
-    require_instance("branching", branching, Branching)
+    require_instance("branching", branching, BranchingConfig)
     if issubclass(env, AgentEnv):
         raise ValueError(f"branching: {env.__name__} starts a program of its own, which cannot be copied; leave it out")
     if has_group_reward(env):
@@ -52,7 +52,7 @@ def check_branching(env: type[Env[Any]], branching: Branching | None) -> None:
 class Branches:
     """The branches of one rollout; in each state of it, it plays those that the settings ask for."""
 
-    def __init__(self, root: Attempt, settings: Branching) -> None:
+    def __init__(self, root: Attempt, settings: BranchingConfig) -> None:
         self.root, self.settings = root, settings
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
@@ -87,10 +87,10 @@ class Branches:
             if attempt.refusal is not None:
                 raise attempt.refusal
 
-    def added(self, played: Rollout) -> Rollout:
+    def added(self, rollout: Rollout) -> Rollout:
         """Return the rollout with its branches, and the counts of what they took."""
         ends = tuple(attempt.end() for attempt in self.played)
-        segments: list[Segment] = list(played.segments)
+        segments: list[Segment] = list(rollout.segments)
         for place, attempt in enumerate(self.played):
             segments += attempt.segments(place, len(segments))
         counts = {
@@ -98,9 +98,9 @@ class Branches:
             "branches_failed": float(sum(end.reward is None for end in ends)),
             "branch_tokens": float(sum(attempt.tokens for attempt in self.played)),
             "branch_seconds": self.waited,
-            "seconds": played.metrics["seconds"] - self.waited,
+            "seconds": rollout.metrics["seconds"] - self.waited,
         }
-        return replace(played, segments=tuple(segments), branches=ends, metrics={**played.metrics, **counts})
+        return replace(rollout, segments=tuple(segments), branches=ends, metrics={**rollout.metrics, **counts})
 
 
 class BranchAttempt(Attempt):
@@ -169,7 +169,7 @@ class BranchAttempt(Attempt):
     def _memo(self, origin: Env[Any]) -> dict[int, Any]:
         """What stands in the place of what a copy of the env may not copy, by its id."""
         state, root = self.state, self.root.state
-        shared = [origin.task, origin._resources, root.engine, *root.engines.values(), *root.stand_ins.values()]
+        shared = [origin.task, origin._resources, root.engine, *root.engines.values(), *root.fallback_models.values()]
         memo: dict[int, Any] = {id(each): each for each in shared}
         memo |= {id(origin._forks): None, id(origin._threads): None, id(root.models): state.models}
         return memo | {id(model): state.models(name) for name, model in root.models.asked().items()}
@@ -204,7 +204,7 @@ class BranchAttempt(Attempt):
 class StateChooser:
     """Chooses states by what was sampled before them, never by a turn behind them."""
 
-    def __init__(self, settings: Branching) -> None:
+    def __init__(self, settings: BranchingConfig) -> None:
         self.settings = settings
         self.spent = 0
         """Tokens that the branches have sampled so far."""

@@ -1,4 +1,4 @@
-"""The figures of one batch: lengths, spread of rewards, tools, failures, and how far the engine's policy is off."""
+"""The metrics of one batch: lengths, spread of rewards, tools, failures, and how far the engine's policy is off."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,40 +17,40 @@ MOST_TOOLS = 16
 """Names of tools whose calls are counted apart; a model can make up names without end."""
 
 
-def batch_figures(groups: Groups, *, least_solved: float = 1.0) -> dict[str, float]:
+def batch_metrics(groups: Groups, *, least_solved: float = 1.0) -> dict[str, float]:
     """Return the spread of a batch's lengths and rewards, and its tool calls, tool errors and failures by name.
 
     `least_solved` is the least reward of a solved task.
     """
-    scored = [played for played in groups.rollouts if played.reward is not None]
-    figures = tool_figures(ToolCounts.of(groups.rollouts))
-    for kind, count in Counter(played.failure.type for played in groups.rollouts if played.failure).items():
-        figures[f"failures/{kind}"] = float(count)
+    scored = [rollout for rollout in groups.rollouts if rollout.reward is not None]
+    metrics = tool_metrics(ToolCounts.of(groups.rollouts))
+    for kind, count in Counter(rollout.failure.type for rollout in groups.rollouts if rollout.failure).items():
+        metrics[f"failures/{kind}"] = float(count)
     if not scored:
-        return figures
+        return metrics
     turns = [
         turn.stop - turn.start
-        for played in scored
-        for segment in played.own_segments
+        for rollout in scored
+        for segment in rollout.own_segments
         if not segment.model
         for turn in segment.turns
     ]
-    for what, lengths in (("rollout", [policy_tokens(played.own_segments) for played in scored]), ("turn", turns)):
+    for what, lengths in (("rollout", [policy_tokens(rollout.own_segments) for rollout in scored]), ("turn", turns)):
         if lengths:
             values = np.quantile(lengths, list(QUANTILES.values()))
             names = (f"length/{what}_{name}" for name in QUANTILES)
-            figures |= dict(zip(names, map(float, values), strict=True))
-    rewards = [[played.reward for played in group.scored] for group in groups if group.scored]
+            metrics |= dict(zip(names, map(float, values), strict=True))
+    rewards = [[rollout.reward for rollout in group.scored] for group in groups if group.scored]
     solved = [[reward is not None and reward >= least_solved for reward in of_task] for of_task in rewards]
-    figures |= {
-        "reward/std": float(np.std(np.array([played.reward for played in scored], np.float64))),
+    metrics |= {
+        "reward/std": float(np.std(np.array([rollout.reward for rollout in scored], np.float64))),
         "groups/solved_by_none": float(np.mean([not any(of_task) for of_task in solved])),
         "groups/solved_by_all": float(np.mean([all(of_task) for of_task in solved])),
     }
-    return figures
+    return metrics
 
 
-def tool_figures(counts: ToolCounts) -> dict[str, float]:
+def tool_metrics(counts: ToolCounts) -> dict[str, float]:
     """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
     shown = dict(counts.calls.most_common(MOST_TOOLS))
     if others := counts.calls.total() - sum(shown.values()):
@@ -62,7 +62,7 @@ def tool_figures(counts: ToolCounts) -> dict[str, float]:
     return calls | {f"tools/{name}/errors": float(count) for name, count in failed.items()}
 
 
-def mismatch_figures(
+def mismatch_metrics(
     samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, bool]]
 ) -> dict[str, float]:
     """Return how far the trainer's log-probabilities are from those that the tokens were sampled with.

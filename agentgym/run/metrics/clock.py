@@ -9,7 +9,7 @@ from agentgym.machine.clock import standstills
 
 
 class StepClock:
-    """Measures the wall time of a step by its parts; `figures` names each part, and starts the next step."""
+    """Measures the wall time of a step by its parts; `metrics` names each part, and starts the next step."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -25,7 +25,7 @@ class StepClock:
         finally:
             self._seconds[name] += time.perf_counter() - began
 
-    def figures(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
+    def metrics(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
         """Return the seconds of each part and of the whole step since the last call, and tokens by second.
 
         The seconds in which the process stood still are in those of the parts and of the step, too.
@@ -35,10 +35,10 @@ class StepClock:
         now = time.perf_counter()
         seconds, whole = self._seconds, now - self._began
         self._began, self._seconds = now, defaultdict(float)
-        figures = {f"time/{name}": value for name, value in sorted(seconds.items())} | {"time/step": whole}
-        figures["time/stood_still"] = standstills().seconds - self._still
-        self._still += figures["time/stood_still"]
-        figures["throughput/sampled_tokens_per_s"] = sampled_tokens / whole
+        metrics = {f"time/{name}": value for name, value in sorted(seconds.items())} | {"time/step": whole}
+        metrics["time/stood_still"] = standstills().seconds - self._still
+        self._still += metrics["time/stood_still"]
+        metrics["throughput/sampled_tokens_per_s"] = sampled_tokens / whole
         if seconds.get("train"):
-            figures["throughput/trained_tokens_per_s"] = trained_tokens / seconds["train"]
-        return figures
+            metrics["throughput/trained_tokens_per_s"] = trained_tokens / seconds["train"]
+        return metrics

@@ -35,15 +35,15 @@ class Watch(Callback):
                 self._said.add(key)
                 self._alert(said)
 
-    def _no_signal(self, figures: Mapping[str, float]) -> dict[str, str]:
-        groups = figures.get("samples/groups")
-        none = groups is not None and figures.get("samples/groups_without_signal") == groups
+    def _no_signal(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        groups = metrics.get("samples/groups")
+        none = groups is not None and metrics.get("samples/groups_without_signal") == groups
         self._silent = self._silent + 1 if none else 0
-        idle = not none and figures.get("train/optimizer_steps") == 0
+        idle = not none and metrics.get("train/optimizer_steps") == 0
         self._idle = self._idle + 1 if idle else 0
         said = {}
         if self._silent >= NO_SIGNAL:
-            solved = figures.get("groups/solved_by_all", 0.0)
+            solved = metrics.get("groups/solved_by_all", 0.0)
             why = "all tasks are solved" if solved == 1 else "all rollouts of each task have the same reward"
             said["signal"] = (
                 f"No group had a signal in the last {NO_SIGNAL} batches: {why}; use other tasks, more rollouts of each "
@@ -52,13 +52,13 @@ class Watch(Callback):
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
                 f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: "
-                f"{figures.get('train/skipped_steps', 0.0):g} were skipped for a gradient that is not finite and "
-                f"{figures.get('train/untrained_steps', 0.0):g} had no token to train in the last one."
+                f"{metrics.get('train/skipped_steps', 0.0):g} were skipped for a gradient that is not finite and "
+                f"{metrics.get('train/untrained_steps', 0.0):g} had no token to train in the last one."
             )
         return said
 
-    def _no_branch(self, figures: Mapping[str, float]) -> dict[str, str]:
-        none = figures.get("rollout/branches") == 0
+    def _no_branch(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        none = metrics.get("rollout/branches") == 0
         self._unbranched = self._unbranched + 1 if none else 0
         if self._unbranched < NO_SIGNAL:
             return {}
@@ -69,8 +69,8 @@ class Watch(Callback):
             )
         }
 
-    def _tools(self, figures: Mapping[str, float]) -> dict[str, str]:
-        for key, value in figures.items():
+    def _tools(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        for key, value in metrics.items():
             room, _, tail = key.partition("/")
             name, _, what = tail.rpartition("/")
             if room == "tools" and what in ("calls", "errors"):
@@ -83,8 +83,8 @@ class Watch(Callback):
             for name, (errors, calls) in self._counts.failing(least_calls=LEAST_CALLS).items()
         }
 
-    def _drift(self, figures: Mapping[str, float]) -> dict[str, str]:
-        if (now := figures.get("mismatch/mean")) is not None:
+    def _drift(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        if (now := metrics.get("mismatch/mean")) is not None:
             self._mismatch.append(now)
         if len(self._mismatch) < 2 * FIRST:
             return {}
@@ -98,8 +98,8 @@ class Watch(Callback):
             )
         }
 
-    def _servers(self, figures: Mapping[str, float]) -> dict[str, str]:
-        lost = figures.get("engine/lost_servers", 0.0)
+    def _servers(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        lost = metrics.get("engine/lost_servers", 0.0)
         grew, self._lost = lost > self._lost, lost
         if not grew:
             return {}

@@ -56,20 +56,20 @@ def env_parameters(envs: Envs) -> dict[str, Parameter[Any]]:
     return {f"{name}.{own}": parameter for name, those in found.items() for own, parameter in those.items()}
 
 
-def env_figures(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[str, float]:
-    """Return the figures of each member of a mixture that has a task among the groups; none of a single env."""
-    figures: dict[str, float] = {}
+def env_metrics(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[str, float]:
+    """Return the metrics of each member of a mixture that has a task among the groups; none of a single env."""
+    metrics: dict[str, float] = {}
     for name in env.members if issubclass(env, Mixture) else ():
         own = Groups([group for group in groups if group.group_id.startswith(f"{name}/")])
         if not own:
             continue
-        rewards = [played.reward for played in own.rollouts if played.reward is not None]
+        rewards = [rollout.reward for rollout in own.rollouts if rollout.reward is not None]
         counts = {"groups": len(own), "rollouts": len(own.rollouts), "failed": len(own.rollouts) - len(rewards)}
-        figures |= {f"{prefix}env/{name}/{what}": float(count) for what, count in counts.items()}
+        metrics |= {f"{prefix}env/{name}/{what}": float(count) for what, count in counts.items()}
         if rewards:
             means = {of: value for of, value in own.metrics().items() if of.partition("/")[0] == "reward"}
-            figures |= {f"{prefix}env/{name}/{of}": value for of, value in means.items()}
-    return figures
+            metrics |= {f"{prefix}env/{name}/{of}": value for of, value in means.items()}
+    return metrics
 
 
 def members_of(env: type[Env[Any]]) -> list[type[Env[Any]]]:

@@ -94,9 +94,9 @@ def _calls(plays: Sequence[ObservedRollout]) -> Iterator[ToolCall]:
 
 async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rollout]) -> None:
     """Ask for the group reward of rollouts whose texts are hostile, and note what it raises."""
-    for played in await GroupRewards(stage.cls, stage.models or {}).added(stage.task, rollouts, seed=7):
-        if played.failure is not None and played.failure.type not in NOT_OF_THE_ENV:
-            raised.add("a group of such answers", str(played.failure))
+    for rollout in await GroupRewards(stage.cls, stage.models or {}).added(stage.task, rollouts, seed=7):
+        if rollout.failure is not None and rollout.failure.type not in NOT_OF_THE_ENV:
+            raised.add("a group of such answers", str(rollout.failure))
 
 
 @contextmanager

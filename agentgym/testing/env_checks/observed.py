@@ -21,7 +21,7 @@ from agentgym.types.task import StepResult
 T = TypeVar("T")
 
 RESET, SCORE = -1, -2
-"""Stand-ins for a turn's number: the parts of a rollout that belong to no turn."""
+"""Fallback models for a turn's number: the parts of a rollout that belong to no turn."""
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ class Limit:
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.samples is not None:
-            raise ValueError("micro_tokens, micro_samples: give one of them, not both")
-        for name, value in (("micro_tokens", self.tokens), ("micro_samples", self.samples)):
+            raise ValueError("max_tokens_per_microbatch, micro_samples: give one of them, not both")
+        for name, value in (("max_tokens_per_microbatch", self.tokens), ("micro_samples", self.samples)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}: a micro-batch needs at least 1, got {value}; None is no limit")
 

@@ -60,7 +60,12 @@ def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> l
 
 
 def plan_step(
-    samples: Sequence[Sample], *, ranks: int, layout: "Layout" = "padded", micro_tokens: int | None, cost: Cost
+    samples: Sequence[Sample],
+    *,
+    ranks: int,
+    layout: "Layout" = "padded",
+    max_tokens_per_microbatch: int | None,
+    cost: Cost,
 ) -> Plan:
     """Return the micro-batches of each rank for one optimizer step; see `plan_lengths`.
 
@@ -69,8 +74,10 @@ def plan_step(
     """
     if layout != "tree":
         lengths = [len(sample) for sample in samples]
-        return plan_lengths(lengths, ranks=ranks, micro_tokens=micro_tokens, layout=layout, cost=cost)
-    limit = Limit(tokens=micro_tokens)
+        return plan_lengths(
+            lengths, ranks=ranks, max_tokens_per_microbatch=max_tokens_per_microbatch, layout=layout, cost=cost
+        )
+    limit = Limit(tokens=max_tokens_per_microbatch)
     order = sort_samples(samples)
     _check(order.lengths, ranks)
     return assign_to_ranks(tree.pack(order, cost, ranks, limit.tokens), ranks)
@@ -80,7 +87,7 @@ def plan_lengths(
     lengths: Sequence[int],
     *,
     ranks: int,
-    micro_tokens: int | None = None,
+    max_tokens_per_microbatch: int | None = None,
     micro_samples: int | None = None,
     layout: Literal["padded", "packed"] = "padded",
     cost: Cost = LENGTH,
@@ -88,11 +95,12 @@ def plan_lengths(
     """Return the micro-batches of each rank; each sample is in exactly one of them.
 
     `lengths` are the samples' tokens, prompt and response. A micro-batch has at most `micro_samples` samples, or at
-    most `micro_tokens` tokens as the layout counts them: samples x longest if padded, the sum if packed. A sample over
-    the budget stands alone. Bins of like cost meet in a micro-batch, for its slowest rank is what the others wait for;
-    the costliest come first. Where there are fewer samples than ranks could take, the others get padding.
+    most `max_tokens_per_microbatch` tokens as the layout counts them: samples x longest if padded, the sum if packed. A
+    sample over the budget stands alone. Bins of like cost meet in a micro-batch, for its slowest rank is what the
+    others wait for; the costliest come first. Where there are fewer samples than ranks could take, the others get
+    padding.
     """
-    limit = Limit(tokens=micro_tokens, samples=micro_samples)
+    limit = Limit(tokens=max_tokens_per_microbatch, samples=micro_samples)
     tokens = np.asarray(lengths, np.int64)
     _check(tokens, ranks)
     return assign_to_ranks({"padded": padded.pack, "packed": packed.pack}[layout](tokens, cost, ranks, limit), ranks)
@@ -117,9 +125,9 @@ def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
     return plans
 
 
-def over_budget(lengths: Sequence[int], micro_tokens: int | None) -> int:
+def over_budget(lengths: Sequence[int], max_tokens_per_microbatch: int | None) -> int:
     """Return how many samples are longer than a micro-batch's token budget, and so stand alone."""
-    return 0 if micro_tokens is None else sum(length > micro_tokens for length in lengths)
+    return 0 if max_tokens_per_microbatch is None else sum(length > max_tokens_per_microbatch for length in lengths)
 
 
 def _check(lengths: Ints, ranks: int) -> None:

@@ -42,7 +42,7 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SortedSamples:
-    """Samples sorted by their tokens, so that each shares the longest prefix with a neighbour.
+    """Samples sorted by their tokens, so that each shares the longest prefix with a neighbor.
 
     ::
 
@@ -50,7 +50,7 @@ class SortedSamples:
         lengths    2          4          3           2
         shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
-    The tree of any neighbours has `lengths` tokens of the first one, and `lengths - shared` of each other one.
+    The tree of any neighbors has `lengths` tokens of the first one, and `lengths - shared` of each other one.
     """
 
     indices: Ints
@@ -90,7 +90,7 @@ class SortedSamples:
 
 
 def sort_samples(samples: Sequence[Sample]) -> SortedSamples:
-    """Sort the samples by their tokens, and count how much neighbours share."""
+    """Sort the samples by their tokens, and count how much neighbors share."""
     return _sorted([_key(sample) for sample in samples])
 
 
@@ -150,7 +150,7 @@ def _ranges(start_B: Ints, length_B: Ints) -> Ints:
 class _Path:
     """The path from a root to the last token of the last sample, while a tree grows sample by sample.
 
-    It is kept as a list of runs: neighbouring nodes that one sample added. A run ends at the depth at which the next
+    It is kept as a list of runs: neighboring nodes that one sample added. A run ends at the depth at which the next
     begins.
     """
 

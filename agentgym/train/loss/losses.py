@@ -27,7 +27,7 @@ and no finite log-probability makes a step infinite.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """The part of one micro-batch in the figures of a step: sums over its trained tokens, and one maximum."""
+    """The part of one micro-batch in the metrics of a step: sums over its trained tokens, and one maximum."""
 
     loss: float
     tokens: int
@@ -46,23 +46,23 @@ class LossSums:
     """Number of tokens more than LARGEST_K3_GAP below the reference, where k3 is a line."""
 
 
-def denominator(samples: Sequence[Sample], normalise: Normalise) -> float:
+def denominator(samples: Sequence[Sample], loss_agg: Normalise) -> float:
     """Return what a mini-batch's sum is divided by: its trained tokens, samples or rollouts, or a constant.
 
     Samples and rollouts of which no token is trained do not count.
     """
-    if normalise == "token":
+    if loss_agg == "token":
         return float(sum(int(sample.loss_mask.sum()) for sample in samples))
-    if normalise == "sample":
+    if loss_agg == "sample":
         return float(sum(bool(sample.loss_mask.any()) for sample in samples))
-    if normalise == "rollout":
+    if loss_agg == "rollout":
         return float(len({sample.rollout_id for sample in samples if sample.loss_mask.any()}))
-    if isinstance(normalise, str) or not normalise > 0:
-        raise ValueError(f"normalise: {normalise!r} is none of token, sample, rollout or a number above 0")
-    return float(normalise)
+    if isinstance(loss_agg, str) or not loss_agg > 0:
+        raise ValueError(f"loss_agg: {loss_agg!r} is none of token, sample, rollout or a number above 0")
+    return float(loss_agg)
 
 
-def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, normalise: Normalise) -> Tensor:
+def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: Normalise) -> Tensor:
     """Return the sum over the trained tokens, each times its weight; divided by `denominator` it is the mean.
 
     ::
@@ -74,8 +74,8 @@ def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, norm
     Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing. Merging the turns
     of a segment into one sample changes nothing either, except under "sample", which counts samples.
     """
-    if normalise in ("sample", "rollout"):
-        share_B = torch.ones_like(weight_B) if normalise == "sample" else weight_B
+    if loss_agg in ("sample", "rollout"):
+        share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B
         values_BR = values_BR * (share_B / loss_mask_BR.sum(-1).clamp(min=1))[:, None]
     return torch.where(loss_mask_BR, values_BR, 0.0).sum()
 
@@ -90,15 +90,15 @@ def policy_loss(
     sequence_B: Tensor | None = None,
     old_BR: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
-    """Return this batch's term of the policy loss, a scalar, and its figures; a mini-batch's terms add up to its loss.
+    """Return this batch's term of the policy loss, a scalar, and its metrics; a mini-batch's terms add up to its loss.
 
-    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_low),
-    1 + clip_high), and sg(x) the value of x without its gradient::
+    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low),
+    1 + clip_eps_high), and sg(x) the value of x without its gradient::
 
-        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_high > clip_low: DAPO, 2503.14476
-        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
-        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
-        gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
+        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_eps_high > clip_eps_low: DAPO,
+        2503.14476 dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585 gspo
+        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
                     trained tokens; a token has the gradient s grad(its logprob)
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
         correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
@@ -126,8 +126,8 @@ def policy_loss(
         term = _Term(gain_BR=gain_BR, stopped_BR=nothing_BR, corrected_BR=corrected_BR)
     else:
         term = _clip(gap_BR, batch, config, sequence_B)
-    loss = -weighted_sum(term.gain_BR, batch.loss_mask_BR, batch.weight_B, config.normalise) / denominator
-    return loss, _figures(loss, gap_BR, entropy_BR, term, batch.loss_mask_BR)
+    loss = -weighted_sum(term.gain_BR, batch.loss_mask_BR, batch.weight_B, config.loss_agg) / denominator
+    return loss, _metrics(loss, gap_BR, entropy_BR, term, batch.loss_mask_BR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,7 +154,7 @@ def _one(log_ratio_BR: Tensor) -> Tensor:
 
 def _correct(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Return each token's importance weight, and whether it was truncated or masked."""
-    cap = config.correction_cap
+    cap = config.is_cap
     weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.correction, cap=cap)
     return weights_BR, weights_BR == (0 if config.correction.endswith("mask") else cap)
 
@@ -164,9 +164,9 @@ def _clip(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig, sequence_B: T
     advantages_BR, one_BR = batch.advantages_BR, _one(log_ratio_BR)
     nothing_BR = torch.zeros_like(batch.loss_mask_BR)
     ratio_BR = _ratio(log_ratio_BR.detach(), batch, config.loss, sequence_B)
-    high_BR, low_BR = ratio_BR > 1 + config.clip_high, ratio_BR < 1 - config.clip_low
+    high_BR, low_BR = ratio_BR > 1 + config.clip_eps_high, ratio_BR < 1 - config.clip_eps_low
     if config.loss == "cispo":
-        weights_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+        weights_BR = ratio_BR.clamp(1 - config.clip_eps_low, 1 + config.clip_eps_high)
         gain_BR = weights_BR * one_BR * advantages_BR
         return _Term(gain_BR=gain_BR, stopped_BR=high_BR | low_BR, corrected_BR=nothing_BR)
     stopped_BR = high_BR & (advantages_BR > 0) | low_BR & (advantages_BR < 0)
@@ -191,10 +191,10 @@ def _sample_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _figures(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss_mask_BR: Tensor) -> LossSums:
-    """Return the figures of one micro-batch, copied from the device together; gaps to the engine are 0 if untrained."""
+def _metrics(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss_mask_BR: Tensor) -> LossSums:
+    """Return the metrics of one micro-batch, copied from the device together; gaps to the engine are 0 if untrained."""
     gap_BR = gap_BR.double()  # a ratio that float32 holds has a finite sum here
-    figures = (
+    metrics = (
         loss,
         loss_mask_BR.sum(),
         (term.stopped_BR & loss_mask_BR).sum(),
@@ -203,7 +203,7 @@ def _figures(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss
         torch.where(loss_mask_BR, entropy_BR, 0.0).sum(),
         gap_BR.abs().max(),
     )
-    value, tokens, clipped, corrected, kl, entropy, gap = torch.stack([one.double() for one in figures]).tolist()
+    value, tokens, clipped, corrected, kl, entropy, gap = torch.stack([one.double() for one in metrics]).tolist()
     return LossSums(
         loss=value, tokens=int(tokens), clipped=clipped, corrected=corrected, kl=kl, entropy=entropy, gap=gap
     )
@@ -211,7 +211,7 @@ def _figures(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss
 
 def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: TrainConfig) -> Tensor:
     """Return the smaller of ratio x advantage and clipped ratio x advantage."""
-    clipped_BR = ratio_BR.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clipped_BR = ratio_BR.clamp(1 - config.clip_eps_low, 1 + config.clip_eps_high)
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
     if config.dual_clip is None:
         return gain_BR

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from agentgym.train.loss.figures import Forward
+from agentgym.train.loss.metrics import Forward
 
 SHOWN = 20
 """Number of rollouts that a warning names."""

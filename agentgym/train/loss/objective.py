@@ -39,7 +39,7 @@ class Objective:
         reference_BR: Tensor | None,
         old_BR: Tensor | None,
     ) -> tuple[Tensor, LossSums]:
-        """Return the term of these samples, a scalar to call `backward` on, and its figures.
+        """Return the term of these samples, a scalar to call `backward` on, and its metrics.
 
         `reference_BR` is of the model without its adapter, `old_BR` of the trainer before the first optimizer step of
         the batch; None where the config asks for none.
@@ -57,7 +57,7 @@ class Objective:
         if reference_BR is None:
             return loss, sums
         kl_BR = divergence(logprobs_BR, reference_BR, mask_BR, estimator=config.kl_estimator)
-        mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.normalise) / self.denominator
+        mean = weighted_sum(kl_BR, mask_BR, batch.weight_B, config.loss_agg) / self.denominator
         loss = loss + config.kl_coef * mean
         bounded_BR = mask_BR & (reference_BR - logprobs_BR.detach() > LARGEST_K3_GAP)
         return loss, replace(

@@ -212,14 +212,14 @@ def shard(
 
     With a `dtype` of less than float32 all computation is in that type; what is trained, its gradients and its moments
     stay float32. `offload` keeps shards, gradients and optimizer on the CPU. Sharding replaces the parameter objects,
-    so the optimizer must be made afterwards.
+    so the optimizer must be made afterward.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
     from torch.distributed.fsdp import register_fsdp_forward_method as gathers
 
     world = dist.get_world_size()
-    # A row for each replica: neighbours, such as those of one node, have the shards of one.
+    # A row for each replica: neighbors, such as those of one node, have the shards of one.
     sizes = (world,) if replicas == 1 else (replicas, world // replicas)
     how: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, sizes, mesh_dim_names=("replica", "shard")[-len(sizes) :]),

@@ -20,7 +20,7 @@ LONGEST = 1 << 20
 MOST_LINES = 100_000
 """The most lines of metrics.jsonl; those of a run fill the largest file that is read with fewer."""
 LARGEST = 1e150
-"""Size above which a figure is left out: squares and sums of larger ones overflow."""
+"""Size above which a metric is left out: squares and sums of larger ones overflow."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class KeptRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The figures of its end; empty before that."""
+        """The metrics of its end; empty before that."""
         return read_json(self.folder / SUMMARY)
 
     @property
@@ -74,13 +74,13 @@ class KeptRun:
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The figures of each step in order; of a step that was done twice, those of the later time."""
+        """The metrics of each step in order; of a step that was done twice, those of the later time."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT not in row}
         return [rows[step] for step in sorted(rows)]
 
     @cached_property
     def held_out(self) -> list[dict[str, Any]]:
-        """The figures of each evaluation on the way, by the steps that were done before it."""
+        """The metrics of each evaluation on the way, by the steps that were done before it."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT in row}
         return [rows[step] for step in sorted(rows)]
 
@@ -89,19 +89,19 @@ class KeptRun:
         """The rollouts of all steps that have a reward."""
         return sum(self.curve("rollouts/finished").values())
 
-    def curve(self, figure: str) -> dict[int, float]:
-        """Return a figure by its step as the log counts: from 0, held-out ones by the steps before; without gaps."""
-        return self._curves.get(figure, {})
+    def curve(self, metric: str) -> dict[int, float]:
+        """Return a metric by its step as the log counts: from 0, held-out ones by the steps before; without gaps."""
+        return self._curves.get(metric, {})
 
     @cached_property
     def _curves(self) -> dict[str, dict[int, float]]:
-        """Every figure by its step: the log is gone through once, however many figures are asked for."""
+        """Every metric by its step: the log is gone through once, however many metrics are asked for."""
         found: dict[str, dict[int, float]] = {}
         for rows, held_out in ((self.steps, False), (self.held_out, True)):
             for row in rows:
-                for figure, given in row.items():
-                    if figure.startswith("eval/") == held_out and (value := measured(given)) is not None:
-                        found.setdefault(figure, {})[row["step"]] = value
+                for metric, given in row.items():
+                    if metric.startswith("eval/") == held_out and (value := measured(given)) is not None:
+                        found.setdefault(metric, {})[row["step"]] = value
         return found
 
     @cached_property
@@ -115,12 +115,12 @@ class KeptRun:
         content = _content(path)
         if (count := content.count(b"\n")) > MOST_LINES:
             raise UnreadableFileError(f"{path}: it has {count:,} lines, and at most {MOST_LINES:,} are read")
-        found = [_figures(line) for line in content.split(b"\n")]
+        found = [_metrics(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
 
 def measured(value: object) -> float | None:
-    """Return a figure as a number that can be drawn and averaged; None for what is no finite number.
+    """Return a metric as a number that can be drawn and averaged; None for what is no finite number.
 
     One of a size above LARGEST is left out, too.
     """
@@ -156,7 +156,7 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _figures(line: bytes) -> dict[str, Any]:
+def _metrics(line: bytes) -> dict[str, Any]:
     """The numbers of a line; none of one that is damaged."""
     found = _parsed(line) if len(line) <= LONGEST else {}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}

@@ -53,7 +53,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A figure of a line over its steps: the mean over the seeds, and the lowest and the highest of them."""
+    """A metric of a line over its steps: the mean over the seeds, and the lowest and the highest of them."""
 
     steps: list[int]
     mean: list[float]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from agentgym.errors import AgentGymError
 from agentgym.types.transcript import counted, printable
-from agentgym.view.report.figures import SettingRow, end_rows, score_rows, setting_rows, stop_rows, unlearned_rows
 from agentgym.view.report.folders import kept_runs
 from agentgym.view.report.lines import Line, lines_of
+from agentgym.view.report.metrics import SettingRow, end_rows, score_rows, setting_rows, stop_rows, unlearned_rows
 from agentgym.view.report.plots import Chart, draw_charts
 from agentgym.view.report.rollouts import FailureKind, Quoted, failed_in, failures, quoted
 
@@ -21,7 +21,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.9rem; }
 th, td { border: 1px solid #8886; padding: 0.25rem 0.6rem; text-align: left; vertical-align: top; }
 tr.differs th { border-left: 4px solid #d55e00; }
-figure { display: inline-block; margin: 0.5rem 0.5rem 1rem 0; max-width: 34rem; vertical-align: top; }
+metric { display: inline-block; margin: 0.5rem 0.5rem 1rem 0; max-width: 34rem; vertical-align: top; }
 img { max-width: 100%; background: white; }
 figcaption, .said { font-size: 0.85rem; opacity: 0.8; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #8886; padding: 0.6rem; font-size: 0.8rem; }
@@ -41,7 +41,7 @@ def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transc
         f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
         *_lines(lines),
         *_charts(charts, folder),
-        *_section("Figures at the end", end_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
+        *_section("Metrics at the end", end_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
         *_section("Evaluations", score_rows(lines), said="Mean ± standard deviation (lowest to highest)."),
         *_unlearned(lines),
         *_failures(lines),
@@ -87,7 +87,7 @@ def _charts(charts: Sequence[Chart], folder: Path) -> Iterator[str]:
     for chart in charts:
         data = base64.b64encode((folder / chart.file).read_bytes()).decode()
         image = f'<img alt="{_text(chart.title)}" src="data:image/png;base64,{data}">'
-        yield f"<figure>{image}<figcaption>{_text(chart.said)}</figcaption></figure>"
+        yield f"<metric>{image}<figcaption>{_text(chart.said)}</figcaption></metric>"
 
 
 def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterator[str]:

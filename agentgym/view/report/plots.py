@@ -7,14 +7,14 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from matplotlib.metric import Metric
 from matplotlib.ticker import MaxNLocator
 
 from agentgym.view.report.folders import measured
 from agentgym.view.report.lines import Line, band
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colours that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+"""Colors that can be told apart without seeing all of them (Okabe and Ito), and one more."""
 PARTS = 1000
 """The most parts of a curve that are told apart: a picture is 840 pixels wide."""
 CHARTS = (
@@ -33,14 +33,14 @@ CHARTS = (
     ("time/step", "Time of a step", "seconds", "seconds from one step to the next"),
     ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens by second of a step"),
 )
-"""Figure, title, unit and words of each curve."""
+"""Metric, title, unit and words of each curve."""
 SPREAD = "The line is the mean over the seeds, the band reaches from the lowest to the highest; thin lines are seeds."
 """The words below a picture with several seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A figure of one line: its name, and the values of each seed by step."""
+    """A metric of one line: its name, and the values of each seed by step."""
 
     label: str
     seeds: Sequence[Mapping[int, float]]
@@ -61,30 +61,30 @@ def draw_curves(
 ) -> None:
     """Draw the curves of all lines into one picture; `across` says what the steps are."""
     with mpl.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
+        metric = Metric(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(metric)
+        axes = metric.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
         for place, curve in enumerate(curves):
-            add_curve(axes, curve, COLOURS[place % len(COLOURS)])
+            add_curve(axes, curve, COLORS[place % len(COLORS)])
         mark_whole_steps(axes)
         if from_zero:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+        metric.savefig(path, dpi=120, metadata={"Software": None})
 
 
-def add_curve(axes: Axes, curve: Curve, colour: str) -> None:
+def add_curve(axes: Axes, curve: Curve, color: str) -> None:
     """Draw the mean of a line; of several seeds also their range as a band, and each of them as a thin line."""
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:
-            axes.plot(*thinned(list(seed), list(seed.values())), color=colour, alpha=0.35, linewidth=0.8)
+            axes.plot(*thinned(list(seed), list(seed.values())), color=color, alpha=0.35, linewidth=0.8)
         steps, low, high = thinned(mean.steps, mean.low, mean.high)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
     marker = "o" if len(mean.steps) < 12 else None
     label = plain(curve.label)
-    axes.plot(*thinned(mean.steps, mean.mean), marker=marker, markersize=3, color=colour, linewidth=2, label=label)
+    axes.plot(*thinned(mean.steps, mean.mean), marker=marker, markersize=3, color=color, linewidth=2, label=label)
 
 
 def thinned(steps: Sequence[int], *values: Sequence[float]) -> list[list[float]]:
@@ -105,17 +105,17 @@ def _ends(values: Sequence[Sequence[float]], count: int, size: int) -> set[int]:
 def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:
     """Draw each score as a point with its interval, one below the other."""
     with mpl.rc_context({"text.parse_math": False}):
-        figure = Figure(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot(xlabel=plain(unit), title=plain(title))
+        metric = Metric(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
+        FigureCanvasAgg(metric)
+        axes = metric.add_subplot(xlabel=plain(unit), title=plain(title))
         for place, bar in enumerate(bars):
-            colour = COLOURS[place % len(COLOURS)]
-            axes.plot([bar.low, bar.high], [place, place], color=colour, linewidth=2)
-            axes.plot([bar.value], [place], "o", color=colour)
+            color = COLORS[place % len(COLORS)]
+            axes.plot([bar.low, bar.high], [place, place], color=color, linewidth=2)
+            axes.plot([bar.value], [place], "o", color=color)
         axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.grid(alpha=0.3)
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+        metric.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def mark_whole_steps(axes: Axes) -> None:
@@ -139,24 +139,24 @@ class Chart:
 
 
 def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
-    """Draw every chart for which there are figures into the folder; return those that were drawn, in order."""
+    """Draw every chart for which there are metrics into the folder; return those that were drawn, in order."""
     drawn = [
         chart
-        for figure, title, unit, said in CHARTS
-        if (chart := _curves(lines, folder, figure, title=title, unit=unit, said=said))
+        for metric, title, unit, said in CHARTS
+        if (chart := _curves(lines, folder, metric, title=title, unit=unit, said=said))
     ]
     return [*drawn, *_scores(lines, folder)]
 
 
-def _curves(lines: Sequence[Line], folder: Path, figure: str, *, title: str, unit: str, said: str) -> Chart | None:
-    found = [Curve(line.label, [run.curve(figure) for run in line.runs if run.is_training]) for line in lines]
+def _curves(lines: Sequence[Line], folder: Path, metric: str, *, title: str, unit: str, said: str) -> Chart | None:
+    found = [Curve(line.label, [run.curve(metric) for run in line.runs if run.is_training]) for line in lines]
     curves = [Curve(of.label, [seed for seed in of.seeds if seed]) for of in found if any(of.seeds)]
     if not curves or not any(any(seed.values()) for of in curves for seed in of.seeds):
         return None
-    file = figure.replace("/", "-") + ".png"
+    file = metric.replace("/", "-") + ".png"
     draw_curves(folder / file, curves, title=title, unit=unit, from_zero=_all_above_zero(curves))
     several = any(len(of.seeds) > 1 for of in curves)
-    return Chart(file=file, title=title, said=f"{figure}: {said}. {SPREAD if several else ''}".rstrip())
+    return Chart(file=file, title=title, said=f"{metric}: {said}. {SPREAD if several else ''}".rstrip())
 
 
 def _all_above_zero(curves: Sequence[Curve]) -> bool:

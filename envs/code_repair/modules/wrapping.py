@@ -24,7 +24,7 @@ def wrap(text: str, width: int = 20) -> list[str]:
     return lines
 
 
-def centre(line: str, width: int = 20, fill: str = " ") -> str:
+def center(line: str, width: int = 20, fill: str = " ") -> str:
     """The line in the middle; the odd character goes to the right."""
     room = max(width - len(line), 0)
     left = room // 2

@@ -13,7 +13,7 @@ def page(items: list[int], number: int, size: int) -> list[int]:
     return items[(number - 1) * size : number * size]
 
 
-def neighbours(items: list[int], number: int, size: int) -> list["int | None"]:
+def neighbors(items: list[int], number: int, size: int) -> list["int | None"]:
     """Return the numbers of the pages before and behind a page; None where there is none."""
     before = number - 1 if number > 1 else None
     behind = number + 1 if number < count(items, size) else None

@@ -72,8 +72,8 @@ async def play(answers: Answers, **settings: Any) -> tuple[ag.Rollout, ChatServe
 
 
 async def test_a_tool_is_called_by_the_tools_api_and_its_result_goes_back_under_the_call() -> None:
-    played, server = await play(buys)
-    assert (played.reward, played.stop_reason) == (1.0, "answer")
+    rollout, server = await play(buys)
+    assert (rollout.reward, rollout.stop_reason) == (1.0, "answer")
     first, second = server.requests
     assert first["model"] == "m"
     assert [tool["function"]["name"] for tool in first["tools"]] == ["price"]
@@ -92,8 +92,8 @@ async def test_tools_in_the_prompt_are_called_and_answered_in_text_alone() -> No
             return said("3")
         return said('I look.\n<tool_call>\n{"name": "price", "arguments": {"of": "tea"}}\n</tool_call>')
 
-    played, server = await play(answers, tools="prompt")
-    assert played.reward == 1.0
+    rollout, server = await play(answers, tools="prompt")
+    assert rollout.reward == 1.0
     assert all("tools" not in request for request in server.requests)
     system, user, assistant, told = server.requests[1]["messages"]
     assert system["role"] == "system"
@@ -111,22 +111,22 @@ async def test_tokens_and_cost_of_each_rollout_are_the_endpoints_own_count() -> 
         "completion_tokens_details": {"reasoning_tokens": 150},
     }
     prices = {"prompt_price": 2.0, "cached_price": 0.5, "completion_price": 10.0}
-    played, _ = await play(lambda request, number: said("3", usage=usage), **prices)
+    rollout, _ = await play(lambda request, number: said("3", usage=usage), **prices)
     names = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "requests")
-    assert [played.metrics[f"usage/{name}"] for name in names] == [1000, 400, 200, 150, 1]
-    assert played.metrics["usage/cost"] == pytest.approx((600 * 2 + 400 * 0.5 + 200 * 10) / 1e6)
-    (segment,) = played.segments
+    assert [rollout.metrics[f"usage/{name}"] for name in names] == [1000, 400, 200, 150, 1]
+    assert rollout.metrics["usage/cost"] == pytest.approx((600 * 2 + 400 * 0.5 + 200 * 10) / 1e6)
+    (segment,) = rollout.segments
     assert len(segment.token_ids) == 1000 + 50  # the prompt as it was counted, and what later prompts would hold
-    assert played.sampled_tokens == 50
+    assert rollout.sampled_tokens == 50
 
 
 async def test_an_answer_without_a_count_is_estimated_and_said_so() -> None:
     bare = Sent({"choices": [{"message": {"content": "3"}}]})
-    played, _ = await play(lambda request, number: bare, completion_price=1.0)
-    assert played.metrics["usage/uncounted_requests"] == 1
-    assert "usage/cost" not in played.metrics
-    assert played.sampled_tokens > 0
-    group = Group(group_id=played.group_id, rollouts=(played,))
+    rollout, _ = await play(lambda request, number: bare, completion_price=1.0)
+    assert rollout.metrics["usage/uncounted_requests"] == 1
+    assert "usage/cost" not in rollout.metrics
+    assert rollout.sampled_tokens > 0
+    group = Group(group_id=rollout.group_id, rollouts=(rollout,))
     lines = score_lines(Evaluation(groups=Groups([group]), k=1))
     assert "          1 requests had no count: estimated, and without a cost" in lines
 
@@ -144,10 +144,10 @@ async def test_an_answer_without_a_count_is_estimated_and_said_so() -> None:
 )
 async def test_a_count_that_can_be_none_is_no_count(usage: Any) -> None:
     answer = Sent({"choices": [{"message": {"content": "3"}}], "usage": usage})
-    played, server = await play(lambda request, number: answer)
-    assert (played.error, len(server.requests)) == (None, 1)
-    assert played.metrics["usage/uncounted_requests"] == 1
-    assert 0 < played.sampled_tokens < 100
+    rollout, server = await play(lambda request, number: answer)
+    assert (rollout.error, len(server.requests)) == (None, 1)
+    assert rollout.metrics["usage/uncounted_requests"] == 1
+    assert 0 < rollout.sampled_tokens < 100
 
 
 @pytest.mark.parametrize("url", ["http://[::bad", "http://127.0.0.1:99999/v1", "http://:80/v1", "http://h:port/v1"])
@@ -182,9 +182,9 @@ async def test_what_429_500_garbage_a_lost_connection_and_a_hang_interrupt_is_as
         return left.pop() if left and number % 2 else buys(request, number)
 
     async with chat_server(answers) as server, endpoint(server, retries=100, timeout_s=3) as engine:
-        played = await ag.evaluate(Shop, engine, n=8, k=2)
+        rollout = await ag.evaluate(Shop, engine, n=8, k=2)
         assert not left
-        assert played.rewards == {str(i): (1.0, 1.0) for i in range(8)}
+        assert rollout.rewards == {str(i): (1.0, 1.0) for i in range(8)}
         assert engine.sent_again >= 15
         assert engine.usage.requests == 32
 
@@ -195,9 +195,9 @@ async def test_a_rollout_that_is_never_answered_fails_alone_and_says_why() -> No
 
     tasks = [*Shop.tasks("test")[:3], ag.Task(id="down", prompt="down")]
     async with chat_server(answers) as server, endpoint(server, retries=2) as engine:
-        played = await ag.evaluate(Shop, engine, tasks=tasks)
-    assert played.rewards == {"0": (1.0,), "1": (1.0,), "2": (1.0,), "down": (None,)}
-    ((why, times),) = played.failures
+        rollout = await ag.evaluate(Shop, engine, tasks=tasks)
+    assert rollout.rewards == {"0": (1.0,), "1": (1.0,), "2": (1.0,), "down": (None,)}
+    ((why, times),) = rollout.failures
     assert times == 1
     assert why.startswith("EngineError: endpoint http://127.0.0.1")
     assert "status 503: no, after 3 requests" in why
@@ -214,10 +214,10 @@ async def test_a_rollout_that_is_never_answered_fails_alone_and_says_why() -> No
     ],
 )
 async def test_what_no_retry_mends_is_not_asked_again(answer: Sent, told: str) -> None:
-    played, server = await play(lambda request, number: answer)
-    assert played.reward is None
-    assert played.error is not None
-    assert re.search(told, played.error)
+    rollout, server = await play(lambda request, number: answer)
+    assert rollout.reward is None
+    assert rollout.error is not None
+    assert re.search(told, rollout.error)
     assert len(server.requests) == 1
 
 
@@ -231,14 +231,14 @@ async def test_no_more_requests_are_out_at_once_than_concurrency_allows() -> Non
             await full.wait()
 
         server.before = wait_for_three
-        played = await ag.evaluate(Shop, engine, n=8)
-    assert played.reward == 1.0
+        rollout = await ag.evaluate(Shop, engine, n=8)
+    assert rollout.reward == 1.0
     assert server.most_at_once == 3
 
 
 async def test_an_answer_that_a_limit_cut_ends_the_rollout_with_length() -> None:
-    played, _ = await play(lambda request, number: said("3", reason="length"))
-    assert played.stop_reason == "length"
+    rollout, _ = await play(lambda request, number: said("3", reason="length"))
+    assert rollout.stop_reason == "length"
 
 
 async def test_reasoning_is_kept_and_sent_back_only_where_that_is_asked_for() -> None:
@@ -249,8 +249,8 @@ async def test_reasoning_is_kept_and_sent_back_only_where_that_is_asked_for() ->
         call.body["choices"][0]["message"]["reasoning_content"] = "I must look"
         return call
 
-    played, server = await play(answers)
-    assert [m.get("reasoning_content") for m in played.messages] == ["I must look", "so it is 3"]
+    rollout, server = await play(answers)
+    assert [m.get("reasoning_content") for m in rollout.messages] == ["I must look", "so it is 3"]
     assert "reasoning_content" not in server.requests[1]["messages"][1]
     _, server = await play(answers, send_reasoning=True)
     assert server.requests[1]["messages"][1]["reasoning_content"] == "I must look"
@@ -260,8 +260,8 @@ async def test_a_call_that_is_no_json_is_told_to_the_model_and_sent_back_as_json
     def answers(request: Request, number: int) -> Sent:
         return said("3") if number else called("price", '{"of": tea')
 
-    played, server = await play(answers)
-    assert played.metrics["malformed_calls"] == 1
+    rollout, server = await play(answers)
+    assert rollout.metrics["malformed_calls"] == 1
     _, call, told = server.requests[1]["messages"]
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"raw": '{"of": tea'}
     assert told["tool_call_id"] == "call_1"
@@ -317,9 +317,9 @@ async def test_a_conversation_that_is_summarized_goes_on_from_the_summary() -> N
         return [called("price", '{"of": "tea"}'), said("tea is 3"), said("3")][number]
 
     async with chat_server(answers) as server, endpoint(server) as engine:
-        played = await ag.rollout(Compacting, TASK, engine)
-    assert played.reward == 1.0
-    assert [segment.kind for segment in played.segments] == ["root", "compaction"]
+        rollout = await ag.rollout(Compacting, TASK, engine)
+    assert rollout.reward == 1.0
+    assert [segment.kind for segment in rollout.segments] == ["root", "compaction"]
     assert "tea is 3" in server.requests[2]["messages"][0]["content"]
 
 
@@ -338,9 +338,9 @@ async def test_a_fork_goes_on_from_the_whole_conversation() -> None:
         return [called("think", "{}"), said("deep"), said("3")][number]
 
     async with chat_server(answers) as server, endpoint(server) as engine:
-        played = await ag.rollout(Asking, TASK, engine)
-    assert played.reward == 1.0
-    assert [segment.kind for segment in played.segments] == ["root", "fork"]
+        rollout = await ag.rollout(Asking, TASK, engine)
+    assert rollout.reward == 1.0
+    assert [segment.kind for segment in rollout.segments] == ["root", "fork"]
     asked, call, told, think = server.requests[1]["messages"]
     assert asked["content"] == "What does tea cost?"
     assert think == {"role": "user", "content": "think"}
@@ -353,18 +353,18 @@ async def test_a_prompt_that_the_endpoint_counts_as_full_ends_the_rollout_with_c
     usage = {"prompt_tokens": 4090, "completion_tokens": 6}
     call = called("price", '{"of": "tea"}')
     call.body["usage"] = usage
-    played, server = await play(lambda request, number: call)
-    assert (played.stop_reason, len(server.requests)) == ("context", 1)
+    rollout, server = await play(lambda request, number: call)
+    assert (rollout.stop_reason, len(server.requests)) == ("context", 1)
 
 
 async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
-    played, _ = await play(buys)
-    assert {v.version for s in played.segments for t in s.turns for v in t.versions} == {NO_POLICY}
-    group = ag.Group(group_id=TASK.id, rollouts=(played,))
-    with pytest.raises(ValueError, match=r"^rollout '0/0': was played by an endpoint.*ag\.LocalEngine"):
+    rollout, _ = await play(buys)
+    assert {v.version for s in rollout.segments for t in s.turns for v in t.versions} == {NO_POLICY}
+    group = ag.Group(group_id=TASK.id, rollouts=(rollout,))
+    with pytest.raises(ValueError, match=r"^rollout '0/0': was played by an endpoint.*ag\.TransformersEngine"):
         ag.build_samples([group])
     with pytest.raises(ValueError, match="was played by an endpoint"):
-        ag.demonstrations([played])
+        ag.demonstrations([rollout])
 
 
 async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
@@ -386,8 +386,8 @@ async def test_what_needs_ids_is_refused_by_name() -> None:
 
 
 async def test_an_endpoint_that_is_not_open_says_how_to_open_it() -> None:
-    played = await ag.rollout(Shop, TASK, ag.Endpoint("http://localhost:1/v1", model="m"))
-    assert played.error == "EngineError: the endpoint is not open: use it inside `async with`"
+    rollout = await ag.rollout(Shop, TASK, ag.Endpoint("http://localhost:1/v1", model="m"))
+    assert rollout.error == "EngineError: the endpoint is not open: use it inside `async with`"
 
 
 @pytest.mark.parametrize(
@@ -439,6 +439,6 @@ async def test_a_wait_is_off_the_clock_of_the_rollout(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     later = Sent("later", 429, {"retry-after": "7"})
-    played, _ = await play(lambda request, number: buys(request, number) if number else later)
-    assert played.reward == 1.0
+    rollout, _ = await play(lambda request, number: buys(request, number) if number else later)
+    assert rollout.reward == 1.0
     assert paused == [True]

@@ -11,7 +11,7 @@ import agentgym as ag
 from agentgym.chat.message_chat import IMAGE_TOKENS, estimated_tokens
 from agentgym.cli import main as cli
 from agentgym.engines.endpoint.requests import api_messages, prompt_messages
-from agentgym.evals.regrade import regrade
+from agentgym.evals.rescore import rescore
 from agentgym.exports.atif_reader import read_atif
 from agentgym.store.reader import RolloutStore
 from agentgym.types.messages import Message
@@ -66,8 +66,8 @@ async def play(answers: Answers = looks, env: Any = Gallery, **settings: Any) ->
 
 
 async def test_images_of_prompts_and_tools_reach_the_endpoint_in_messages_of_the_user() -> None:
-    played, server = await play()
-    assert (played.error, played.reward) == (None, 1.0)
+    rollout, server = await play()
+    assert (rollout.error, rollout.reward) == (None, 1.0)
     prompt = {"role": "user", "content": [text_part("Which animal is on the next picture?"), PART]}
     assert server.requests[0]["messages"] == [prompt]
     _, assistant, told, seen = server.requests[1]["messages"]
@@ -85,8 +85,8 @@ async def test_tools_in_the_prompt_have_their_images_between_the_marks_of_a_resu
             return said('<tool_call>\n{"name": "look", "arguments": {"at": 2}}\n</tool_call>')
         return looks(request, number)
 
-    played, server = await play(answers, tools="prompt")
-    assert played.reward == 1.0
+    rollout, server = await play(answers, tools="prompt")
+    assert rollout.reward == 1.0
     assert server.requests[1]["messages"][-1] == {
         "role": "user",
         "content": [text_part("<tool_response>\npicture 2"), GIF_PART, text_part("</tool_response>")],
@@ -143,17 +143,17 @@ async def test_an_endpoint_that_does_not_see_fails_the_rollout_with_its_own_word
     def blind(request: Request, number: int) -> Sent:
         return Sent({"error": {"message": "m is not a multimodal model"}}, 400)
 
-    played, server = await play(blind)
-    assert played.reward is None
-    assert "status 400" in str(played.error)
-    assert "m is not a multimodal model" in str(played.error)
+    rollout, server = await play(blind)
+    assert rollout.reward is None
+    assert "status 400" in str(rollout.error)
+    assert "m is not a multimodal model" in str(rollout.error)
     assert len(server.requests) == 1
 
 
 async def test_the_picture_of_a_tool_that_ends_the_rollout_is_kept() -> None:
-    played, _ = await play(lambda request, number: called("leave", "{}"))
-    assert played.stop_reason == "left"
-    assert played.segments[0].turns[0].env_messages[0]["content"] == [text_part("good bye"), GIF_PART]
+    rollout, _ = await play(lambda request, number: called("leave", "{}"))
+    assert rollout.stop_reason == "left"
+    assert rollout.segments[0].turns[0].env_messages[0]["content"] == [text_part("good bye"), GIF_PART]
 
 
 class Marks(BaseModel):
@@ -185,9 +185,9 @@ async def test_a_judge_that_sees_is_shown_images_and_a_cached_answer_is_that_to_
         chat_server(marks) as other,
         ag.Endpoint(other.url, model="j") as judge,
     ):
-        played = await ag.rollout(Judged, TASK, engine, models={"judge": judge})
+        rollout = await ag.rollout(Judged, TASK, engine, models={"judge": judge})
         again = await ag.rollout(Judged, TASK, engine, models={"judge": judge})
-    assert (played.error, played.reward) == (None, 0.5)
+    assert (rollout.error, rollout.reward) == (None, 0.5)
     assert (again.metrics["model_calls/judge"], again.metrics["model_cached/judge"]) == (1, 1)
 
 
@@ -210,8 +210,8 @@ async def test_sub_agents_and_summaries_keep_the_images_of_what_they_go_on_from(
             called("look", '{"at": 2}') if number == 0 else said(["a cat, I think", "a summary", "a cat"][number - 1])
         )
 
-    played, server = await play(answers, env=Sums)
-    assert (played.error, played.reward) == (None, 1.0)
+    rollout, server = await play(answers, env=Sums)
+    assert (rollout.error, rollout.reward) == (None, 1.0)
     _, sub_agent, _, behind = server.requests
     assert sub_agent["messages"] == [{"role": "user", "content": [text_part("What is it?"), GIF_PART]}]
     (kept,) = behind["messages"]
@@ -223,17 +223,17 @@ async def test_an_evaluation_with_images_is_kept_shown_scored_again_and_exported
 ) -> None:
     async with chat_server(looks) as server, ag.Endpoint(server.url, model="m") as engine:
         done = await ag.evaluate(Gallery, engine, out=tmp_path / "run")
-    (played,) = done.groups.rollouts
+    (rollout,) = done.groups.rollouts
     with RolloutStore(tmp_path / "run") as store:
         (stored,) = store.find()
-        assert same(stored.rollout, played)
+        assert same(stored.rollout, rollout)
         assert ag.Task.model_validate(store.task("test")) == TASK
     assert cli.main(["show", str(tmp_path / "run"), "--id", "1"]) == 0
     shown = capsys.readouterr().out
     assert f"user: Which animal is on the next picture?\n    {SHOWN}\n" in shown
     assert f"tool look: picture 2\n    [image/gif, {len(GIF)} bytes]\n" in shown
     assert "base64" not in shown
-    again = await regrade(tmp_path / "run", Gallery, tmp_path / "again")
+    again = await rescore(tmp_path / "run", Gallery, tmp_path / "again")
     assert again.reward.after == [1.0]
 
     assert cli.main(["export", str(tmp_path / "run"), "--to", "openai", "--out", str(tmp_path / "a.jsonl")]) == 0
@@ -251,4 +251,4 @@ async def test_an_evaluation_with_images_is_kept_shown_scored_again_and_exported
     ]
     assert [source["media_type"] for source in sources] == ["image/png"]
     assert (tmp_path / "atif" / sources[0]["path"]).read_bytes() == PNG
-    assert same(read_atif(file).rollout, played)
+    assert same(read_atif(file).rollout, rollout)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.model_info import served
-from agentgym.engines.transformers.engine import LocalConfig
+from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.run.config import RunConfig
 from agentgym.train.config import TrainConfig
 from agentgym.types.weights import Adapter
@@ -17,9 +17,9 @@ def test_an_adapter_of_stacked_experts_is_refused_by_name() -> None:
         served(Adapter(config=config, tensors={}))
 
 
-@pytest.mark.parametrize("engine", [SGLangConfig(), LocalConfig()])
+@pytest.mark.parametrize("engine", [SGLangConfig(), TransformersConfig()])
 def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts(
-    engine: SGLangConfig | LocalConfig,
+    engine: SGLangConfig | TransformersConfig,
 ) -> None:
     train = TrainConfig(lora_targets=("all-linear", "experts"))
     with pytest.raises(ValueError, match=r"^train\.lora_targets: only an engine of your own samples from experts"):
@@ -28,5 +28,5 @@ def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts
 
 def test_an_engine_of_ones_own_may_sample_from_an_adapter_of_experts() -> None:
     train = TrainConfig(lora_targets=("experts",))
-    own = OtherEngine(name="my_engine:Mine")
+    own = CustomEngineConfig(name="my_engine:Mine")
     assert RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=own).engine == own

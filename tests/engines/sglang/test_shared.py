@@ -329,7 +329,7 @@ def test_merged_weights_are_those_of_peft(trained: Adapter, tmp_path: Path) -> N
         MergedWeights(MODEL, bucket_bytes=1).of(strange)
 
 
-async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_afterwards() -> None:
+async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_afterward() -> None:
     order: list[str] = []
     sent = asyncio.Event()
 

@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 from agentgym.engines.base import Engine
 from agentgym.engines.transformers import shared_prefix
 from agentgym.engines.transformers.batcher import Batcher, Request
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.engines.transformers.lora import _adding, _Delta, _merged
 from agentgym.engines.transformers.model import InferenceModel, default_context
 from agentgym.errors import EngineError
@@ -85,10 +85,10 @@ class NoChat:
         raise NotImplementedError
 
 
-def engine_over(model: Any, **changes: Any) -> LocalEngine:
+def engine_over(model: Any, **changes: Any) -> TransformersEngine:
     given: dict[str, Any] = {"slots": 4, "context_tokens": CONTEXT, "prefill_tokens": 32}
-    config = LocalConfig(**given | changes)
-    return LocalEngine(model, config, tokenizer=NoChat())
+    config = TransformersConfig(**given | changes)
+    return TransformersEngine(model, config, tokenizer=NoChat())
 
 
 def batcher_over(model: Any, *, slots: int = 4, prefill_tokens: int = 32, stops: Sequence[int] = ()) -> Batcher:
@@ -163,7 +163,7 @@ async def test_engine_logprobs_equal_a_plain_forward(
     monkeypatch.setattr(shared_prefix, "_WORTH", worth)
     system = ids_of(24, seed=1)
 
-    async def rollout(engine: LocalEngine, i: int) -> None:
+    async def rollout(engine: TransformersEngine, i: int) -> None:
         draw = random.Random(i)
         ids = system + ids_of(9, seed=i // 3)
         for turn in range(3):
@@ -333,7 +333,7 @@ def test_a_long_prefill_never_takes_two_steps_in_a_row_from_those_who_decode(mod
 async def test_the_ids_drawn_do_not_depend_on_the_batch(model: Any) -> None:
     prompts = [ids_of(5 + 3 * i, seed=i) for i in range(8)]
 
-    async def answer(engine: LocalEngine, i: int) -> tuple[int, ...]:
+    async def answer(engine: TransformersEngine, i: int) -> tuple[int, ...]:
         done = await engine.generate(prompts[i], session=f"{i}", max_tokens=12, sampling=WARM, seed=i)
         await engine.release(f"{i}")
         return (*done.token_ids.tolist(),)
@@ -704,7 +704,7 @@ async def test_a_folder_is_loaded_with_its_tokenizer_and_stop_ids(tmp_path: Path
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ ' w1' if add_generation_prompt }}"
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    async with LocalEngine(tmp_path, LocalConfig(slots=1, context_tokens=CONTEXT)) as engine:
+    async with TransformersEngine(tmp_path, TransformersConfig(slots=1, context_tokens=CONTEXT)) as engine:
         ids = engine.tokenizer.encode(engine.tokenizer.render([{"role": "user", "content": "w5"}], [], generation=True))
         for seed in range(8):
             done = await engine.generate(ids, session="s", max_tokens=100, sampling=WARM, seed=seed)

@@ -63,12 +63,12 @@ def test_a_part_of_the_distribution_is_drawn_in_its_own_proportions_with_the_log
     assert drawn(part) == ids
 
 
-async def said(engine: ag.LocalEngine, how: Sampling, ids: Sequence[int], session: str) -> Completion:
+async def said(engine: ag.TransformersEngine, how: Sampling, ids: Sequence[int], session: str) -> Completion:
     return await engine.generate(ids, session=session, max_tokens=40, sampling=how, seed=3)
 
 
 async def test_rows_that_are_drawn_otherwise_change_no_other_row() -> None:
-    async with ag.LocalEngine(MODEL, ag.LocalConfig(slots=1)) as engine:
+    async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=1)) as engine:
         ids = engine.tokenizer.encode("Start at key 31.")
         alone = await said(engine, Sampling(temperature=0.7), ids, "a")
         top = await said(engine, Sampling(temperature=0.7, top_k=1), ids, "b")
@@ -81,7 +81,7 @@ async def test_rows_that_are_drawn_otherwise_change_no_other_row() -> None:
 
 
 async def test_a_turn_ends_with_the_text_that_it_is_told_to_stop_at() -> None:
-    async with ag.LocalEngine(MODEL, ag.LocalConfig(slots=2)) as engine:
+    async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=2)) as engine:
         read = engine.tokenizer.decode
         ids = engine.tokenizer.encode("Start at key 31.")
         whole = await said(engine, Sampling(temperature=0.7), ids, "whole")
@@ -96,7 +96,7 @@ async def test_a_turn_ends_with_the_text_that_it_is_told_to_stop_at() -> None:
 
 
 async def test_a_mark_of_the_tokenizer_that_is_named_as_a_stop_is_a_stop_token() -> None:
-    async with ag.LocalEngine(MODEL, ag.LocalConfig(slots=1)) as engine:
+    async with ag.TransformersEngine(MODEL, ag.TransformersConfig(slots=1)) as engine:
         engine._batcher._stop_ids = np.zeros(0, np.int64)  # type: ignore[union-attr]
         tokenizer: Any = engine.tokenizer
         ids = tokenizer.encode("<|im_start|>user\nStart at key 31.<|im_end|>\n<|im_start|>assistant\n")

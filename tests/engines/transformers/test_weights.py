@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentgym.engines.base import WeightsEngine
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.types.completion import Sampling
 from agentgym.types.weights import ModelWeights
 from tests.engines.test_adapter_files import adapter_of
@@ -39,10 +39,10 @@ def scores_of(model: Any, ids: list[int]) -> Any:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_new_weights_are_what_is_scored_and_sampled_from(dtype: Any) -> None:
     weights, model = moved(getattr(torch, dtype))
-    async with LocalEngine(MODEL, LocalConfig(slots=2, device="cpu", dtype=dtype)) as engine:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=2, device="cpu", dtype=dtype)) as engine:
         assert isinstance(engine, WeightsEngine)
         before = await engine.score(IDS, sampling=PLAIN)
-        await engine.generate(IDS, session="s", max_tokens=4, sampling=PLAIN, seed=1)  # its KV is of no use afterwards
+        await engine.generate(IDS, session="s", max_tokens=4, sampling=PLAIN, seed=1)  # its KV is of no use afterward
         await engine.load_weights(weights, version=1)
         atol = 1e-5 if dtype == "float32" else 0.05
         scored = await engine.score(IDS, sampling=PLAIN)
@@ -57,7 +57,7 @@ async def test_new_weights_are_what_is_scored_and_sampled_from(dtype: Any) -> No
 async def test_the_models_own_weights_come_back_exactly_whatever_was_loaded() -> None:
     weights, _ = moved()
     some = ModelWeights(tensors=dict(list(weights.tensors.items())[:3]), files={})
-    async with LocalEngine(MODEL, LocalConfig(slots=1, device="cpu", dtype="float32")) as engine:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=1, device="cpu", dtype="float32")) as engine:
         own = await engine.score(IDS, sampling=PLAIN)
         sampled = await engine.generate(IDS, session="a", max_tokens=6, sampling=PLAIN, seed=2)
         adapter = adapter_of(engine)
@@ -89,7 +89,7 @@ async def test_the_models_own_weights_come_back_exactly_whatever_was_loaded() ->
     ],
 )
 async def test_weights_of_another_model_are_refused_and_change_nothing(change: dict[str, Any], error: str) -> None:
-    async with LocalEngine(MODEL, LocalConfig(slots=1, device="cpu", dtype="float32")) as engine:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=1, device="cpu", dtype="float32")) as engine:
         before = await engine.score(IDS, sampling=PLAIN)
         size = engine._opened().policy.model.config.hidden_size
         change = {name: torch.full((size,), torch.nan) if len(value) == 64 else value for name, value in change.items()}

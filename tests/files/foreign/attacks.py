@@ -104,7 +104,7 @@ def steering_texts(folder: Path) -> None:
         store.execute("UPDATE rollouts SET failure = ? WHERE failure IS NOT NULL", (STEERING,))
     settings = json.loads((folder / "settings.json").read_text())
     settings["envs"][STEERING] = {"where": STEERING, "version": STEERING}
-    settings["regraded"] = STEERING
+    settings["rescored"] = STEERING
     (folder / "settings.json").write_text(json.dumps(settings))
 
 
@@ -248,7 +248,7 @@ ATTACKS: Mapping[str, Attack] = {
         json.dumps({"settings": {"env": 3, "model": [], "steps": 2**70, "recipe": {}}, "envs": {"a": {"where": 3}}})
     ),
     "settings with a number of 5,000 digits": in_settings('{"settings": {"steps": %s}}' % ("9" * 5000)),
-    "figures of odd sizes": lambda folder: written(
+    "metrics of odd sizes": lambda folder: written(
         folder / "metrics.jsonl",
         f'{{"step": {2**70}, "reward": NaN}}\n{{"step": 1, "reward": {"9" * 5000}}}\n{{"step": 2, "x": {deep()}}}\n'
         f'{{"step": 3, "reward": {2**70}, "time/step": "a"}}\n{{"step": true}}\n{{"step": -5, "reward": 1e400}}\n',

@@ -89,7 +89,7 @@ class Place:
             ["export", run, "--to", "openai", "--unscored"],
             ["export", run, "--to", "atif", "--phase", "all", "--out", f"{made}-atif"],
             ["compare", run, sound],
-            ["regrade", run, "--env", f"{Path(__file__).parent / 'scored_env.py'}:Scored", "--out", f"{made}-again"],
+            ["rescore", run, "--env", f"{Path(__file__).parent / 'scored_env.py'}:Scored", "--out", f"{made}-again"],
             ["report", run, "--out", f"{made}-report"],
             ["report", run],
             ["import", run, "--out", f"{made}-store"],
@@ -99,7 +99,7 @@ class Place:
     @staticmethod
     def quick(commands: Sequence[list[str]]) -> list[list[str]]:
         """Those of these commands that take milliseconds."""
-        return [words for words in commands if words[0] not in ("regrade", "report")]
+        return [words for words in commands if words[0] not in ("rescore", "report")]
 
     def kept(self) -> Mapping[str, str]:
         """What there is in the folder and in the run's: the kinds of files, and the bytes of small ones."""

@@ -1,4 +1,4 @@
-"""An env that scores stored rollouts again, for `agentgym regrade`."""
+"""An env that scores stored rollouts again, for `agentgym rescore`."""
 
 import agentgym as ag
 

@@ -127,11 +127,11 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path, monkeypatch: pytest.
 def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path: Path, commands: Worker) -> None:
     folder = adapter(tmp_path / "adapter", base_model_name_or_path=base)
     out = str(tmp_path / "out")
-    played, merged = commands.run(
+    rollout, merged = commands.run(
         ["eval", "chase", "--model", str(folder), "--n", "1", "--out", out], ["merge", str(folder), out]
     )
-    assert (wrong_with(played), wrong_with(merged)) == ([], [])
-    assert (played["code"], merged["code"]) == (1, 1)
+    assert (wrong_with(rollout), wrong_with(merged)) == ([], [])
+    assert (rollout["code"], merged["code"]) == (1, 1)
 
 
 def test_a_model_whose_name_is_too_long_for_a_file_is_no_adapter() -> None:

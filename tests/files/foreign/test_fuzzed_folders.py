@@ -30,7 +30,7 @@ SAME = settings(FUZZING, derandomize=True, max_examples=16)
 """The same changes each time, until the test itself changes."""
 
 
-RARITY = {"show": 1, "GET": 3, "regrade": 4, "report": 12}
+RARITY = {"show": 1, "GET": 3, "rescore": 4, "report": 12}
 """A command is run for each so many changed folders; the others for each second one."""
 
 

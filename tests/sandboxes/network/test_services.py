@@ -136,8 +136,10 @@ async def test_an_agents_tool_talks_to_an_app_with_a_database_in_a_second_contai
     task = Errand(id="apple", prompt="Buy an apple.", name="apple")
     async with with_shop().open(1) as sandboxes:
         for name, reward in (("apple", 1.0), ("pear", 0.0), ("apple", 1.0)):
-            played = await ag.rollout(Buys, task, Scripted([call("buy", name=name), say("Done.")]), sandboxes=sandboxes)
-            assert (played.error, played.reward) == (None, reward)
+            rollout = await ag.rollout(
+                Buys, task, Scripted([call("buy", name=name), say("Done.")]), sandboxes=sandboxes
+            )
+            assert (rollout.error, rollout.reward) == (None, reward)
 
 
 async def test_services_are_new_in_every_episode_and_gone_with_their_sandbox() -> None:

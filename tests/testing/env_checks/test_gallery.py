@@ -124,8 +124,8 @@ async def test_the_oracle_of_each_env_solves_its_tasks(
             tasks = [task.model_copy(update={"image": images[task.id.rpartition("-")[2]]}) for task in tasks]
         for task in tasks:
             engine = Scripted(oracle(task), tokenizer=tokenizer if name.startswith("chase") else None)
-            played = await ag.rollout(env, task, engine, sandboxes=sandboxes)
-            assert played.error is None, played
-            if played.reward is None or not needs.least <= played.reward <= 1.0:
-                missed.append(f"{task.id}: {played.reward}")
+            rollout = await ag.rollout(env, task, engine, sandboxes=sandboxes)
+            assert rollout.error is None, rollout
+            if rollout.reward is None or not needs.least <= rollout.reward <= 1.0:
+                missed.append(f"{task.id}: {rollout.reward}")
     assert missed == []

@@ -125,9 +125,9 @@ async def assert_all_scored(name: str, kinds: list[str], tasks: list[Any], sandb
         for path in READ[name].paths(task):
             for kind in kinds:
                 command = f"rm -rf {path}; {SPOILED[kind].format(path, path)}"
-                played = await ag.rollout(spoiled_by(name, command), task, Scripted(oracle(task)), sandboxes=sandboxes)
-                if played.reward is None or not played.reward < 1.0:
-                    wrong.append((task.id, path, kind, played.reward, str(played.failure)))
+                rollout = await ag.rollout(spoiled_by(name, command), task, Scripted(oracle(task)), sandboxes=sandboxes)
+                if rollout.reward is None or not rollout.reward < 1.0:
+                    wrong.append((task.id, path, kind, rollout.reward, str(rollout.failure)))
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
-"""What every rank of test_layout_ranks.py runs: one step in each layout, merged and not; figures and gradients out."""
+"""What every rank of test_layout_ranks.py runs: one step in each layout, merged and not; metrics and gradients out."""
 
 import pickle
 import sys
@@ -20,7 +20,7 @@ Gradients = list[torch.Tensor]
 
 
 def step(trainer: Trainer, rows: list[Sample]) -> tuple[dict[str, float], Gradients]:
-    """A step's figures, and the whole gradients that the optimizer was given."""
+    """A step's metrics, and the whole gradients that the optimizer was given."""
     seen: Gradients = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:

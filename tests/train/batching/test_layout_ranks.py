@@ -42,7 +42,9 @@ def test_ranks_have_the_gradient_of_one_process_in_every_layout(
 ) -> None:
     groups = grown(5)
     batches = {merged: list(build_samples(groups, merge=merged)) for merged in (True, False)}
-    config = TrainConfig(lora_rank=4, lora_alpha=8, normalise="rollout", grad_clip=1e9, micro_tokens=150, device="cpu")
+    config = TrainConfig(
+        lora_rank=4, lora_alpha=8, loss_agg="rollout", grad_clip=1e9, max_tokens_per_microbatch=150, device="cpu"
+    )
     work = (tiny_model, config, batches)
     expected, gradients = alone((tiny_model, config, {True: batches[True]}))["padded", True]
     assert float(torch.cat([g.flatten() for g in gradients]).norm()) > 1e-3
@@ -62,12 +64,12 @@ def test_two_ranks_clip_to_the_same_old_logprobs_as_one_process_in_every_layout(
         lora_alpha=8,
         lr=5e-3,
         warmup_steps=0,
-        clip_low=0.01,
-        clip_high=0.01,
+        clip_eps_low=0.01,
+        clip_eps_high=0.01,
         correction="token_mask",
         old_logprobs="trainer",
-        rollouts_per_step=2,
-        micro_tokens=60,
+        rollouts_per_minibatch=2,
+        max_tokens_per_microbatch=60,
         device="cpu",
     )
     work = (tiny_model, config, {True: list(build_samples(grown(5)))})

@@ -32,7 +32,7 @@ STATS = ("loss", "grad_norm", "kl", "entropy", "clip_fraction", "logprob_gap", "
 @pytest.fixture(scope="module")
 def config() -> TrainConfig:
     """No learning, so that a trainer can be asked for the same gradient again and again."""
-    return TrainConfig(lora_rank=4, lora_alpha=8, lr=0.0, normalise="rollout", grad_clip=1e9, device="cpu")
+    return TrainConfig(lora_rank=4, lora_alpha=8, lr=0.0, loss_agg="rollout", grad_clip=1e9, device="cpu")
 
 
 @contextmanager
@@ -52,14 +52,14 @@ def trainers(tiny_model: Path, config: TrainConfig) -> Iterator[dict[Any, Traine
     with ExitStack() as stack:
         yield {
             (layout, tokens): stack.enter_context(
-                opened(tiny_model, replace(config, layout=layout, micro_tokens=tokens))
+                opened(tiny_model, replace(config, layout=layout, max_tokens_per_microbatch=tokens))
             )
             for layout, tokens in product(LAYOUTS, (None, 40))
         }
 
 
 def step(trainer: Trainer, rows: Sequence[Sample]) -> tuple[dict[str, float], Tensor]:
-    """A step's figures, and its gradient as one vector."""
+    """A step's metrics, and its gradient as one vector."""
     seen: list[Tensor] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -85,7 +85,7 @@ def on_an_edge(trainer: Trainer, rows: Sequence[Sample]) -> bool:
         ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
         policy = np.asarray(trainer.score(ids, sampling=Sampling()))[-len(row.response_ids) :]
         ratios = np.exp(policy - row.logprobs)[row.loss_mask]
-        clips = 1 - trainer.config.clip_low, 1 + trainer.config.clip_high
+        clips = 1 - trainer.config.clip_eps_low, 1 + trainer.config.clip_eps_high
         if any(np.isclose(ratios, clip, rtol=1e-4).any() for clip in clips):
             return True
     return False
@@ -134,7 +134,7 @@ def test_a_ratio_on_a_clip_is_seen(trainers: dict[Any, Trainer], grown: Grown) -
     (row, *_) = build_samples(grown(1))
     ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
     policy = np.asarray(trainer.score(ids, sampling=Sampling()))[-len(row.response_ids) :]
-    for clip in (1 - trainer.config.clip_low, 1 + trainer.config.clip_high):
+    for clip in (1 - trainer.config.clip_eps_low, 1 + trainer.config.clip_eps_high):
         assert on_an_edge(trainer, [replace(row, logprobs=policy - np.log(clip))])
     assert not on_an_edge(trainer, [replace(row, logprobs=policy)])
 

@@ -127,32 +127,32 @@ def test_no_rank_is_empty_and_each_sample_is_there_once(layout: Literal["padded"
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_token_budget_holds_as_many_rows_as_fit(layout: Literal["padded", "packed"]) -> None:
-    assert bins_of(plan_lengths([5, 5], ranks=2, micro_tokens=8, layout=layout)) == [[{0}], [{1}]]
-    (plan, other) = plan_lengths([2] * 8, ranks=2, micro_tokens=8, layout=layout)
+    assert bins_of(plan_lengths([5, 5], ranks=2, max_tokens_per_microbatch=8, layout=layout)) == [[{0}], [{1}]]
+    (plan, other) = plan_lengths([2] * 8, ranks=2, max_tokens_per_microbatch=8, layout=layout)
     assert [len(micro) for micro in plan + other] == [4, 4]
 
 
 def test_a_budget_counts_padding_where_there_is_padding() -> None:
     lengths = [5, 2, 1]
-    assert len(plan_lengths(lengths, ranks=1, micro_tokens=8, layout="packed")[0]) == 1  # 5 + 2 + 1
-    assert len(plan_lengths(lengths, ranks=1, micro_tokens=8, layout="padded")[0]) == 2  # 5, and 2 x 2
+    assert len(plan_lengths(lengths, ranks=1, max_tokens_per_microbatch=8, layout="packed")[0]) == 1  # 5 + 2 + 1
+    assert len(plan_lengths(lengths, ranks=1, max_tokens_per_microbatch=8, layout="padded")[0]) == 2  # 5, and 2 x 2
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_row_over_the_budget_stands_alone_and_is_counted(layout: Literal["padded", "packed"]) -> None:
     lengths = [2, 12, 2]
-    assert bins_of(plan_lengths(lengths, ranks=1, micro_tokens=8, layout=layout)) == [[{1}, {0, 2}]]
+    assert bins_of(plan_lengths(lengths, ranks=1, max_tokens_per_microbatch=8, layout=layout)) == [[{1}, {0, 2}]]
     assert over_budget(lengths, 8) == 1
     assert over_budget(lengths, None) == 0
 
 
 def test_a_sample_over_the_budget_stands_alone_in_a_tree_too() -> None:
     rows = samples_of([([1, 2, 3], [4]), ([1, 2, 3], list(range(9))), ([1, 2, 3], [5])])
-    assert bins_of(plan_step(rows, ranks=1, layout="tree", micro_tokens=8, cost=Cost())) == [[{1}, {0, 2}]]
+    assert bins_of(plan_step(rows, ranks=1, layout="tree", max_tokens_per_microbatch=8, cost=Cost())) == [[{1}, {0, 2}]]
 
 
 def test_bins_are_halved_before_a_rank_is_given_padding() -> None:
-    plans = plan_lengths([4, 4, 3, 2, 2, 1], ranks=2, micro_tokens=8)
+    plans = plan_lengths([4, 4, 3, 2, 2, 1], ranks=2, max_tokens_per_microbatch=8)
     assert sorted(map(sorted, chain.from_iterable(bins_of(plans)))) == [[0], [1], [2, 3], [4, 5]]
     assert not any(not micro for plan in plans for micro in plan)
 
@@ -175,20 +175,20 @@ def test_ranks_take_turns_with_the_costlier_row() -> None:
 @pytest.mark.parametrize("budget", [None, 7])
 def test_rows_are_swapped_until_the_ranks_are_even(budget: int | None) -> None:
     lengths = [3, 3, 2, 2, 2]  # longest first: 3 2 2 and 3 2
-    plans = plan_lengths(lengths, ranks=2, micro_tokens=budget, layout="packed")
+    plans = plan_lengths(lengths, ranks=2, max_tokens_per_microbatch=budget, layout="packed")
     assert [[sum(lengths[i] for i in part) for part in plan] for plan in bins_of(plans)] == [[6], [6]]
 
 
 def test_no_swap_breaks_the_budget() -> None:
     """Sums of squares are 82 and 61; the 1 would bring them closer, and make 12 tokens of 11."""
-    plans = plan_lengths([9, 6, 5, 1], ranks=2, micro_tokens=11, layout="packed", cost=SQUARE)
+    plans = plan_lengths([9, 6, 5, 1], ranks=2, max_tokens_per_microbatch=11, layout="packed", cost=SQUARE)
     assert bins_of(plans) == [[{0, 3}], [{1, 2}]]
 
 
 def test_a_tight_budget_is_filled_one_by_one() -> None:
     """Longest first to the emptiest bin makes 9 + 5 + 5 of it, and a bin more."""
     lengths = [9, 7, 6, 5, 5]
-    plans = plan_lengths(lengths, ranks=2, micro_tokens=16, layout="packed")
+    plans = plan_lengths(lengths, ranks=2, max_tokens_per_microbatch=16, layout="packed")
     assert sorted(sum(lengths[i] for i in part) for plan in bins_of(plans) for part in plan) == [16, 16]
 
 
@@ -202,8 +202,8 @@ def test_the_cost_of_a_row_has_the_chosen_key(balance: Balance, expected: list[f
 
 
 def test_bad_limits_and_costs_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="micro_tokens, micro_samples: give one"):
-        plan_lengths([1], ranks=1, micro_tokens=1, micro_samples=1)
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch, micro_samples: give one"):
+        plan_lengths([1], ranks=1, max_tokens_per_microbatch=1, micro_samples=1)
     with pytest.raises(ValueError, match="micro_samples: a micro-batch needs at least 1"):
         plan_lengths([1], ranks=1, micro_samples=0)
     with pytest.raises(ValueError, match="sample 1 has no token"):
@@ -218,7 +218,7 @@ def test_bad_limits_and_costs_are_refused_by_name() -> None:
 def test_samples_that_share_a_prompt_are_put_together_and_the_budget_counts_it_once() -> None:
     first, second = list(range(6)), list(range(10, 16))
     rows = samples_of([(prompt, [20 + i, 30]) for i in range(3) for prompt in (first, second)])
-    plans = plan_step(rows, ranks=2, layout="tree", micro_tokens=12, cost=Cost())
+    plans = plan_step(rows, ranks=2, layout="tree", max_tokens_per_microbatch=12, cost=Cost())
     assert bins_of(plans) == [[{0, 2, 4}], [{1, 3, 5}]]  # 6 + 3 x 2 tokens each, 24 without sharing
 
 
@@ -226,7 +226,7 @@ def test_a_group_over_the_budget_is_cut_where_little_is_shared() -> None:
     """Three turns of one rollout, and of another: the cut lies between them, which share 2 tokens of 8."""
     one, other = [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 13, 14, 15, 16, 17, 18]
     rows = samples_of([(ids[:n], [9 + n]) for n in (4, 6, 8) for ids in (one, other)])
-    plans = plan_step(rows, ranks=1, layout="tree", micro_tokens=14, cost=Cost())
+    plans = plan_step(rows, ranks=1, layout="tree", max_tokens_per_microbatch=14, cost=Cost())
     assert sorted(map(sorted, bins_of(plans)[0])) == [[0, 2, 4], [1, 3, 5]]
 
 
@@ -234,14 +234,14 @@ def test_a_group_over_the_budget_is_cut_where_little_is_shared() -> None:
 def test_a_prompt_is_computed_twice_only_for_a_sixteenth_of_a_forward(prompt: int, forwards: int) -> None:
     """Five groups of 20 unique tokens: two whole ones fit into 53, two and a half with one prompt repeated."""
     rows = samples_of([([group] * prompt, [10 + i]) for group in range(1, 6) for i in range(20 - prompt)])
-    plans = plan_step(rows, ranks=1, layout="tree", micro_tokens=53, cost=Cost())
+    plans = plan_step(rows, ranks=1, layout="tree", max_tokens_per_microbatch=53, cost=Cost())
     assert len(plans[0]) == forwards
 
 
 def test_without_a_budget_there_is_one_tree_for_each_rank() -> None:
     rows = samples_of([([1, 2, 3], [4 + i] * 5) for i in range(8)])
     for ranks in (1, 2, 4):
-        plans = plan_step(rows, ranks=ranks, layout="tree", micro_tokens=None, cost=Cost())
+        plans = plan_step(rows, ranks=ranks, layout="tree", max_tokens_per_microbatch=None, cost=Cost())
         assert [[len(part) for part in plan] for plan in bins_of(plans)] == [[8 // ranks]] * ranks
 
 
@@ -267,7 +267,7 @@ def test_every_rank_makes_as_many_forwards_none_empty_none_lost_no_budget_broken
     layout: Layout, drawn: list[Ids], ranks: int, budget: int | None
 ) -> None:
     rows = samples_of(drawn)
-    plans = plan_step(rows, ranks=ranks, layout=layout, micro_tokens=budget, cost=cost_of("flops", 4))
+    plans = plan_step(rows, ranks=ranks, layout=layout, max_tokens_per_microbatch=budget, cost=cost_of("flops", 4))
     for micro in check_plan(plans, len(rows), ranks):
         chosen = [rows[i] for i in micro]
         size = {

@@ -134,7 +134,7 @@ def repeated(order: SortedSamples, starts: Sequence[int]) -> tuple[int, int]:
 
 @given(st.lists(st.builds(sample, ids, ids), min_size=1, max_size=7), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_no_other_cut_of_neighbours_repeats_fewer_tokens(samples: list[Sample], budget: int) -> None:
+def test_no_other_cut_of_neighbors_repeats_fewer_tokens(samples: list[Sample], budget: int) -> None:
     order = sort_samples(samples)
     best = None
     for bits in range(1 << (len(samples) - 1)):

@@ -42,11 +42,11 @@ def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, 
     )
 
 
-def clipped(logprobs: Tensor, batch: Batch, normalise: Normalise = "token", total: float = 1.0) -> Tensor:
-    return policy_loss(logprobs, logprobs, batch, TrainConfig(normalise=normalise), denominator=total)[0]
+def clipped(logprobs: Tensor, batch: Batch, loss_agg: Normalise = "token", total: float = 1.0) -> Tensor:
+    return policy_loss(logprobs, logprobs, batch, TrainConfig(loss_agg=loss_agg), denominator=total)[0]
 
 
-def figures(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
+def metrics(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
     return policy_loss(logprobs, entropy, batch, TrainConfig(correction=correction), denominator=1.0)[1]
 
 
@@ -91,7 +91,7 @@ def test_the_denominator_counts_only_what_is_trained() -> None:
     assert denominator(rows + nothing, "rollout") == 2
     assert (denominator(rows, 640.0), denominator(rows, 0.5)) == (640, 0.5)
     for wrong in ("mean", 0.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="normalise"):
+        with pytest.raises(ValueError, match="loss_agg"):
             denominator(rows, wrong)  # type: ignore[arg-type]
 
 
@@ -124,14 +124,14 @@ def test_a_masked_column_has_no_part_whatever_stands_in_it() -> None:
     assert logprobs.grad.tolist() == [[-2.0, 0.0]]
 
 
-def test_the_figures_by_hand() -> None:
+def test_the_metrics_by_hand() -> None:
     batch = collate([one_row([-1.0, -1.0, 0.0], [1, 1, 0], [1, 1, 0])], pad_id=0)
     logprobs, entropy = torch.tensor([[-0.5, -1.1, -9.0]]), torch.tensor([[1.0, 2.0, 9.0]])
-    got = figures(logprobs, entropy, batch)
+    got = metrics(logprobs, entropy, batch)
     assert (got.tokens, got.clipped, got.entropy) == (2, 1.0, 3.0)
     assert got.loss == pytest.approx(-(1.2 + math.exp(-0.1)))
     assert got.gap == pytest.approx(0.5)
-    assert figures(torch.tensor([[-1.1, -1.7, -9.0]]), entropy, batch).gap == pytest.approx(0.7)
+    assert metrics(torch.tensor([[-1.1, -1.7, -9.0]]), entropy, batch).gap == pytest.approx(0.7)
     assert got.kl == pytest.approx(math.exp(0.5) - 1.5 + math.exp(-0.1) - 0.9, rel=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_token_without_an_advantage_is_stopped_by_no_clip(dual_clip: float | N
 def test_a_token_at_the_edge_of_the_clip_is_not_stopped(loss: Any) -> None:
     batch = collate([one_row([-1.0, -1.0], [1, -1], [1, 1])], pad_id=0)
     logprobs = torch.tensor([[-1.0, -1.0]])  # both ratios are 1
-    config = TrainConfig(loss=loss, clip_low=0.0, clip_high=0.0)
+    config = TrainConfig(loss=loss, clip_eps_low=0.0, clip_eps_high=0.0)
     assert policy_loss(logprobs, logprobs, batch, config, denominator=1.0)[1].clipped == 0
 
 
@@ -161,9 +161,9 @@ def test_dual_clip_leaves_a_good_token_as_it_is_however_little_good_it_is() -> N
     assert plain == dual
 
 
-def test_the_figures_of_nothing_are_zero() -> None:
+def test_the_metrics_of_nothing_are_zero() -> None:
     batch = collate([one_row([-1.0], [1], [1])], pad_id=0, masked=True)
-    got = figures(torch.zeros(1, 1), torch.zeros(1, 1), batch)
+    got = metrics(torch.zeros(1, 1), torch.zeros(1, 1), batch)
     assert (got.tokens, got.gap, got.kl) == (0, 0.0, 0.0)
 
 
@@ -254,10 +254,10 @@ def test_truncated_and_masked_tokens_are_counted() -> None:
     logprobs = torch.tensor([[ratio - 2 for ratio in LOG_RATIOS]])
     counted: dict[Correction, float] = {"token": 1, "token_mask": 1, "sequence": 3, "sequence_mask": 3}
     for correction, count in counted.items():
-        sums = figures(logprobs, logprobs, batch, correction=correction)
+        sums = metrics(logprobs, logprobs, batch, correction=correction)
         assert (sums.corrected, sums.clipped) == (count, 0)
-    assert figures(logprobs, logprobs, batch, correction="geometric_mask").corrected == 0
-    assert figures(logprobs + 1, logprobs, batch, correction="geometric_mask").corrected == 3
+    assert metrics(logprobs, logprobs, batch, correction="geometric_mask").corrected == 0
+    assert metrics(logprobs + 1, logprobs, batch, correction="geometric_mask").corrected == 3
 
 
 def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
@@ -283,14 +283,14 @@ def policy(tiny_model: Path) -> PolicyModel:
     return policy
 
 
-def gradient(policy: PolicyModel, rows: list[Sample], normalise: Normalise, size: int, pad_id: int = 0) -> Tensor:
+def gradient(policy: PolicyModel, rows: list[Sample], loss_agg: Normalise, size: int, pad_id: int = 0) -> Tensor:
     """The whole gradient as one vector, by micro-batches of `size` rows."""
     policy.zero_grad()
-    total = denominator(rows, normalise)
+    total = denominator(rows, loss_agg)
     for start in range(0, len(rows), size):
         batch = collate(rows[start : start + size], pad_id=pad_id)
         logprobs, _ = policy(batch.inputs, batch.loss_mask_BR)
-        clipped(logprobs, batch, normalise, total).backward()  # type: ignore[no-untyped-call]
+        clipped(logprobs, batch, loss_agg, total).backward()  # type: ignore[no-untyped-call]
     return torch.cat([w.grad.flatten() for w in policy.parameters() if w.grad is not None])
 
 
@@ -299,24 +299,24 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
     assert float((got - expected).norm() / expected.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("normalise", ["token", "sample", "rollout", 100.0])
+@pytest.mark.parametrize("loss_agg", ["token", "sample", "rollout", 100.0])
 def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
-    policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: Normalise
 ) -> None:
     rows = list(build_samples(groups_of(1), merge=False))
-    whole = gradient(policy, rows, normalise, len(rows))
+    whole = gradient(policy, rows, loss_agg, len(rows))
     for size in (1, 2):
-        assert_same(gradient(policy, rows, normalise, size), whole)
+        assert_same(gradient(policy, rows, loss_agg, size), whole)
 
 
-@pytest.mark.parametrize("normalise", ["token", "rollout", 100.0])
+@pytest.mark.parametrize("loss_agg", ["token", "rollout", 100.0])
 def test_merged_and_per_turn_samples_give_the_same_gradient(
-    policy: PolicyModel, groups_of: Callable[..., list[Group]], normalise: Normalise
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: Normalise
 ) -> None:
     steps, merged = list(build_samples(groups_of(2), merge=False)), list(build_samples(groups_of(2)))
     assert len(steps) > len(merged)
-    whole = gradient(policy, steps, normalise, len(steps))
-    assert_same(gradient(policy, merged, normalise, len(merged)), whole)
+    whole = gradient(policy, steps, loss_agg, len(steps))
+    assert_same(gradient(policy, merged, loss_agg, len(merged)), whole)
 
 
 def test_the_order_of_rows_and_the_padding_id_change_nothing(

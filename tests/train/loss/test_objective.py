@@ -58,7 +58,7 @@ def terms(ratios: list[list[float]], batch: Batch, **settings: Any) -> tuple[flo
 
 def test_clip_higher_lets_a_good_token_rise_further_than_a_bad_one_falls() -> None:
     batch = collate([row([1, 1, -1])], pad_id=0)
-    loss, gradient = terms([[1.25, 1.5, 0.75]], batch, clip_high=0.28)
+    loss, gradient = terms([[1.25, 1.5, 0.75]], batch, clip_eps_high=0.28)
     assert loss == pytest.approx(-(1.25 + 1.28 - 0.8))
     assert gradient[0] == pytest.approx([-1.25, 0, 0])
 
@@ -82,7 +82,7 @@ def test_cispo_clips_the_weight_and_keeps_the_gradient_of_every_token() -> None:
 def test_gspo_takes_the_geometric_mean_of_the_segments_ratios() -> None:
     # sqrt(1.44 * 1) = 1.2 and sqrt(4 * 1) = 2, the second is clipped at 1.5; the masked column has no part.
     batch = collate([row([1, 1, 9], [1, 1, 0]), row([2, 2])], pad_id=0)
-    loss, gradient = terms([[1.44, 1, 1e30], [0.5, 4, 1]], batch, loss="gspo", clip_high=0.5)
+    loss, gradient = terms([[1.44, 1, 1e30], [0.5, 4, 1]], batch, loss="gspo", clip_eps_high=0.5)
     assert loss == pytest.approx(-(1.2 + 1.2 + 2 * 1.5 + 2 * 1.5))
     assert gradient == [pytest.approx([-1.2, -1.2, 0]), pytest.approx([0, 0, 0])]
 
@@ -151,8 +151,8 @@ def test_clipped_tokens_are_counted_by_every_loss() -> None:
         return policy_loss(logprobs, logprobs, batch, TrainConfig(**settings), denominator=1.0)[1].clipped
 
     assert [clipped(), clipped(dual_clip=3.0), clipped(loss="cispo")] == [2, 3, 4]
-    assert clipped(loss="gspo", clip_high=mean - 1 - 1e-4) == 2
-    assert clipped(loss="gspo", clip_high=mean - 1 + 1e-4) == 0
+    assert clipped(loss="gspo", clip_eps_high=mean - 1 - 1e-4) == 2
+    assert clipped(loss="gspo", clip_eps_high=mean - 1 + 1e-4) == 0
 
 
 # Against plain autograd
@@ -189,7 +189,7 @@ def test_the_gradient_is_that_of_the_papers_formula(name: str, groups_of: Groups
     for ours in (True, False):
         logprobs = start.clone().requires_grad_()
         settings: dict[str, Any] = {"loss": name, "dual_clip": 2.0 if name == "ppo" else None}
-        made = TrainConfig(clip_high=0.3, normalise="sample", **settings)
+        made = TrainConfig(clip_eps_high=0.3, loss_agg="sample", **settings)
         loss = (
             policy_loss(logprobs, logprobs, batch, made, denominator=len(rows))[0]
             if ours
@@ -213,12 +213,12 @@ def config() -> TrainConfig:
 LOSSES: list[dict[str, Any]] = [
     {"loss": "ppo", "dual_clip": 1.5, "kl_coef": 0.5},
     {"loss": "cispo", "kl_coef": 0.5, "kl_estimator": "k2"},
-    {"loss": "gspo", "clip_low": 0.05, "clip_high": 0.05},
-    {"loss": "gspo_rollout", "clip_low": 0.05, "clip_high": 0.05, "kl_coef": 0.5, "kl_estimator": "k1"},
+    {"loss": "gspo", "clip_eps_low": 0.05, "clip_eps_high": 0.05},
+    {"loss": "gspo_rollout", "clip_eps_low": 0.05, "clip_eps_high": 0.05, "kl_coef": 0.5, "kl_estimator": "k1"},
 ]
 
 
-def figures(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> list[float]:
+def metrics(tiny_model: Path, config: TrainConfig, rows: list[Sample]) -> list[float]:
     """Loss, gradient and divergence of a second step, where adapter and base differ."""
     with Trainer(tiny_model, config) as trainer:
         trainer.train(rows)
@@ -234,9 +234,11 @@ def test_a_loss_does_not_depend_on_its_cut_into_micro_batches(
     tiny_model: Path, config: TrainConfig, groups_of: Groups, change: dict[str, Any]
 ) -> None:
     rows = list(build_samples(groups_of(1)))
-    whole = figures(tiny_model, replace(config, **change), rows)
-    for micro_tokens in (1, 40):
-        again = figures(tiny_model, replace(config, **change, micro_tokens=micro_tokens), rows)
+    whole = metrics(tiny_model, replace(config, **change), rows)
+    for max_tokens_per_microbatch in (1, 40):
+        again = metrics(
+            tiny_model, replace(config, **change, max_tokens_per_microbatch=max_tokens_per_microbatch), rows
+        )
         assert again == pytest.approx(whole, rel=1e-4)
 
 
@@ -247,15 +249,17 @@ def test_a_loss_does_not_depend_on_its_layout(
 ) -> None:
     rows = list(build_samples(groups_of(1), merge=change["loss"] == "gspo"))
     padded, other = (
-        figures(tiny_model, replace(config, **change, layout=name, micro_tokens=120), rows)
+        metrics(tiny_model, replace(config, **change, layout=name, max_tokens_per_microbatch=120), rows)
         for name in ("padded", layout)
     )
     assert other == pytest.approx(padded, rel=1e-4)
 
 
 def test_the_ratio_of_a_rollout_is_the_same_in_parts(tiny_model: Path, config: TrainConfig, groups_of: Groups) -> None:
-    by_rollout = replace(config, loss="gspo_rollout", clip_low=0.05, clip_high=0.05, micro_tokens=40)
-    merged, parts = (figures(tiny_model, by_rollout, list(build_samples(groups_of(1), merge=m))) for m in (True, False))
+    by_rollout = replace(
+        config, loss="gspo_rollout", clip_eps_low=0.05, clip_eps_high=0.05, max_tokens_per_microbatch=40
+    )
+    merged, parts = (metrics(tiny_model, by_rollout, list(build_samples(groups_of(1), merge=m))) for m in (True, False))
     assert parts == pytest.approx(merged, rel=1e-4)
 
 
@@ -264,7 +268,7 @@ def test_of_a_rollout_with_one_segment_both_ratios_are_the_same(
 ) -> None:
     rows = [replace(row, weight=1.0) for row in build_samples(groups_of(1)) if row.segment == 0]
     one, other = (
-        figures(tiny_model, replace(config, loss=loss, clip_low=0.05, clip_high=0.05), rows)
+        metrics(tiny_model, replace(config, loss=loss, clip_eps_low=0.05, clip_eps_high=0.05), rows)
         for loss in ("gspo", "gspo_rollout")
     )
     assert one == pytest.approx(other, rel=1e-5, abs=1e-6)

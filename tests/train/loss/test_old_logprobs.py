@@ -28,7 +28,7 @@ CONFIG = TrainConfig(
     lr=1e-2,
     warmup_steps=0,
     device="cpu",
-    rollouts_per_step=3,
+    rollouts_per_minibatch=3,
     correction="token",
     old_logprobs="trainer",
 )
@@ -54,9 +54,9 @@ def plain(loss: str, correction: str, here: Tensor, old: Tensor, rows: list[Samp
             continue
         n = len(kept)
         prob, proximal = h[len(h) - n :][kept].exp(), o[len(o) - n :][kept].exp()
-        behaviour = torch.from_numpy(np.array(row.logprobs))[kept].exp()
+        behavior = torch.from_numpy(np.array(row.logprobs))[kept].exp()
         advantage = torch.from_numpy(np.array(row.advantages))[kept]
-        raw = proximal / behaviour
+        raw = proximal / behavior
         weight = WEIGHTS[correction](raw)
         whole = raw.prod().expand(len(raw)) if correction.startswith("sequence") else raw
         cut += int((~torch.isclose(weight, whole)).sum())
@@ -82,7 +82,7 @@ def drawn(groups_of: Groups) -> tuple[list[Sample], Batch, Tensor, Tensor]:
     return rows, batch, old, torch.where(mask, old + 0.2 * torch.randn(shape), -1e30)
 
 
-APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_step": 8}
+APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_minibatch": 8}
 """Settings with which a correction weighs how far the trainer's log-probabilities are from the engine's."""
 
 
@@ -91,7 +91,7 @@ APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_step": 8}
 def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups, loss: Any, correction: Any) -> None:
     rows, batch, old, start = drawn(groups_of)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    config = TrainConfig(loss=loss, clip_low=0.1, clip_high=0.1, correction=correction, correction_cap=1.5, **APART)
+    config = TrainConfig(loss=loss, clip_eps_low=0.1, clip_eps_high=0.1, correction=correction, is_cap=1.5, **APART)
     value, sums = policy_loss(ours, torch.zeros_like(ours), batch, config, denominator=1.0, old_BR=old)
     expected, cut = plain(loss, correction, theirs, old, rows)
     value.backward()  # type: ignore[no-untyped-call]
@@ -171,7 +171,7 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
     assert (stats["train/clip_fraction"], stats["train/correction_fraction"]) == (0, 0)
     worth = np.concatenate([r.advantages[r.loss_mask] for r in off])
     assert plainly["train/clip_fraction"] == pytest.approx(((worth > 0) & (shifted == 1)).mean())
-    truncated, _ = trained(tiny_model, replace(still, correction_cap=1.2), off)
+    truncated, _ = trained(tiny_model, replace(still, is_cap=1.2), off)
     assert truncated["train/clip_fraction"] == 0
     assert truncated["train/correction_fraction"] == pytest.approx(shifted.mean())
     # A token's term is -w A while nothing has moved: by hand over the three mini-batches.
@@ -189,7 +189,7 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
 
 def test_the_old_logprobs_are_those_before_the_first_step_of_the_batch(tiny_model: Path, rows: list[Sample]) -> None:
     """The loss of the second mini-batch, from the policies that were there: after the first step and before it."""
-    config = replace(CONFIG, rollouts_per_step=5, lr=3e-2, clip_low=0.1, clip_high=0.1, correction_cap=1.5)
+    config = replace(CONFIG, rollouts_per_minibatch=5, lr=3e-2, clip_eps_low=0.1, clip_eps_high=0.1, is_cap=1.5)
     begun, rest = ([rows[i] for i in part] for part in mini_batches(rows, rollouts=5))
 
     def scores(trainer: Trainer) -> list[Tensor]:
@@ -213,10 +213,12 @@ def test_the_old_logprobs_are_those_before_the_first_step_of_the_batch(tiny_mode
 
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo", "gspo_rollout"])
 def test_layouts_and_micro_batches_change_nothing(tiny_model: Path, rows: list[Sample], loss: Any) -> None:
-    config = replace(CONFIG, loss=loss, clip_low=0.003, clip_high=0.003, normalise="rollout", grad_clip=1e-3)
-    stats, adapter = trained(tiny_model, replace(config, micro_tokens=None), rows)
+    config = replace(CONFIG, loss=loss, clip_eps_low=0.003, clip_eps_high=0.003, loss_agg="rollout", grad_clip=1e-3)
+    stats, adapter = trained(tiny_model, replace(config, max_tokens_per_microbatch=None), rows)
     assert stats["train/clip_fraction"] > 0
-    cuts: list[dict[str, Any]] = [{"layout": layout, "micro_tokens": 60} for layout in ("padded", "packed", "tree")]
+    cuts: list[dict[str, Any]] = [
+        {"layout": layout, "max_tokens_per_microbatch": 60} for layout in ("padded", "packed", "tree")
+    ]
     for cut in cuts:
         again, other = trained(tiny_model, replace(config, **cut), rows)
         for name in ("loss", "grad_norm", "clip_fraction", "correction_fraction"):
@@ -239,7 +241,7 @@ def test_one_forward_is_added_for_all_mini_batches_but_the_first(
     assert sum(seen) == sum(len(part) for part in mini_batches(rows, rollouts=3)[1:])
     seen.clear()
     trained(tiny_model, replace(CONFIG, old_logprobs="engine"), rows)
-    trained(tiny_model, replace(CONFIG, rollouts_per_step=1000), rows)
+    trained(tiny_model, replace(CONFIG, rollouts_per_minibatch=1000), rows)
     assert seen == []
 
 

@@ -19,13 +19,13 @@ from agentgym.types.sample import Sample
 FULL = TrainConfig(method="full", lr=1e-3, device="cpu", threads=1)
 BY_TOKEN: list[dict[str, Any]] = [
     {},
-    {"layout": "tree", "normalise": "rollout"},
+    {"layout": "tree", "loss_agg": "rollout"},
     {"kl_coef": 0.1, "dual_clip": 3.0},
     {"loss": "cispo"},
-    {"loss": "gspo_rollout", "rollouts_per_step": 4},
+    {"loss": "gspo_rollout", "rollouts_per_minibatch": 4},
     {"loss": "sft"},
-    {"correction": "token", "old_logprobs": "trainer", "rollouts_per_step": 4},
-    {"correction": "token_mask", "micro_tokens": 60},
+    {"correction": "token", "old_logprobs": "trainer", "rollouts_per_minibatch": 4},
+    {"correction": "token_mask", "max_tokens_per_microbatch": 60},
 ]
 BY_SEGMENT: list[dict[str, Any]] = [{"loss": "gspo"}, {"correction": "sequence"}, {"correction": "geometric_mask"}]
 

@@ -183,12 +183,12 @@ def test_the_output_layer_and_embeddings_are_refused_as_what_they_are(
         load(tiny_model, targets=targets)
 
 
-def test_the_share_of_weights_with_an_adapter_is_a_figure_of_each_step_and_what_has_none_is_logged(
+def test_the_share_of_weights_with_an_adapter_is_a_metric_of_each_step_and_what_has_none_is_logged(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, grown: Any
 ) -> None:
     with Trainer(tiny_model, TrainConfig(lora_targets=("q_proj",))) as trainer:
-        figures = trainer.train(build_samples(grown(1)))
-    assert 0 < figures["train/adapter_coverage"] < 1
+        metrics = trainer.train(build_samples(grown(1)))
+    assert 0 < metrics["train/adapter_coverage"] < 1
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "self_attn.q_proj; without one: mlp.down_proj" in said
 

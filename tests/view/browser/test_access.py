@@ -33,7 +33,7 @@ def address_of(name: str, run: str, made: Made) -> str:
         "group": f"#/{run}/group?phase=train&step={best.step}&task={task}",
         "task": f"#/{run}/task?task={task}",
     }.get(name) or (
-        f"{rollout}?view=tokens&colour={name}"
+        f"{rollout}?view=tokens&color={name}"
         if name in ("logprob", "ratio", "advantage", "version")
         else f"#/{run}/{name}"
     )

@@ -78,7 +78,7 @@ def drawn(page: Page) -> list[int]:
 
 
 def test_of_200_000_tokens_only_those_near_the_sight_are_drawn(large: Watched, folder: Path) -> None:
-    page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&colour=advantage")
+    page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens&color=advantage")
     expect(page.locator('.tokens [data-i="0"]')).to_be_visible()
     assert 0 < len(drawn(page)) < 12_000
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")

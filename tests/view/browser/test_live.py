@@ -19,7 +19,7 @@ STARTED = """async () => {
 }"""
 GROWN = "before => Number(document.querySelector('.count').textContent.split(' ')[0].replace(',', '')) > before"
 MORE_POINTS = (
-    "before => document.querySelector('[data-figure=reward] path.line')?.getAttribute('d').split('L').length > before"
+    "before => document.querySelector('[data-metric=reward] path.line')?.getAttribute('d').split('L').length > before"
 )
 
 
@@ -71,6 +71,6 @@ def test_with_the_newest_first_the_rows_in_sight_stay_in_sight(live: Watched, ru
 
 def test_curves_grow_while_a_run_goes_on(live: Watched, running: Path) -> None:
     page = live.open(f"#/?runs={route_of(live.page, running)}")
-    expect(page.locator('[data-figure="reward"] path.line')).to_be_attached()
-    before = page.locator('[data-figure="reward"] path.line').get_attribute("d") or ""
+    expect(page.locator('[data-metric="reward"] path.line')).to_be_attached()
+    before = page.locator('[data-metric="reward"] path.line').get_attribute("d") or ""
     page.wait_for_function(MORE_POINTS, arg=before.count("L") + 1, timeout=0)

@@ -49,8 +49,8 @@ def test_a_title_spells_what_cannot_be_seen(viewer: Watched) -> None:
         (12345, "12,345"),
     ],
 )
-def test_a_figure_is_short_and_says_its_size(viewer: Watched, value: float | None, shown: str) -> None:
-    assert call(viewer, "core/format.js", "figure", value) == shown
+def test_a_metric_is_short_and_says_its_size(viewer: Watched, value: float | None, shown: str) -> None:
+    assert call(viewer, "core/format.js", "metric", value) == shown
 
 
 def test_an_address_comes_back_as_it_was_made(viewer: Watched) -> None:
@@ -61,9 +61,9 @@ def test_an_address_comes_back_as_it_was_made(viewer: Watched) -> None:
     }
 
 
-def row(step: int, **figures: float) -> dict[str, Any]:
-    named = {name.replace("__", "/"): value for name, value in figures.items()}
-    return {"step": step, "time": float(step), "held_out": "eval/reward" in named, "figures": named}
+def row(step: int, **metrics: float) -> dict[str, Any]:
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return {"step": step, "time": float(step), "held_out": "eval/reward" in named, "metrics": named}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def row(step: int, **figures: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_figures_say_why_a_reward_does_not_rise(
+def test_the_metrics_say_why_a_reward_does_not_rise(
     viewer: Watched, rows: list[dict[str, Any]], page: str, words: str
 ) -> None:
     found = call(viewer, "core/findings.js", "findings", rows)
@@ -179,7 +179,7 @@ def test_long_names_of_runs_are_cut_where_they_are_alike(viewer: Watched, names:
 
 def test_a_band_has_no_edge_that_no_number_is(viewer: Watched) -> None:
     rows = [
-        {"step": step, "time": step, "figures": {"mean": mean, "std": 1e308}} for step, mean in enumerate((1e308, 5))
+        {"step": step, "time": step, "metrics": {"mean": mean, "std": 1e308}} for step, mean in enumerate((1e308, 5))
     ]
     found = call(viewer, "charts/series.js", "band", rows, "mean", "std", "step", True)
     assert found == [{"x": 1, "low": -1e308, "high": 1e308}]

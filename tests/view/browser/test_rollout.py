@@ -54,7 +54,7 @@ def test_a_rollout_with_forks_shows_the_tree_and_folds_what_the_forks_repeat(
 
 
 @pytest.mark.parametrize("kind", ["compaction", "fork"])
-def test_the_coloured_tokens_are_those_that_were_trained_on(
+def test_the_colored_tokens_are_those_that_were_trained_on(
     viewer: Watched, routes: Routes, made: Made, kind: SegmentKind
 ) -> None:
     folder, route = (made.compaction, routes.compaction) if kind == "compaction" else (made.tree, routes.tree)
@@ -93,7 +93,7 @@ def test_a_token_says_its_log_probability_ratio_advantage_and_version(
         found = next(one for one in store.find(phase="train") if one.advantages[0])
     segment = found.rollout.segments[0]
     first = int(np.flatnonzero(segment.sampled)[0])
-    page = viewer.open(f"#/{routes.grpo}/rollout/{found.number}?view=tokens&colour=advantage")
+    page = viewer.open(f"#/{routes.grpo}/rollout/{found.number}?view=tokens&color=advantage")
     page.locator(f'.tokens [data-i="{first}"]').hover()
     said = page.locator(".token-tip").inner_text()
     assert f"id {segment.token_ids[first]}" in said
@@ -105,7 +105,7 @@ def test_a_token_says_its_log_probability_ratio_advantage_and_version(
     expect(page.locator(".token-tip")).to_contain_text(f"id {segment.token_ids[first + 1]}")
 
 
-def test_the_colour_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
+def test_the_color_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
     viewer: Watched, routes: Routes, made: Made
 ) -> None:
     with RolloutStore(made.grpo) as store:
@@ -113,7 +113,7 @@ def test_the_colour_of_the_tokens_is_chosen_by_button_and_kept_in_the_address(
     page = viewer.open(f"#/{routes.grpo}/rollout/{number}?view=tokens")
     page.get_by_role("button", name="Log-prob").click()
     expect(page.locator(".tokens .trained.measured").first).to_have_class(re.compile(r"\blp-\d\b"))
-    assert "colour=logprob" in page.url
+    assert "color=logprob" in page.url
     page.reload()
     expect(page.get_by_role("button", name="Log-prob")).to_have_attribute("aria-pressed", "true")
 

@@ -43,8 +43,8 @@ def tokens(page: Page, routes: Routes, made: Made) -> str:
     return f"#/{routes.compaction}/rollout/{summarised(made)}?view=tokens"
 
 
-def colours(page: Page, routes: Routes, made: Made) -> str:
-    return f"{tokens(page, routes, made)}&colour=logprob"
+def colors(page: Page, routes: Routes, made: Made) -> str:
+    return f"{tokens(page, routes, made)}&color=logprob"
 
 
 def times(page: Page, routes: Routes, made: Made) -> str:
@@ -79,13 +79,13 @@ PICTURES = {
     "rollouts": rollouts,
     "rollout": rollout,
     "tokens": tokens,
-    "colours": colours,
+    "colors": colors,
     "times": times,
     "group": group,
     "compare": compare,
     "settings": settings,
 }
-DARK = ("colours", "curves")
+DARK = ("colors", "curves")
 """Pages that are shown in dark as well."""
 NAMES = [*PICTURES, *(f"{name}-dark" for name in DARK)]
 
@@ -94,14 +94,14 @@ def point(page: Page, name: str) -> None:
     """Put the pointer where a reader would."""
     page.wait_for_load_state("networkidle")
     if name == "curves":
-        expect(page.locator('[data-figure="reward"] path.line')).to_have_count(2)
-        plot = page.locator('[data-figure="reward"] svg')
+        expect(page.locator('[data-metric="reward"] path.line')).to_have_count(2)
+        plot = page.locator('[data-metric="reward"] svg')
         sandbox = plot.bounding_box()
         assert sandbox is not None
         plot.hover(position={"x": sandbox["width"] * 0.42, "y": 70})
     elif name == "rollouts":
         expect(page.get_by_text("cannot be searched yet")).to_have_count(0, timeout=60_000)
-    elif name == "colours":
+    elif name == "colors":
         expect(page.locator(".tokens .trained").first).to_be_visible()
         page.locator(".tokens .lp-2, .tokens .lp-3, .tokens .lp-4, .tokens .lp-5, .tokens .lp-6").last.hover()
 

@@ -9,7 +9,7 @@ from tests.view.browser.viewer import Watched
 
 def test_the_first_page_draws_the_curves_of_every_run_that_is_ticked(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/?runs={routes.grpo},{routes.second}")
-    reward = page.locator('[data-figure="reward"]')
+    reward = page.locator('[data-metric="reward"]')
     expect(reward.locator("path.line")).to_have_count(2)
     expect(reward.locator("polygon.band")).to_have_count(2)
     expect(reward.locator("circle.held")).not_to_have_count(0)
@@ -22,7 +22,7 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
     viewer: Watched, routes: Routes
 ) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
-    plot = page.locator('[data-figure="reward"] svg')
+    plot = page.locator('[data-metric="reward"] svg')
     sandbox = plot.bounding_box()
     assert sandbox is not None
     page.mouse.move(sandbox["x"] + sandbox["width"] * 0.4, sandbox["y"] + 60)
@@ -38,7 +38,7 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
 
 def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
-    plot = page.locator('[data-figure="reward"] svg')
+    plot = page.locator('[data-metric="reward"] svg')
     sandbox = plot.bounding_box()
     assert sandbox is not None
     plot.click(position={"x": 60, "y": 60})  # near the first step
@@ -103,9 +103,9 @@ def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Rout
 
 def test_the_slash_leads_to_the_field_that_names_it(viewer: Watched, routes: Routes) -> None:
     page = viewer.open("#/")
-    expect(page.locator("[data-figure]").first).to_be_visible()
+    expect(page.locator("[data-metric]").first).to_be_visible()
     page.keyboard.press("/")
-    expect(page.get_by_placeholder("Find a figure ( / )")).to_be_focused()
+    expect(page.get_by_placeholder("Find a metric ( / )")).to_be_focused()
 
 
 def test_no_more_rows_are_drawn_than_can_be_seen(viewer: Watched, routes: Routes) -> None:

@@ -17,7 +17,7 @@ def write_run(
     ended: bool = True,
     held_out: Sequence[tuple[int, float]] = (),
     groups: Sequence[Group] = (),
-    figures: dict[str, float] | None = None,
+    metrics: dict[str, float] | None = None,
     **settings: Any,
 ) -> Path:
     """Write the folder of a training with these rewards by step."""
@@ -30,7 +30,7 @@ def write_run(
     }
     (folder / "settings.json").write_text(json.dumps(content))
     rows: list[dict[str, Any]] = [{"step": done, "eval/reward": reward} for done, reward in held_out]
-    rows += [{"step": step, "reward": reward, **(figures or {})} for step, reward in enumerate(rewards)]
+    rows += [{"step": step, "reward": reward, **(metrics or {})} for step, reward in enumerate(rewards)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if ended:
         (folder / "summary.json").write_text(json.dumps({"reward_last": rewards[-1], "cpu_seconds": 12.5}))

@@ -72,7 +72,7 @@ def test_a_step_that_was_done_again_after_a_resume_counts_once(tmp_path: Path) -
     assert KeptRun(folder).curve("reward") == {0: 0.25, 1: 0.75}
 
 
-def test_a_log_is_gone_through_once_however_many_figures_are_asked_for(
+def test_a_log_is_gone_through_once_however_many_metrics_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[object] = []
@@ -82,9 +82,9 @@ def test_a_log_is_gone_through_once_however_many_figures_are_asked_for(
         return measured(value)
 
     monkeypatch.setattr("agentgym.view.report.folders.measured", counted)
-    (run,) = kept_runs([write_run(tmp_path / "one", [0.5] * 100, figures={"stop/done": 1.0})])
-    for figure in [f"figure {number}" for number in range(1000)]:
-        assert run.curve(figure) == {}
+    (run,) = kept_runs([write_run(tmp_path / "one", [0.5] * 100, metrics={"stop/done": 1.0})])
+    for metric in [f"metric {number}" for number in range(1000)]:
+        assert run.curve(metric) == {}
     assert run.curve("reward") == dict.fromkeys(range(100), 0.5)
     assert len(looked) == 400
 

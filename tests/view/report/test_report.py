@@ -10,9 +10,9 @@ import pytest
 
 from agentgym.cli import main as cli
 from agentgym.types.rollout import Rollout
-from agentgym.view.report.figures import end_rows, score_rows, stop_rows
 from agentgym.view.report.folders import kept_runs
 from agentgym.view.report.lines import lines_of
+from agentgym.view.report.metrics import end_rows, score_rows, stop_rows
 from tests.store.test_store import group, rollout, segment
 from tests.view.report.runs import write_evaluation, write_run
 
@@ -59,13 +59,13 @@ def test_the_page_has_its_parts_in_their_order(tmp_path: Path, capsys: pytest.Ca
     for seed in (0, 1):
         groups = [group(rollout("a/0", 0.5), failed("a/1")), group(rollout("b/0", -1.0))]
         played = {"rollouts/started": 3.0, "rollouts/failed": 1.0, "stop/answer": 1.0, "samples/groups": 2.0}
-        write_run(tmp_path / f"{seed}", [0.1, 0.9], seed=seed, groups=groups, figures=played)
+        write_run(tmp_path / f"{seed}", [0.1, 0.9], seed=seed, groups=groups, metrics=played)
     write_evaluation(tmp_path / "e", 0.75, groups=[group(rollout("a/0", 1.0))])
     page = reported(capsys, tmp_path)
     assert page.headings == [
         "Runs",
         "Curves",
-        "Figures at the end",
+        "Metrics at the end",
         "Evaluations",
         "What was not learned from",
         "Failures",
@@ -98,10 +98,10 @@ def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path, capsys: p
 def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wicked = segment([(2, 4), (5, 9)], length=12, text=HOSTILE)
     groups = [group(rollout("a/0", 0.5, segments=(wicked,)))]
-    plain = write_run(tmp_path / "a", [0.1], groups=groups, figures={"stop/answer": 1.0})
+    plain = write_run(tmp_path / "a", [0.1], groups=groups, metrics={"stop/answer": 1.0})
     tame = {tag for tag, _ in reported(capsys, plain, "--out", tmp_path / "tame").tags}
     name = HOSTILE.replace("\ud800", "").replace("\x00", "")
-    wild = write_run(tmp_path / "b", [0.1], seed=1, groups=groups, recipe=name, figures={f"stop/{name}": 1.0})
+    wild = write_run(tmp_path / "b", [0.1], seed=1, groups=groups, recipe=name, metrics={f"stop/{name}": 1.0})
     page = reported(capsys, plain, wild, "--out", tmp_path / "wild")
     assert {tag for tag, _ in page.tags} == tame
     assert "<script>alert(1)</script>" in page.text
@@ -145,7 +145,7 @@ def test_what_differs_is_marked_and_the_rest_is_not(tmp_path: Path, capsys: pyte
     assert '<tr><th scope="row">env</th><td>envs.chase.env:Chase</td></tr>' in page
 
 
-def test_the_figures_are_those_of_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_metrics_are_those_of_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", [0.0, 0.5], seed=0, held_out=[(0, 0.25), (2, 0.75)])
     write_run(tmp_path / "b", [0.0, 1.5], seed=1, held_out=[(0, 0.25), (2, 0.25)])
     page = reported(capsys, tmp_path)
@@ -220,25 +220,25 @@ def test_a_name_that_matplotlib_could_take_for_a_formula_is_drawn_as_it_is(
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 10**400, 1.7e308])
-def test_figures_that_are_no_finite_numbers_are_gaps(
+def test_metrics_that_are_no_finite_numbers_are_gaps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
 ) -> None:
     for seed in (0, 1):
         write_run(
-            tmp_path / f"{seed}", [value, 0.5, -value], seed=seed, held_out=[(0, value)], figures={"time/step": value}
+            tmp_path / f"{seed}", [value, 0.5, -value], seed=seed, held_out=[(0, value)], metrics={"time/step": value}
         )
         write_evaluation(tmp_path / f"e{seed}", 0.5, seed=seed)
         (tmp_path / f"e{seed}" / "summary.json").write_text(
             json.dumps({"reward": value, "pass_at": {"1": value, "x": 1}})
         )
     page = reported(capsys, tmp_path)
-    assert "Figures at the end" in page.headings
+    assert "Metrics at the end" in page.headings
 
 
 @pytest.mark.parametrize("steps", [1, 2, 20, 300])
 def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
-    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
-    axes = figure.Figure().add_subplot()
+    metric, plots = pytest.importorskip("matplotlib.metric"), pytest.importorskip("agentgym.view.report.plots")
+    axes = metric.Metric().add_subplot()
     axes.plot(range(1, steps + 1), [0.5] * steps)
     plots.mark_whole_steps(axes)
     ticks = axes.get_xticks()
@@ -248,8 +248,8 @@ def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_several_seeds_have_a_band_and_lines_of_their_own_and_a_single_one_has_neither(seeds: int) -> None:
-    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
-    axes = figure.Figure().add_subplot()
+    metric, plots = pytest.importorskip("matplotlib.metric"), pytest.importorskip("agentgym.view.report.plots")
+    axes = metric.Metric().add_subplot()
     plots.add_curve(axes, plots.Curve("A", [{0: 0.1 * seed, 1: 0.5} for seed in range(seeds)]), "#000000")
     assert (len(axes.lines), len(axes.collections)) == ((1, 0) if seeds == 1 else (4, 1))
 
@@ -275,8 +275,8 @@ def test_a_long_curve_is_drawn_with_few_points_and_its_peaks() -> None:
     assert len(plots.thinned(range(10**5), values * 2, values * 2)[0]) <= 4 * plots.PARTS
 
 
-def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path / "a", [0.1, 0.9], figures={"rollouts/failed": 0.0, "train/entropy": 0.5})
+def test_a_metric_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", [0.1, 0.9], metrics={"rollouts/failed": 0.0, "train/entropy": 0.5})
     reported(capsys, tmp_path)
     assert {path.name for path in (tmp_path / "report").glob("*.png")} == {"reward.png", "train-entropy.png"}
 
@@ -284,11 +284,11 @@ def test_a_figure_that_is_always_zero_is_not_drawn(tmp_path: Path, capsys: pytes
 def test_branches_and_the_critic_are_drawn_where_there_are_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {"rollout/branch_tokens": 9.0, "train/explained_variance": -0.5, "train/value_loss": 0.1}
-    write_run(tmp_path / "a", [0.1, 0.9], figures=figures)
+    metrics = {"rollout/branch_tokens": 9.0, "train/explained_variance": -0.5, "train/value_loss": 0.1}
+    write_run(tmp_path / "a", [0.1, 0.9], metrics=metrics)
     reported(capsys, tmp_path)
     drawn = {path.name for path in (tmp_path / "report").glob("*.png")}
-    assert drawn == {"reward.png", *(f"{name.replace('/', '-')}.png" for name in figures)}
+    assert drawn == {"reward.png", *(f"{name.replace('/', '-')}.png" for name in metrics)}
 
 
 def test_evaluations_are_drawn_however_many_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,9 +305,9 @@ def test_folders_that_are_no_run_are_passed_over(tmp_path: Path, capsys: pytest.
     assert "Report on 1 run" in reported(capsys, tmp_path).text
 
 
-def test_the_figures_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
+def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
     held_out = [(0, 0.125), (2, 0.75), (4, 0.5)]
-    write_run(tmp_path / "a", [0.25] * 5 + [0.5] * 5, held_out=held_out, figures={"rollouts/started": 8.0})
+    write_run(tmp_path / "a", [0.25] * 5 + [0.5] * 5, held_out=held_out, metrics={"rollouts/started": 8.0})
     (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
     found = dict(zip(heads, row, strict=True))
     assert found | {"": "A", "runs": "1"} == {
@@ -327,7 +327,7 @@ def test_the_figures_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
 
 def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: Path) -> None:
     """Steps of 90, 10 and no such rollouts, of which 9, 10 and none ended in an answer."""
-    folder = write_run(tmp_path / "a", [0.1], figures={"rollouts/finished": 90, "stop/answer": 0.1})
+    folder = write_run(tmp_path / "a", [0.1], metrics={"rollouts/finished": 90, "stop/answer": 0.1})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "rollouts/finished": 10, "stop/answer": 1.0}\n')
         file.write('{"step": 2, "rollouts/finished": 0}\n')
@@ -335,7 +335,7 @@ def test_how_rollouts_ended_is_a_share_of_all_rollouts_with_a_reward(tmp_path: P
 
 
 def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", [0.1], figures={"rollouts/finished": 8})
+    folder = write_run(tmp_path / "a", [0.1], metrics={"rollouts/finished": 8})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "rollouts/finished": 8, "stop/answer": 0.5}\n')
     assert stop_rows(lines_of(kept_runs([folder]))) == [["", "runs", "answer"], ["A", "1", "0.250"]]
@@ -344,7 +344,7 @@ def test_a_share_that_a_step_does_not_have_is_nothing_there(tmp_path: Path) -> N
 def test_a_report_that_is_written_again_takes_the_place_of_the_one_before(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "a", [0.1], figures={"train/entropy": 0.5})
+    folder = write_run(tmp_path / "a", [0.1], metrics={"train/entropy": 0.5})
     reported(capsys, folder)
     path = folder / "metrics.jsonl"
     path.write_text(path.read_text().replace("train/entropy", "train/loss"))
@@ -359,7 +359,7 @@ def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> No
     assert (found["held out before"], found["held out at last"], found["held out at best"]) == ("0.250", "", "")
 
 
-def test_a_number_of_thousands_of_digits_names_no_figure(tmp_path: Path) -> None:
+def test_a_number_of_thousands_of_digits_names_no_metric(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "one", 0.5)
     summary = json.loads((folder / "summary.json").read_text())
     summary["pass_at"] |= {"9" * 5000: 1.0, "²": 1.0}

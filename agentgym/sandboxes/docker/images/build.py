@@ -94,7 +94,7 @@ def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
 
 def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
     last = find(client, tag)
-    image = build_folder(client, image_folder(), tag=tag, arguments=arguments, labelled=True)
+    image = build_folder(client, image_folder(), tag=tag, arguments=arguments, labeled=True)
     if last is not None and last["Id"] != image:
         forget(client, last["Id"])
 

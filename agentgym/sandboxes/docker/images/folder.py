@@ -43,13 +43,13 @@ def build_folder(
     *,
     tag: str,
     arguments: Mapping[str, str] | None = None,
-    labelled: bool = False,
+    labeled: bool = False,
 ) -> str:
     """Build the folder's Dockerfile under that name and return the image's id; SandboxError with the build's own words.
 
     No image without a name is left: neither of a build that failed or was interrupted, nor of earlier stages. Proxies,
     and PIP_INDEX_URL and its kin where the Dockerfile declares them as ARG, are given as arguments of the build.
-    `labelled` says that this Dockerfile brings the server.
+    `labeled` says that this Dockerfile brings the server.
     """
     from docker.errors import APIError
 
@@ -68,7 +68,7 @@ def build_folder(
             forcerm=True,
             decode=True,
             buildargs=given,
-            labels={SERVER_LABEL: server_digest()} if labelled else None,
+            labels={SERVER_LABEL: server_digest()} if labeled else None,
             use_config_proxy=False,
         )
     except APIError as error:  # Its own text names the address, which holds the arguments and so their passwords.

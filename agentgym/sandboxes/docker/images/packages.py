@@ -100,7 +100,7 @@ def _own_pip() -> str | None:
     """Return the folder of this Python's own pip.
 
     It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported
-    afterwards.
+    afterward.
     """
     found = PathFinder.find_spec("pip")
     folders = None if found is None else found.submodule_search_locations

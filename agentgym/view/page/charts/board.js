@@ -2,7 +2,7 @@
 /** What the charts of a page share: the axis, smoothing, the stretch that is zoomed into, and the crosshair. */
 
 /** @typedef {import("./chart.js").Chart} Chart */
-/** @typedef {{run: string, name: string, colour: number, rows: import("../core/contract.js").MetricsRow[]}} RunRows */
+/** @typedef {{run: string, name: string, color: number, rows: import("../core/contract.js").MetricsRow[]}} RunRows */
 
 /** One board of charts. */
 export class Board {

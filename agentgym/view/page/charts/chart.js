@@ -1,8 +1,8 @@
 // @ts-check
-/** One chart: the lines of a figure for several runs, its spread, its held-out points, and what the pointer shows. */
+/** One chart: the lines of a metric for several runs, its spread, its held-out points, and what the pointer shows. */
 
 import { fill, h, s, styled } from "../core/dom.js";
-import { duration, figure } from "../core/format.js";
+import { duration, metric } from "../core/format.js";
 import { spelled } from "../core/visible_text.js";
 import { extent, linear, logarithmic, powers, ticks } from "./scale.js";
 import { drawStack, stackDomain } from "./stack.js";
@@ -11,7 +11,7 @@ import { band, nearest, points, smoothed, thinned, thinnedBand } from "./series.
 /** @typedef {import("./plan.js").Chosen} Chosen */
 /** @typedef {import("./board.js").Board} Board */
 /** @typedef {import("./series.js").Point} Point */
-/** @typedef {{run: string, name: string, colour: number, role: "line"|"faint"|"high"|"dots", series: Point[], figure: string}} Line */
+/** @typedef {{run: string, name: string, color: number, role: "line"|"faint"|"high"|"dots", series: Point[], metric: string}} Line */
 
 const HEIGHT = 168;
 /** With more runs than this only the pointer shows values. */
@@ -45,8 +45,8 @@ export class Chart {
     this.log = h("button", { class: "quiet log", type: "button", "aria-pressed": "false", title: "Logarithmic axis", onclick: () => this.switchLog() }, "log");
     const unit = chosen.unit ? h("span", { class: "unit" }, chosen.unit) : null;
     const run = board.runs.find((one) => one.run === only);
-    const name = h("h3", { title: chosen.name }, chosen.name, run && h("span", { class: `of-run run-${run.colour}` }, h("span", { class: "swatch" }), run.name));
-    this.element = h("article", { class: "chart", "data-figure": chosen.name }, h("header", null, name, unit, this.values, this.log), this.plot, this.tip);
+    const name = h("h3", { title: chosen.name }, chosen.name, run && h("span", { class: `of-run run-${run.color}` }, h("span", { class: "swatch" }), run.name));
+    this.element = h("article", { class: "chart", "data-metric": chosen.name }, h("header", null, name, unit, this.values, this.log), this.plot, this.tip);
     this.svg = s("svg", { role: "img", height: HEIGHT, "aria-label": chosen.name });
     this.cursor = s("line", { class: "cursor", y1: ROOM.top, y2: HEIGHT - ROOM.bottom, visibility: "hidden" });
     this.brush = s("rect", { class: "brush", y: ROOM.top, height: HEIGHT - ROOM.top - ROOM.bottom, visibility: "hidden" });
@@ -94,13 +94,13 @@ export class Chart {
   linesOf(run) {
     const { axis, smoothing } = this.board;
     const make = (/** @type {string} */ name, /** @type {Line["role"]} */ role, /** @type {number} */ weight) => ({
-      run: run.run, name: run.name, colour: run.colour, role, figure: name, series: smoothed(points(run.rows, name, axis), weight),
+      run: run.run, name: run.name, color: run.color, role, metric: name, series: smoothed(points(run.rows, name, axis), weight),
     });
-    const [first, second] = this.chosen.figures;
+    const [first, second] = this.chosen.metrics;
     const isLine = this.chosen.kind !== "stack";
     if (first.startsWith("eval/")) return [make(first, "line", 0), make(first, "dots", 0)];
     /** @type {Line[]} */
-    const lines = isLine ? [make(first, "line", smoothing)] : this.chosen.figures.map((name) => make(name, "line", smoothing));
+    const lines = isLine ? [make(first, "line", smoothing)] : this.chosen.metrics.map((name) => make(name, "line", smoothing));
     if (isLine && smoothing > 0) lines.unshift(make(first, "faint", 0));
     if (this.chosen.kind === "quantiles") lines.push(make(second, "high", smoothing));
     if (this.chosen.dots) lines.push(make(this.chosen.dots, "dots", 0));
@@ -126,7 +126,7 @@ export class Chart {
   bandsOf() {
     const wanted = this.chosen.band;
     if (!wanted || (!this.only && this.board.runs.length > MOST_BANDS)) return [];
-    return this.board.runs.filter((run) => !this.only || run.run === this.only).map((run) => ({ colour: run.colour, series: band(run.rows, wanted.low, wanted.high, this.board.axis, wanted.around) }));
+    return this.board.runs.filter((run) => !this.only || run.run === this.only).map((run) => ({ color: run.color, series: band(run.rows, wanted.low, wanted.high, this.board.axis, wanted.around) }));
   }
 
   /** @param {number} width */
@@ -135,9 +135,9 @@ export class Chart {
     const x = /** @type {import("./scale.js").Scale} */ (this.x);
     const rows = (this.isLog ? powers(y.domain) : ticks(y.domain, 4)).map((value) => [
       s("line", { class: "grid", x1: ROOM.left, x2: width - ROOM.right, y1: y(value), y2: y(value) }),
-      s("text", { class: "tick", x: ROOM.left - 6, y: y(value) + 3.5, "text-anchor": "end" }, figure(value, 3)),
+      s("text", { class: "tick", x: ROOM.left - 6, y: y(value) + 3.5, "text-anchor": "end" }, metric(value, 3)),
     ]);
-    const name = this.board.axis === "time" ? duration : figure;
+    const name = this.board.axis === "time" ? duration : metric;
     const columns = ticks(x.domain, Math.max(2, Math.floor(width / 90)))
       .filter((value) => this.board.axis === "time" || Number.isInteger(value))
       .map((value) => s("text", { class: "tick", x: x(value), y: HEIGHT - 5, "text-anchor": "middle" }, name(value)));
@@ -145,16 +145,16 @@ export class Chart {
   }
 
   stack() {
-    return drawStack(this.lines, /** @type {any} */ (this.x), /** @type {any} */ (this.y), this.chosen.figures);
+    return drawStack(this.lines, /** @type {any} */ (this.x), /** @type {any} */ (this.y), this.chosen.metrics);
   }
 
   bands() {
     const [x, y] = [/** @type {any} */ (this.x), /** @type {any} */ (this.y)];
-    return this.bandsOf().filter(({ series }) => series.length > 1).map(({ colour, series: all }) => {
+    return this.bandsOf().filter(({ series }) => series.length > 1).map(({ color, series: all }) => {
       const series = thinnedBand(all, x);
       const upper = series.map((point) => `${x(point.x).toFixed(1)},${y(point.high).toFixed(1)}`);
       const lower = series.map((point) => `${x(point.x).toFixed(1)},${y(point.low).toFixed(1)}`).reverse();
-      return s("polygon", { class: `band run-${colour}`, points: [...upper, ...lower].join(" ") });
+      return s("polygon", { class: `band run-${color}`, points: [...upper, ...lower].join(" ") });
     });
   }
 
@@ -163,15 +163,15 @@ export class Chart {
     const [x, y] = [/** @type {any} */ (this.x), /** @type {any} */ (this.y)];
     if (line.role === "dots") return this.dots(line);
     const series = thinned(line.series, x);
-    const single = series.length === 1 && s("circle", { class: `dot run-${line.colour}`, cx: x(series[0].x), cy: y(series[0].y), r: 2.5 });
+    const single = series.length === 1 && s("circle", { class: `dot run-${line.color}`, cx: x(series[0].x), cy: y(series[0].y), r: 2.5 });
     const way = series.map((point, place) => `${place ? "L" : "M"}${x(point.x).toFixed(1)} ${y(point.y).toFixed(1)}`).join("");
-    return [s("path", { class: `${line.role} run-${line.colour}`, d: way }), single];
+    return [s("path", { class: `${line.role} run-${line.color}`, d: way }), single];
   }
 
   /** @param {Line} line */
   dots(line) {
     const [x, y] = [/** @type {any} */ (this.x), /** @type {any} */ (this.y)];
-    return line.series.map((point) => s("circle", { class: `held run-${line.colour}`, cx: x(point.x), cy: y(point.y), r: 3.5 }));
+    return line.series.map((point) => s("circle", { class: `held run-${line.color}`, cx: x(point.x), cy: y(point.y), r: 3.5 }));
   }
 
   /**
@@ -193,7 +193,7 @@ export class Chart {
 
   /** @param {number} at */
   valuesAt(at) {
-    const isHeldOut = this.chosen.figures[0].startsWith("eval/");
+    const isHeldOut = this.chosen.metrics[0].startsWith("eval/");
     return this.lines.filter((line) => line.role !== "faint" && !(isHeldOut && line.role === "dots")).flatMap((line) => {
       const point = nearest(line.series, at);
       return point ? [{ line, point }] : [];
@@ -205,8 +205,8 @@ export class Chart {
     const main = (found ?? this.lines.filter((line) => line.role !== "faint").flatMap((line) => (line.series.length ? [{ line, point: line.series[line.series.length - 1] }] : [])))
       .filter(({ line }) => line.role === "line" && this.chosen.kind !== "stack");
     const few = !this.only && this.board.runs.length > MOST_VALUES ? [] : main;
-    fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.colour}`, title: this.board.smoothing > 0 ? "as drawn: smoothed" : "as measured" }, figure(point.y, 3))));
-    const words = main.map(({ line, point }) => `${line.name} ${figure(point.y)} at step ${point.step}`);
+    fill(this.values, few.map(({ line, point }) => h("span", { class: `value run-${line.color}`, title: this.board.smoothing > 0 ? "as drawn: smoothed" : "as measured" }, metric(point.y, 3))));
+    const words = main.map(({ line, point }) => `${line.name} ${metric(point.y)} at step ${point.step}`);
     if (!found) this.svg.setAttribute("aria-label", spelled(`${this.chosen.name}: ${words.join("; ") || "no values"}`));
   }
 
@@ -221,8 +221,8 @@ export class Chart {
     if (!found?.length || place === null || pointer === null) return;
     const head = this.board.axis === "time" ? `step ${found[0].point.step}, ${duration(found[0].point.x)}` : `step ${found[0].point.step}`;
     const rows = found.map(({ line, point }) => h("tr", null,
-      h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.figures.indexOf(line.figure)}` : `run-${line.colour}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line), point.step !== found[0].point.step && `, step ${point.step}`),
-      h("td", null, figure(point.y)), this.raw(line, point)));
+      h("th", { scope: "row", class: this.chosen.kind === "stack" ? `part-${this.chosen.metrics.indexOf(line.metric)}` : `run-${line.color}` }, h("span", { class: line.role === "dots" ? "swatch ring" : "swatch" }), this.nameOf(line), point.step !== found[0].point.step && `, step ${point.step}`),
+      h("td", null, metric(point.y)), this.raw(line, point)));
     fill(this.tip, h("div", null, head), h("table", null, h("tbody", null, rows)));
     const width = this.plot.clientWidth;
     styled(this.tip, place > width / 2 ? { right: `${width - Math.min(place, pointer) + 12}px`, left: "auto" } : { left: `${Math.max(place, pointer) + 12}px`, right: "auto" });
@@ -236,12 +236,12 @@ export class Chart {
   raw(line, point) {
     const own = this.lines.find((one) => one.role === "faint" && one.run === line.run);
     const value = line.role === "line" && own ? nearest(own.series, point.x) : undefined;
-    return h("td", { class: "raw", title: "without smoothing" }, value && figure(value.y));
+    return h("td", { class: "raw", title: "without smoothing" }, value && metric(value.y));
   }
 
   /** @param {Line} line */
   nameOf(line) {
-    if (this.chosen.kind === "stack") return line.figure.replace("time/", "");
+    if (this.chosen.kind === "stack") return line.metric.replace("time/", "");
     if (line.role === "dots") return `${line.name} held out`;
     if (line.role === "high") return `${line.name} largest`;
     return this.chosen.kind === "quantiles" ? `${line.name} median` : line.name;

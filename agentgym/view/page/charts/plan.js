@@ -1,30 +1,30 @@
 // @ts-check
-/** Which charts are drawn: the figures that the runs have, in the server's groups; related figures share one chart. */
+/** Which charts are drawn: the metrics that the runs have, in the server's groups; related metrics share one chart. */
 
 /** @typedef {import("../core/contract.js").FigureGroup} FigureGroup */
 /** @typedef {import("../core/contract.js").MetricsRow} MetricsRow */
 
 /**
  * @typedef {object} Chosen one chart
- * @property {string} name its name, and its first figure's
+ * @property {string} name its name, and its first metric's
  * @property {"line"|"quantiles"|"stack"} kind
- * @property {string[]} figures
+ * @property {string[]} metrics
  * @property {string} unit
  * @property {{low: string, high: string, around: boolean}|null} band
- * @property {string|null} dots a held-out figure that is drawn over it as points
+ * @property {string|null} dots a held-out metric that is drawn over it as points
  *
  * @typedef {{title: string, help: string, charts: Chosen[], still: {name: string, value: number}[]}} Section
  * @typedef {{count: number, first: number, isMoving: boolean}} Seen
  */
 
-/** With fewer values than this a figure may still change. */
+/** With fewer values than this a metric may still change. */
 const YOUNG = 3;
 const QUANTILES = ["_p10", "_p50", "_p90", "_max"];
 /** The parts of a step that do not overlap. */
 const PARTS = ["time/collect", "time/train", "time/sync", "time/eval", "time/save"];
 
 /**
- * The sections of charts for the figures in these rows; figures that never change are only named.
+ * The sections of charts for the metrics in these rows; metrics that never change are only named.
  * @param {FigureGroup[]} groups
  * @param {MetricsRow[][]} runs
  * @returns {Section[]}
@@ -34,20 +34,20 @@ export function plan(groups, runs) {
   const taken = new Set();
   const sections = groups.map((group) => section(group, seen, taken, runs.length));
   const rest = [...seen.keys()].filter((name) => !taken.has(name));
-  const other = { title: "other", names: rest, unit: "", help: "Figures that no group above has." };
+  const other = { title: "other", names: rest, unit: "", help: "Metrics that no group above has." };
   return [...sections, section(other, seen, taken, runs.length)].filter((one) => one.charts.length || one.still.length);
 }
 
 /**
  * @param {MetricsRow[][]} runs
- * @returns {Map<string, Seen>} each figure, and whether it changes
+ * @returns {Map<string, Seen>} each metric, and whether it changes
  */
 function figuresIn(runs) {
   /** @type {Map<string, Seen>} */
   const seen = new Map();
   for (const rows of runs) {
     for (const row of rows) {
-      for (const [name, value] of Object.entries(row.figures)) {
+      for (const [name, value] of Object.entries(row.metrics)) {
         if (value === null) continue;
         const held = seen.get(name) ?? { count: 0, first: value, isMoving: false };
         seen.set(name, { count: held.count + 1, first: held.first, isMoving: held.isMoving || value !== held.first });
@@ -58,7 +58,7 @@ function figuresIn(runs) {
 }
 
 /**
- * Whether a figure is drawn: it changes, or is too young to say so. The reward always is.
+ * Whether a metric is drawn: it changes, or is too young to say so. The reward always is.
  * @param {string} name
  * @param {Seen|undefined} seen
  */
@@ -123,8 +123,8 @@ function charts(names, unit, seen, runs) {
  * @returns {Chosen}
  */
 function stack(left, unit) {
-  const figures = PARTS.filter((name) => left.delete(name));
-  return { name: "time by part", kind: "stack", figures, unit, band: null, dots: null };
+  const metrics = PARTS.filter((name) => left.delete(name));
+  return { name: "time by part", kind: "stack", metrics, unit, band: null, dots: null };
 }
 
 /**
@@ -136,7 +136,7 @@ function stack(left, unit) {
 function quantiles(stem, left, unit) {
   for (const end of QUANTILES) left.delete(stem + end);
   const band = { low: `${stem}_p10`, high: `${stem}_p90`, around: false };
-  return { name: stem, kind: "quantiles", figures: [`${stem}_p50`, `${stem}_max`], unit, band, dots: null };
+  return { name: stem, kind: "quantiles", metrics: [`${stem}_p50`, `${stem}_max`], unit, band, dots: null };
 }
 
 /**
@@ -150,5 +150,5 @@ function line(name, left, unit, seen) {
   left.delete(name);
   const spread = name === "reward" && seen.has("reward/std");
   const dots = name === "reward" && seen.has("eval/reward") ? "eval/reward" : null;
-  return { name, kind: "line", figures: [name], unit, band: spread ? { low: name, high: "reward/std", around: true } : null, dots };
+  return { name, kind: "line", metrics: [name], unit, band: spread ? { low: name, high: "reward/std", around: true } : null, dots };
 }

@@ -1,12 +1,12 @@
 // @ts-check
-/** Figures of runs as series of points, smoothed and thinned. */
+/** Metrics of runs as series of points, smoothed and thinned. */
 
 /** @typedef {import("../core/contract.js").MetricsRow} MetricsRow */
 /** @typedef {{x: number, y: number, step: number}} Point */
 /** @typedef {{x: number, low: number, high: number}} BandPoint */
 
 /**
- * The points of one figure; rows without it, or without a time where the axis is time, give none.
+ * The points of one metric; rows without it, or without a time where the axis is time, give none.
  * @param {MetricsRow[]} rows
  * @param {string} name
  * @param {"step"|"time"} axis
@@ -15,7 +15,7 @@
 export function points(rows, name, axis) {
   const found = [];
   for (const row of rows) {
-    const y = row.figures[name];
+    const y = row.metrics[name];
     const x = axis === "time" ? row.time : row.step;
     if (y !== null && y !== undefined && x !== null) found.push({ x, y, step: row.step });
   }
@@ -23,7 +23,7 @@ export function points(rows, name, axis) {
 }
 
 /**
- * A band between two figures, or of one figure around another where `around` is set.
+ * A band between two metrics, or of one metric around another where `around` is set.
  * @param {MetricsRow[]} rows
  * @param {string} low
  * @param {string} high
@@ -34,7 +34,7 @@ export function points(rows, name, axis) {
 export function band(rows, low, high, axis, around) {
   const found = [];
   for (const row of rows) {
-    const [a, b] = [row.figures[low], row.figures[high]];
+    const [a, b] = [row.metrics[low], row.metrics[high]];
     const x = axis === "time" ? row.time : row.step;
     if (a === null || a === undefined || b === null || b === undefined || x === null) continue;
     const edges = around ? { x, low: a - b, high: a + b } : { x, low: a, high: b };
@@ -44,7 +44,7 @@ export function band(rows, low, high, axis, around) {
 }
 
 /**
- * An exponential mean over the points before each one, without a pull towards the start.
+ * An exponential mean over the points before each one, without a pull toward the start.
  * @param {Point[]} series
  * @param {number} weight 0 leaves the series as it is; below 1
  * @returns {Point[]}

@@ -3,7 +3,7 @@
 
 import { s } from "../core/dom.js";
 
-/** @typedef {{series: import("./series.js").Point[], figure: string}} Part */
+/** @typedef {{series: import("./series.js").Point[], metric: string}} Part */
 
 /**
  * The parts at each x, and what lies below each.
@@ -42,13 +42,13 @@ export function stackDomain(parts, within) {
  * @param {Part[]} parts
  * @param {(x: number) => number} x
  * @param {(y: number) => number} y
- * @param {string[]} figures
+ * @param {string[]} metrics
  */
-export function drawStack(parts, x, y, figures) {
+export function drawStack(parts, x, y, metrics) {
   const all = columns(parts);
   return parts.map((part, place) => {
     const upper = all.map((column) => `${x(column.x).toFixed(1)},${y(column.tops[place]).toFixed(1)}`);
     const lower = all.map((column) => `${x(column.x).toFixed(1)},${y(place ? column.tops[place - 1] : 0).toFixed(1)}`).reverse();
-    return s("polygon", { class: `area part-${figures.indexOf(part.figure)}`, points: [...upper, ...lower].join(" ") });
+    return s("polygon", { class: `area part-${metrics.indexOf(part.metric)}`, points: [...upper, ...lower].join(" ") });
   });
 }

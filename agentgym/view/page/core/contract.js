@@ -36,7 +36,7 @@
  * @property {number} step
  * @property {number|null} time seconds since the run began
  * @property {boolean} held_out
- * @property {Record<string, number|null>} figures
+ * @property {Record<string, number|null>} metrics
  */
 
 /**
@@ -159,7 +159,7 @@
  * @property {Segment[]} segments
  * @property {Span[]} timeline
  * @property {boolean} [exact]
- * @property {{previous: number|null, next: number|null, group: number[]}} neighbours
+ * @property {{previous: number|null, next: number|null, group: number[]}} neighbors
  */
 
 /**

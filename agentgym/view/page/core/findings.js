@@ -1,5 +1,5 @@
 // @ts-check
-/** What the figures of a run say about why its reward does not rise, each with the place where to look. */
+/** What the metrics of a run say about why its reward does not rise, each with the place where to look. */
 
 /** @typedef {import("./contract.js").MetricsRow} MetricsRow */
 /** @typedef {{sentence: string, look: string, page: string, query: Record<string, any>}} Finding */
@@ -7,14 +7,14 @@
 const LAST = 5;
 
 /**
- * The mean of a figure over the last steps that have it; null where none has.
+ * The mean of a metric over the last steps that have it; null where none has.
  * @param {MetricsRow[]} rows
  * @param {string} name
  * @param {number} [last]
  * @returns {number|null}
  */
 function recent(rows, name, last = LAST) {
-  const values = rows.map((row) => row.figures[name]).filter((value) => value !== null && value !== undefined).slice(-last);
+  const values = rows.map((row) => row.metrics[name]).filter((value) => value !== null && value !== undefined).slice(-last);
   return values.length ? values.reduce((sum, value) => Number(sum) + Number(value), 0) / values.length : null;
 }
 
@@ -24,7 +24,7 @@ function recent(rows, name, last = LAST) {
  * @returns {number}
  */
 function total(rows, name) {
-  return rows.reduce((sum, row) => sum + (row.figures[name] ?? 0), 0);
+  return rows.reduce((sum, row) => sum + (row.metrics[name] ?? 0), 0);
 }
 
 /** @param {number} share */
@@ -48,7 +48,7 @@ export function findings(all) {
 
 /** @type {Rule} */
 function noOptimizerSteps(rows) {
-  const some = rows.some((row) => "train/optimizer_steps" in row.figures);
+  const some = rows.some((row) => "train/optimizer_steps" in row.metrics);
   if (!some || total(rows.slice(-LAST), "train/optimizer_steps") > 0) return null;
   return { sentence: `No optimizer step was taken in the last ${Math.min(LAST, rows.length)} steps, so nothing is learned.`, look: "Look at the groups", page: "tasks", query: {} };
 }
@@ -74,7 +74,7 @@ function noSignal(rows) {
 
 /** @type {Rule} */
 function toolErrors(rows) {
-  const names = new Set(rows.flatMap((row) => Object.keys(row.figures)).filter((name) => /^tools\/.*\/errors$/.test(name)));
+  const names = new Set(rows.flatMap((row) => Object.keys(row.metrics)).filter((name) => /^tools\/.*\/errors$/.test(name)));
   for (const name of names) {
     const share = total(rows, name) / Math.max(1, total(rows, name.replace(/errors$/, "calls")));
     if (share >= 0.2) return { sentence: `${percent(share)} of the calls of the tool ${name.slice(6, -7)} failed.`, look: "Look at those rollouts", page: "rollouts", query: { tool_errors: 1 } };
@@ -99,7 +99,7 @@ function cutOff(rows) {
 
 /** @type {Rule} */
 function entropy(rows) {
-  const first = rows.find((row) => row.figures["train/entropy"])?.figures["train/entropy"];
+  const first = rows.find((row) => row.metrics["train/entropy"])?.metrics["train/entropy"];
   const now = recent(rows, "train/entropy");
   if (!first || now === null || rows.length < LAST || now > first * 0.1) return null;
   return { sentence: `The entropy fell from ${short(first)} to ${short(now)} nats: the policy explores little.`, look: "Compare rollouts of one group", page: "tasks", query: {} };
@@ -114,9 +114,9 @@ function stale(rows) {
 
 /** @type {Rule} */
 function overfit(rows, all) {
-  const held = all.filter((row) => row.held_out && typeof row.figures["eval/reward"] === "number").map((row) => Number(row.figures["eval/reward"]));
+  const held = all.filter((row) => row.held_out && typeof row.metrics["eval/reward"] === "number").map((row) => Number(row.metrics["eval/reward"]));
   const [first, last, now] = [held[0], held[held.length - 1], recent(rows, "reward")];
-  const before = rows.find((row) => row.figures.reward !== undefined)?.figures.reward;
+  const before = rows.find((row) => row.metrics.reward !== undefined)?.metrics.reward;
   if (held.length < 2 || now === null || before === null || before === undefined || last > first || now <= before + 0.1) return null;
   return { sentence: `The reward rose from ${short(before)} to ${short(now)} in training, but not on held-out tasks (${short(first)} to ${short(last)}).`, look: "Read the best rollouts", page: "rollouts", query: { sort: "reward", order: "desc" } };
 }

@@ -21,7 +21,7 @@ export function count(value) {
  * @param {number} [digits]
  * @returns {string}
  */
-export function figure(value, digits = 4) {
+export function metric(value, digits = 4) {
   if (absent(value)) return NONE;
   const number = Number(value);
   const size = Math.abs(number);
@@ -40,7 +40,7 @@ const signed = (text) => text.replace("-", "−");
  */
 export function difference(value) {
   if (absent(value)) return NONE;
-  const text = figure(value, 3);
+  const text = metric(value, 3);
   return Number(value) > 0 ? `+${text}` : text;
 }
 
@@ -51,7 +51,7 @@ export function difference(value) {
 export function reward(value) {
   if (absent(value)) return NONE;
   const number = Number(value);
-  return Math.abs(number) >= 1e5 ? figure(number, 4) : signed(String(Number(number.toFixed(3))));
+  return Math.abs(number) >= 1e5 ? metric(number, 4) : signed(String(Number(number.toFixed(3))));
 }
 
 /**
@@ -62,9 +62,9 @@ export function duration(value) {
   if (absent(value)) return NONE;
   const seconds = Number(value);
   if (seconds === 0) return "0 s";
-  if (Math.abs(seconds) < 0.001) return `${figure(seconds * 1e6, 2)} µs`;
-  if (Math.abs(seconds) < 1) return `${figure(seconds * 1000, 3)} ms`;
-  if (seconds < 100) return `${figure(seconds, 3)} s`;
+  if (Math.abs(seconds) < 0.001) return `${metric(seconds * 1e6, 2)} µs`;
+  if (Math.abs(seconds) < 1) return `${metric(seconds * 1000, 3)} ms`;
+  if (seconds < 100) return `${metric(seconds, 3)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 100) return `${minutes} min ${Math.round(seconds % 60)} s`;
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

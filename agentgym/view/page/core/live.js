@@ -8,7 +8,7 @@ import { get } from "./api.js";
 const EVERY_MS = 2000;
 
 /**
- * Calls `changed` whenever the run has more rollouts or figures than before, until the signal ends it or the run does.
+ * Calls `changed` whenever the run has more rollouts or metrics than before, until the signal ends it or the run does.
  * @param {string} run
  * @param {(state: State, before: State|null) => void} changed
  * @param {AbortSignal} signal

@@ -1,5 +1,5 @@
 // @ts-check
-/** The figures of runs, asked for once and then only what is new. */
+/** The metrics of runs, asked for once and then only what is new. */
 
 import { get } from "./api.js";
 
@@ -9,7 +9,7 @@ import { get } from "./api.js";
 const held = new Map();
 
 /**
- * All figures of a run; those that are known are not asked for again.
+ * All metrics of a run; those that are known are not asked for again.
  * @param {string} run
  * @param {AbortSignal} signal
  * @returns {Promise<MetricsRow[]>}

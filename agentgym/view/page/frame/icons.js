@@ -1,5 +1,5 @@
 // @ts-check
-/** Small drawings, each 16 units wide, in the colour of the text beside them. */
+/** Small drawings, each 16 units wide, in the color of the text beside them. */
 
 import { s } from "../core/dom.js";
 

@@ -4,7 +4,7 @@
 import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h } from "../core/dom.js";
-import { count, difference, duration, figure, reward } from "../core/format.js";
+import { count, difference, duration, metric, reward } from "../core/format.js";
 import { bind } from "../frame/keyboard.js";
 import { empty, title } from "../frame/shell.js";
 import { messageItem, turnFacts } from "../rollout/messages.js";
@@ -65,7 +65,7 @@ const groupOf = (run, rollout) => link([run, "group"], { phase: rollout.phase, s
  * @param {number} by
  */
 function beside(run, left, right, by) {
-  const others = left.neighbours.group.filter((number) => number !== left.number);
+  const others = left.neighbors.group.filter((number) => number !== left.number);
   if (!others.length) return;
   const place = others.indexOf(right.number);
   go(link(["compare", run, left.number, others[(place + by + others.length) % others.length]]));
@@ -79,7 +79,7 @@ function beside(run, left, right, by) {
  * @param {boolean} [isRight]
  */
 function head(run, rollout, other, page, isRight) {
-  const group = rollout.neighbours.group;
+  const group = rollout.neighbors.group;
   const choice = h("select", { "aria-label": isRight ? "the right rollout" : "the left rollout", onchange: () => go(link(["compare", run, ...(isRight ? [other.number, choice.value] : [choice.value, other.number])])) },
     [...new Set([rollout.number, ...group])].sort((a, b) => a - b).map((number) => h("option", { value: number, selected: number === rollout.number }, `#${number}`)));
   const facts = [
@@ -90,7 +90,7 @@ function head(run, rollout, other, page, isRight) {
     ["segments", count(rollout.segments.length)],
     ["advantage", difference(rollout.segments.flatMap((segment) => segment.turns).find((turn) => turn.advantage !== null)?.advantage)],
     ["time", duration(rollout.metrics.seconds)],
-    ...Object.entries(rollout.rewards).map(([name, value]) => [`reward ${name}`, figure(value)]),
+    ...Object.entries(rollout.rewards).map(([name, value]) => [`reward ${name}`, metric(value)]),
   ];
   return h("section", { class: "panel" },
     h("h2", null, choice, " ", h("a", { href: link([run, "rollout", rollout.number]) }, rollout.rollout_id), ` step ${rollout.step}`),

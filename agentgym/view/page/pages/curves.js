@@ -4,7 +4,7 @@
 import { keep, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { byId, fill, h, styled } from "../core/dom.js";
-import { figure } from "../core/format.js";
+import { metric } from "../core/format.js";
 import { follow, pause } from "../core/live.js";
 import { metrics } from "../core/metrics.js";
 import { shortNames } from "../core/run_names.js";
@@ -20,11 +20,11 @@ import { runList } from "../parts/run_list.js";
 
 /** How many runs are drawn unasked. */
 const UNASKED = 4;
-/** How many colours there are for runs. */
-const COLOURS = 8;
+/** How many colors there are for runs. */
+const COLORS = 8;
 /** How often the list of runs is asked for. */
 const LIST_MS = 5000;
-/** With more runs than this the charts of one figure take several lines. */
+/** With more runs than this the charts of one metric take several lines. */
 const MOST_BESIDE = 4;
 
 /** Sections that are closed until they are opened. */
@@ -41,7 +41,7 @@ export async function show({ main, query, signal, runs }) {
   const chosen = query.runs === undefined ? trained.slice(0, UNASKED).map((run) => run.run) : query.runs.split(",").filter((id) => runs.some((run) => run.run === id));
   const page = new CurvesPage(main, signal, runs, chosen, query);
   page.frame();
-  bind({ "/": { what: "find a figure", run: () => byId("search").focus() } });
+  bind({ "/": { what: "find a metric", run: () => byId("search").focus() } });
   await page.load();
   page.watch();
 }
@@ -64,11 +64,11 @@ class CurvesPage {
     this.query = { ...query };
     /** @type {import("../core/contract.js").FigureGroup[]} */
     this.groups = [];
-    /** Runs whose figures are asked for again and again. @type {Set<string>} */
+    /** Runs whose metrics are asked for again and again. @type {Set<string>} */
     this.following = new Set();
-    /** The colour of each run that is drawn; it keeps it as long as it is drawn. @type {Map<string, number>} */
-    this.colours = new Map();
-    this.colour();
+    /** The color of each run that is drawn; it keeps it as long as it is drawn. @type {Map<string, number>} */
+    this.colors = new Map();
+    this.color();
     const zoom = (query.zoom ?? "").split("..").map(Number);
     this.board = new Board({
       axis: query.axis === "time" ? "time" : "step",
@@ -99,20 +99,20 @@ class CurvesPage {
       h("div", { class: "content" }, this.controls(), this.charts)));
   }
 
-  /** Gives each chosen run a colour that no other has, as far as there are colours. */
-  colour() {
-    for (const run of this.colours.keys()) if (!this.chosen.includes(run)) this.colours.delete(run);
+  /** Gives each chosen run a color that no other has, as far as there are colors. */
+  color() {
+    for (const run of this.colors.keys()) if (!this.chosen.includes(run)) this.colors.delete(run);
     for (const run of this.chosen) {
-      if (this.colours.has(run)) continue;
-      const taken = new Set(this.colours.values());
-      const free = Array.from({ length: COLOURS }, (_, place) => place).find((place) => !taken.has(place));
-      this.colours.set(run, free ?? this.colours.size % COLOURS);
+      if (this.colors.has(run)) continue;
+      const taken = new Set(this.colors.values());
+      const free = Array.from({ length: COLORS }, (_, place) => place).find((place) => !taken.has(place));
+      this.colors.set(run, free ?? this.colors.size % COLORS);
     }
   }
 
   drawList() {
     const focused = document.activeElement?.id;
-    if (this.list) fill(this.list, runList(this.runs, this.colours, (chosen) => this.choose(chosen)));
+    if (this.list) fill(this.list, runList(this.runs, this.colors, (chosen) => this.choose(chosen)));
     if (focused?.startsWith("run-")) document.getElementById(focused)?.focus();
   }
 
@@ -143,8 +143,8 @@ class CurvesPage {
       this.keep({ layout: layout.value });
       this.draw();
     } }, h("option", { value: "" }, "overlaid"), h("option", { value: "beside", selected: this.query.layout === "beside" }, "side by side"));
-    const wanted = h("input", { type: "search", id: "search", placeholder: "Find a figure ( / )", "aria-label": "Find a figure", value: this.query.figures ?? "", oninput: () => {
-      this.keep({ figures: wanted.value });
+    const wanted = h("input", { type: "search", id: "search", placeholder: "Find a metric ( / )", "aria-label": "Find a metric", value: this.query.metrics ?? "", oninput: () => {
+      this.keep({ metrics: wanted.value });
       this.filter();
     } });
     return h("div", { class: "bar" }, wanted, h("label", { for: "smoothing" }, "Smoothing"), slider, value, h("label", { for: "axis" }, "Axis"), axis, layout, this.reset,
@@ -162,7 +162,7 @@ class CurvesPage {
   async choose(chosen) {
     this.chosen = chosen;
     this.keep({ runs: chosen.join(",") || "none" });
-    this.colour();
+    this.color();
     this.drawList();
     await this.load();
   }
@@ -174,7 +174,7 @@ class CurvesPage {
     if (this.signal.aborted) return;
     this.groups = names.groups;
     const shown = shortNames(lines.map((run) => run.name));
-    this.board.runs = lines.map((run, place) => ({ run: run.run, name: shown.get(run.name) ?? run.name, colour: this.colours.get(run.run) ?? 0, rows: rows[place] }));
+    this.board.runs = lines.map((run, place) => ({ run: run.run, name: shown.get(run.name) ?? run.name, color: this.colors.get(run.run) ?? 0, rows: rows[place] }));
     title(lines.length === 1 ? lines[0].name : "runs");
     this.draw();
     for (const run of lines.filter((line) => line.live)) this.followed(run);
@@ -215,7 +215,7 @@ class CurvesPage {
 
   nothing() {
     if (!this.chosen.length) return empty("No run is chosen.", "Tick runs on the left to lay their curves over each other.");
-    return empty("These runs have no figures yet.", "A run writes its first line when its first step is done; this page goes on by itself.");
+    return empty("These runs have no metrics yet.", "A run writes its first line when its first step is done; this page goes on by itself.");
   }
 
   /**
@@ -240,8 +240,8 @@ class CurvesPage {
   }
 
   filter() {
-    const wanted = (this.query.figures ?? "").toLowerCase();
-    for (const chart of this.board.charts) chart.element.hidden = !chart.chosen.name.toLowerCase().includes(wanted) && !chart.chosen.figures.some((name) => name.includes(wanted));
+    const wanted = (this.query.metrics ?? "").toLowerCase();
+    for (const chart of this.board.charts) chart.element.hidden = !chart.chosen.name.toLowerCase().includes(wanted) && !chart.chosen.metrics.some((name) => name.includes(wanted));
     for (const section of this.charts.querySelectorAll("details")) {
       const left = section.querySelector(".chart:not([hidden])") !== null;
       section.hidden = wanted !== "" && !left;
@@ -257,13 +257,13 @@ class CurvesPage {
 }
 
 /**
- * The figures of a section that never change, with their values.
+ * The metrics of a section that never change, with their values.
  * @param {import("../charts/plan.js").Section} section
  */
-function still({ still: figures }) {
-  if (!figures.length) return null;
-  const [zero, others] = [figures.filter((one) => one.value === 0), figures.filter((one) => one.value !== 0)];
+function still({ still: metrics }) {
+  if (!metrics.length) return null;
+  const [zero, others] = [metrics.filter((one) => one.value === 0), metrics.filter((one) => one.value !== 0)];
   return h("p", { class: "still" },
     zero.length > 0 && h("span", null, `Always 0: ${zero.map((one) => one.name).join(", ")}. `),
-    others.length > 0 && h("span", null, `Always the same: ${others.map((one) => `${one.name} ${figure(one.value)}`).join(", ")}.`));
+    others.length > 0 && h("span", null, `Always the same: ${others.map((one) => `${one.name} ${metric(one.value)}`).join(", ")}.`));
 }

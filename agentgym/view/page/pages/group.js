@@ -13,7 +13,7 @@ import { linear, ticks } from "../charts/scale.js";
 
 const ROW = 26;
 const WIDTH = 520;
-/** Nearer to an end of the axis than this, a number is written towards the middle. */
+/** Nearer to an end of the axis than this, a number is written toward the middle. */
 const EDGE = 24;
 
 /** @param {import("../app.js").Page} page */

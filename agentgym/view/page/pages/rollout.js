@@ -48,7 +48,7 @@ class RolloutPage {
     const wanted = Number(page.query.segment ?? 0);
     this.segment = Number.isInteger(wanted) && wanted >= 0 && wanted < rollout.segments.length ? wanted : 0;
     this.view = VIEWS.some((view) => view.name === page.query.view) ? page.query.view : "messages";
-    this.colour = page.query.colour ?? "mask";
+    this.color = page.query.color ?? "mask";
     this.at = page.query.at === undefined ? null : Number(page.query.at);
     this.tree = h("div");
     this.views = h("div", { class: "views" });
@@ -71,7 +71,7 @@ class RolloutPage {
 
   head() {
     const { rollout } = this;
-    const { previous, next } = rollout.neighbours;
+    const { previous, next } = rollout.neighbors;
     const place = placeOf(this.run, rollout.number);
     /** @param {boolean} inBranches */
     const turns = (inBranches) => rollout.segments.reduce((sum, segment) => sum + ((segment.branch !== null) === inBranches ? segment.turns.length : 0), 0);
@@ -100,7 +100,7 @@ class RolloutPage {
   redraw() {
     this.ending.abort();
     this.ending = new AbortController();
-    const query = { segment: this.segment || null, view: this.view === "messages" ? null : this.view, colour: this.view === "tokens" && this.colour !== "mask" ? this.colour : null, at: this.at };
+    const query = { segment: this.segment || null, view: this.view === "messages" ? null : this.view, color: this.view === "tokens" && this.color !== "mask" ? this.color : null, at: this.at };
     keep(query);
     fill(this.views, h("nav", { class: "tabs", "aria-label": "Views" }, VIEWS.map((view) => this.tab(view))));
     if (!this.rollout.segments.length) return fill(this.content, empty("This rollout has no segments: it failed before the model was asked.", "Read the traceback above."));
@@ -128,9 +128,9 @@ class RolloutPage {
 
   /** @param {import("../core/contract.js").Segment} segment */
   drawTokens(segment) {
-    const view = new TokenView({ run: this.run, rollout: this.rollout, segment, colour: this.colour, signal: this.ending.signal, onColour: (colour) => {
-      this.colour = colour;
-      keep({ segment: this.segment || null, view: "tokens", colour: colour === "mask" ? null : colour, at: this.at });
+    const view = new TokenView({ run: this.run, rollout: this.rollout, segment, color: this.color, signal: this.ending.signal, onColor: (color) => {
+      this.color = color;
+      keep({ segment: this.segment || null, view: "tokens", color: color === "mask" ? null : color, at: this.at });
     } });
     this.tokens = view;
     fill(this.content, view.element);
@@ -167,7 +167,7 @@ class RolloutPage {
    */
   async beside(by) {
     const place = placeOf(this.run, this.rollout.number);
-    const { previous, next } = this.rollout.neighbours;
+    const { previous, next } = this.rollout.neighbors;
     let number = by < 0 ? previous : next;
     if (place) {
       const index = place.index + by;
@@ -177,11 +177,11 @@ class RolloutPage {
       number = rows[0].number;
       remember({ ...place, index, number: rows[0].number });
     }
-    if (number !== null) go(link([this.run, "rollout", number], { view: this.view === "messages" ? null : this.view, colour: this.view === "tokens" && this.colour !== "mask" ? this.colour : null }));
+    if (number !== null) go(link([this.run, "rollout", number], { view: this.view === "messages" ? null : this.view, color: this.view === "tokens" && this.color !== "mask" ? this.color : null }));
   }
 
   compare() {
-    const other = this.rollout.neighbours.group.find((number) => number !== this.rollout.number);
+    const other = this.rollout.neighbors.group.find((number) => number !== this.rollout.number);
     if (other !== undefined) go(link(["compare", this.run, this.rollout.number, other]));
     else say("There is no other rollout in this group.");
   }
@@ -198,7 +198,7 @@ class RolloutPage {
       t: { what: "tokens", run: () => this.open(this.segment, "tokens") },
       w: { what: "time: the waterfall", run: () => this.open(this.segment, "timeline") },
       r: { what: "raw", run: () => this.open(this.segment, "raw") },
-      n: { what: "next colour of the tokens", run: () => this.tokens?.chooseNext() },
+      n: { what: "next color of the tokens", run: () => this.tokens?.chooseNext() },
       g: { what: "the group", run: () => go(link([this.run, "group"], group)) },
       c: { what: "compare with another of the group", run: () => this.compare() },
       Escape: { what: "back to the table", run: () => go(tableOf(this.run)) },

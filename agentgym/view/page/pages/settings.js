@@ -4,7 +4,7 @@
 import { keep } from "../core/address.js";
 import { get } from "../core/api.js";
 import { byId, fill, h } from "../core/dom.js";
-import { figure, many, setting } from "../core/format.js";
+import { metric, many, setting } from "../core/format.js";
 import { bind } from "../frame/keyboard.js";
 import { empty, title } from "../frame/shell.js";
 
@@ -84,7 +84,7 @@ class SettingsPage {
 }
 
 /** @param {any} value */
-const shown = (value) => (value === undefined ? "–" : typeof value === "number" && !Number.isInteger(value) ? figure(value, 6) : setting(value));
+const shown = (value) => (value === undefined ? "–" : typeof value === "number" && !Number.isInteger(value) ? metric(value, 6) : setting(value));
 
 /**
  * @param {string} before

@@ -4,7 +4,7 @@
 import { go, link } from "../core/address.js";
 import { get } from "../core/api.js";
 import { fill, h, s } from "../core/dom.js";
-import { figure, many, reward } from "../core/format.js";
+import { metric, many, reward } from "../core/format.js";
 import { bind } from "../frame/keyboard.js";
 import { title } from "../frame/shell.js";
 import { extent, linear, ticks } from "../charts/scale.js";
@@ -39,7 +39,7 @@ function drawn(page, found) {
   fill(page.main, h("article", { class: "task" },
     h("header", { class: "rollout-head" }, h("h1", null, page.query.task), h("p", { class: "facts" }, `${many(found.visits.length, "visit")} · ${many(attempts, "attempt")} · ${verdict(found.visits)}`), h("span", { class: "grow" }),
       h("a", { class: "button", href: link([run, "rollouts"], { task: page.query.task }) }, "All its rollouts")),
-    h("figure", { class: "chart wide" }, plot(found.visits, Math.max(480, page.main.clientWidth - 60))),
+    h("metric", { class: "chart wide" }, plot(found.visits, Math.max(480, page.main.clientWidth - 60))),
     h("div", { class: "table-scroll" }, table(run, page.query.task, found.visits)),
     taskFields(found.task_fields)));
 }
@@ -71,7 +71,7 @@ function plot(visits, width) {
   const train = visits.filter((visit) => visit.phase === "train" && mean(visit) !== null);
   const way = train.map((visit, place) => `${place ? "L" : "M"}${x(visit.step).toFixed(1)} ${y(Number(mean(visit))).toFixed(1)}`).join("");
   return s("svg", { class: "plot", width, height: HEIGHT, role: "img", "aria-label": "rewards of all attempts by step; the table below has them" },
-    ticks(y.domain, 5).map((value) => [s("line", { class: "grid", x1: 46, x2: width - 12, y1: y(value), y2: y(value) }), s("text", { class: "tick", x: 40, y: y(value) + 3.5, "text-anchor": "end" }, figure(value, 3))]),
+    ticks(y.domain, 5).map((value) => [s("line", { class: "grid", x1: 46, x2: width - 12, y1: y(value), y2: y(value) }), s("text", { class: "tick", x: 40, y: y(value) + 3.5, "text-anchor": "end" }, metric(value, 3))]),
     ticks(x.domain, 10).filter(Number.isInteger).map((value) => s("text", { class: "tick", x: x(value), y: HEIGHT - 6, "text-anchor": "middle" }, value)),
     s("path", { class: "line run-0", d: way }),
     visits.map((visit) => [

@@ -11,11 +11,11 @@ import { shortNames } from "../core/run_names.js";
 /**
  * The list; `changed` hears of every choice, in the list's order.
  * @param {RunLine[]} runs
- * @param {Map<string, number>} colours of those that are chosen
+ * @param {Map<string, number>} colors of those that are chosen
  * @param {(chosen: string[]) => void} changed
  */
-export function runList(runs, colours, changed) {
-  const ticked = new Set(colours.keys());
+export function runList(runs, colors, changed) {
+  const ticked = new Set(colors.keys());
   const tick = (/** @type {RunLine} */ run, /** @type {boolean} */ on) => {
     if (on) ticked.add(run.run);
     else ticked.delete(run.run);
@@ -28,7 +28,7 @@ export function runList(runs, colours, changed) {
   const items = (/** @type {RunLine["kind"]} */ kind) => {
     const alike = runs.filter((run) => run.kind === kind);
     const names = shortNames(alike.map((run) => run.name));
-    return alike.map((run) => item(run, names.get(run.name) ?? run.name, colours.get(run.run), tick, only));
+    return alike.map((run) => item(run, names.get(run.name) ?? run.name, colors.get(run.run), tick, only));
   };
   const evaluations = items("eval");
   return h("div", { class: "runs" }, h("ul", null, items("train")), evaluations.length > 0 && [h("h2", null, "Evaluations"), h("ul", null, evaluations)]);
@@ -37,16 +37,16 @@ export function runList(runs, colours, changed) {
 /**
  * @param {RunLine} run
  * @param {string} name as it is shown
- * @param {number|undefined} colour undefined where it is not drawn
+ * @param {number|undefined} color undefined where it is not drawn
  * @param {(run: RunLine, on: boolean) => void} tick
  * @param {(run: RunLine) => void} only
  */
-function item(run, name, colour, tick, only) {
+function item(run, name, color, tick, only) {
   const id = `run-${run.run}`;
   if (run.kind === "eval") return evaluation(run, name);
-  const box = h("input", { type: "checkbox", id, value: run.run, checked: colour !== undefined, onchange: () => tick(run, box.checked) });
+  const box = h("input", { type: "checkbox", id, value: run.run, checked: color !== undefined, onchange: () => tick(run, box.checked) });
   const steps = run.steps ? `${count(run.steps_done)} of ${many(run.steps, "step")}` : many(run.steps_done, "step");
-  return h("li", { class: colour === undefined ? "not-drawn" : `run-${colour}` },
+  return h("li", { class: color === undefined ? "not-drawn" : `run-${color}` },
     box,
     h("label", { for: id, title: `${run.name}: ${run.folder}` }, h("span", { class: "swatch" }), h("span", { class: "name" }, name), run.live && h("span", { class: "live" }, "live")),
     h("span", { class: "last", title: "reward of the last step" }, reward(run.reward_last)),

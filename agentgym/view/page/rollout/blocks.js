@@ -1,5 +1,5 @@
 // @ts-check
-/** The parts of a message as elements: text, tool calls and results, code in colours, diffs, images. */
+/** The parts of a message as elements: text, tool calls and results, code in colors, diffs, images. */
 
 import { h } from "../core/dom.js";
 import { count } from "../core/format.js";

@@ -2,7 +2,7 @@
 /** The conversation of one segment: what it opened with, then turn by turn what the model said and what answered it. */
 
 import { h } from "../core/dom.js";
-import { count, difference, duration, figure, many } from "../core/format.js";
+import { count, difference, duration, metric, many } from "../core/format.js";
 import { icon } from "../frame/icons.js";
 import { blockElements } from "./blocks.js";
 
@@ -166,7 +166,7 @@ export function turnFacts(segment, turn, ways) {
     turn.finish_reason === "stop" ? null : h("span", { class: "warn" }, `ended by ${turn.finish_reason}`),
     `${duration(turn.seconds)} to generate`,
     turn.env_seconds ? `${duration(turn.env_seconds)} to answer` : null,
-    turn.gap !== null && turn.gap > 0.01 ? h("span", { class: turn.gap > 1 ? "warn" : "" }, `gap ${figure(turn.gap, 2)} nats`) : null,
+    turn.gap !== null && turn.gap > 0.01 ? h("span", { class: turn.gap > 1 ? "warn" : "" }, `gap ${metric(turn.gap, 2)} nats`) : null,
     versions.length ? `policy ${versions.join(", ")}` : null,
   ];
   return h("p", { class: "turn-facts" }, facts.filter(Boolean).map((fact) => h("span", null, fact)));

@@ -3,7 +3,7 @@
 
 import { link } from "../core/address.js";
 import { h } from "../core/dom.js";
-import { difference, figure, many, reward, setting } from "../core/format.js";
+import { difference, metric, many, reward, setting } from "../core/format.js";
 import { icon } from "../frame/icons.js";
 
 /** @typedef {import("../core/contract.js").Rollout} Rollout */
@@ -26,7 +26,7 @@ function rewards(run, rollout) {
   const parts = Object.entries(rollout.rewards);
   const most = Math.max(1e-9, ...parts.map(([, value]) => Math.abs(value)));
   const advantage = rollout.segments.flatMap((segment) => segment.turns).find((turn) => turn.advantage !== null)?.advantage;
-  const others = rollout.neighbours.group.length;
+  const others = rollout.neighbors.group.length;
   return h("section", { class: "panel" },
     h("h2", null, "Reward"),
     h("p", { class: "big" }, rollout.reward === null ? h("span", { class: "bad" }, "failed") : reward(rollout.reward),
@@ -43,7 +43,7 @@ function rewards(run, rollout) {
  */
 function part(name, value, most) {
   const bar = h("span", { class: value < 0 ? "part-bar lower" : "part-bar", style: { width: `${(100 * Math.abs(value)) / most}%` } });
-  return h("tr", null, h("th", { scope: "row", title: name }, name), h("td", { class: "bar-cell" }, bar), h("td", { class: "n" }, figure(value)));
+  return h("tr", null, h("th", { scope: "row", title: name }, name), h("td", { class: "bar-cell" }, bar), h("td", { class: "n" }, metric(value)));
 }
 
 /** @param {Rollout} rollout */
@@ -59,7 +59,7 @@ function metrics(rollout) {
   const rows = Object.entries(rollout.metrics);
   if (rollout.logprob_gap !== null) rows.push(["largest gap, nats", rollout.logprob_gap]);
   return h("section", { class: "panel" }, h("h2", null, "Measured"),
-    h("table", { class: "parts" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row", title: name }, name), h("td", { class: "n" }, figure(value)))))),
+    h("table", { class: "parts" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row", title: name }, name), h("td", { class: "n" }, metric(value)))))),
     rollout.sandbox && h("p", { class: "sandbox-name", title: rollout.sandbox }, `sandbox ${rollout.sandbox}`));
 }
 

@@ -10,7 +10,7 @@ import { linear, ticks } from "../charts/scale.js";
 const ROW = 18;
 const LABEL = 130;
 const MOST = 400;
-/** Each kind of time, in words and with its colour, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
+/** Each kind of time, in words and with its color, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
 const KINDS = {
   open: { words: "before the first turn: sandbox, reset", part: 3 },
   wait: { words: "waits for the engine", part: 4 },

@@ -2,14 +2,14 @@
 /** A narrow map of a whole segment: where the policy wrote, and what its turns were worth; a click leads there. */
 
 import { h, s, styled } from "../core/dom.js";
-import { classes } from "./colours.js";
+import { classes } from "./colors.js";
 
 /** @typedef {import("../core/contract.js").Segment} Segment */
-/** @typedef {import("./colours.js").Measure} Measure */
-/** @typedef {import("./colours.js").Range} Range */
+/** @typedef {import("./colors.js").Measure} Measure */
+/** @typedef {import("./colors.js").Range} Range */
 
 /**
- * The map of a segment; a turn has the colour of its own advantage, version or mask.
+ * The map of a segment; a turn has the color of its own advantage, version or mask.
  * @param {Segment} segment
  * @param {Measure} measure
  * @param {Range} range

@@ -3,7 +3,7 @@
 
 import { get } from "../core/api.js";
 
-/** @typedef {import("./colours.js").Token} Token */
+/** @typedef {import("./colors.js").Token} Token */
 /** @typedef {import("../core/contract.js").Tokens} Tokens */
 
 const PAGE = 4000;

@@ -1,15 +1,15 @@
 // @ts-check
-/** The tokens of one segment, each with its mask and a colour; only those near the sight are drawn. */
+/** The tokens of one segment, each with its mask and a color; only those near the sight are drawn. */
 
 import { fill, h, styled } from "../core/dom.js";
-import { count, difference, figure, percent } from "../core/format.js";
+import { count, difference, metric, percent } from "../core/format.js";
 import { chunks } from "./chunks.js";
-import { classes, MEASURES } from "./colours.js";
+import { classes, MEASURES } from "./colors.js";
 import { strip } from "./strip.js";
 import { TokenPages } from "./token_pages.js";
 import { tokenText } from "./token_text.js";
 
-/** @typedef {import("./colours.js").Token} Token */
+/** @typedef {import("./colors.js").Token} Token */
 /** @typedef {import("../core/contract.js").Segment} Segment */
 /** @typedef {import("../core/contract.js").Rollout} Rollout */
 /** @typedef {{element: HTMLElement, chunk: import("./chunks.js").Chunk, isDrawn: boolean, isNear: boolean, tokens: Token[]}} Part */
@@ -21,14 +21,14 @@ export class TokenView {
    * @param {string} options.run
    * @param {Rollout} options.rollout
    * @param {Segment} options.segment
-   * @param {string} options.colour name of the measure
-   * @param {(colour: string) => void} options.onColour
+   * @param {string} options.color name of the measure
+   * @param {(color: string) => void} options.onColor
    * @param {AbortSignal} options.signal
    */
-  constructor({ run, rollout, segment, colour, onColour, signal }) {
+  constructor({ run, rollout, segment, color, onColor, signal }) {
     this.segment = segment;
-    this.measure = MEASURES.find((one) => one.name === colour) ?? MEASURES[0];
-    this.onColour = onColour;
+    this.measure = MEASURES.find((one) => one.name === color) ?? MEASURES[0];
+    this.onColor = onColor;
     this.range = rangeOf(rollout);
     this.pages = new TokenPages(run, rollout.number, segment.index, signal);
     /** @type {Map<Element, Part>} */
@@ -47,7 +47,7 @@ export class TokenView {
   }
 
   choices() {
-    const group = h("div", { class: "choices", role: "group", "aria-label": "Colour of the tokens" });
+    const group = h("div", { class: "choices", role: "group", "aria-label": "Color of the tokens" });
     for (const measure of MEASURES) {
       group.append(h("button", { type: "button", title: measure.help, "aria-pressed": String(measure === this.measure), "data-measure": measure.name, onclick: () => this.choose(measure.name) }, measure.words));
     }
@@ -59,7 +59,7 @@ export class TokenView {
   choose(name) {
     this.measure = MEASURES.find((one) => one.name === name) ?? this.measure;
     this.buttons?.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.measure === this.measure.name)));
-    this.onColour(this.measure.name);
+    this.onColor(this.measure.name);
     for (const part of this.parts.values()) if (part.isDrawn) this.paint(part);
     this.dress();
   }
@@ -70,7 +70,7 @@ export class TokenView {
   }
 
   dress() {
-    fill(this.legend, this.measure.legend(this.range).map(([colour, words]) => h("li", null, h("span", { class: `sample ${this.measure.name === "mask" ? `t ${colour}` : `t trained measured ${colour}`}` }, "ab"), words)));
+    fill(this.legend, this.measure.legend(this.range).map(([color, words]) => h("li", null, h("span", { class: `sample ${this.measure.name === "mask" ? `t ${color}` : `t trained measured ${color}`}` }, "ab"), words)));
     this.map = strip(this.segment, this.measure, this.range, (token) => this.go(token));
     fill(this.stripPlace, this.map.element);
     this.showPlace();
@@ -219,7 +219,7 @@ const guess = (tokens) => Math.ceil(tokens / 22) * 22;
 
 /**
  * @param {Rollout} rollout
- * @returns {import("./colours.js").Range}
+ * @returns {import("./colors.js").Range}
  */
 function rangeOf(rollout) {
   const turns = rollout.segments.flatMap((segment) => segment.turns);
@@ -236,8 +236,8 @@ function facts(token) {
     ["token", `${count(token.index)}, id ${token.id}`],
     ["mask", mask],
     token.turn !== null && ["turn", String(token.turn)],
-    token.logprob !== null && ["log-prob", `${figure(token.logprob)} (${percent(Math.exp(token.logprob))})`],
-    token.ratio !== null && ["ratio", figure(token.ratio, 6)],
+    token.logprob !== null && ["log-prob", `${metric(token.logprob)} (${percent(Math.exp(token.logprob))})`],
+    token.ratio !== null && ["ratio", metric(token.ratio, 6)],
     token.advantage !== null && ["advantage", difference(token.advantage)],
     token.version !== null && ["policy version", String(token.version)],
   ].filter((row) => Array.isArray(row));

@@ -117,16 +117,16 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
     async with over(relay) as (engine, peers):
         groups = await ag.run_groups(Unlucky, tasks, engine, n=4, concurrency=16, sandboxes=sandboxes, sampling=WARM)
         turns = assert_lengths(list(groups))
-        rollouts, figures, counts = groups.rollouts, groups.metrics(), engine.counts
-        assert figures["rollouts/started"] == 100 == figures["rollouts/finished"] + figures["rollouts/failed"]
+        rollouts, metrics, counts = groups.rollouts, groups.metrics(), engine.counts
+        assert metrics["rollouts/started"] == 100 == metrics["rollouts/finished"] + metrics["rollouts/failed"]
         assert all((r.reward is None) == (r.stop_reason == StopReason.ERROR) for r in rollouts)
         why = Counter(_kind(r.error) for r in rollouts if r.error is not None)
-        assert figures["rollouts/failed"] == why.total()
+        assert metrics["rollouts/failed"] == why.total()
         assert why["lies"] == relay.faults["no_logprobs"] + relay.faults["short"] > 0
         assert why["aborted"] == relay.faults["abort"] > 0
         assert why["sandbox"] == Unlucky.deaths > 0
         assert why["other"] == 0
-        assert figures["stop/context"] > 0
+        assert metrics["stop/context"] > 0
         # Every turn was answered whole, or failed its rollout; every request reached the relay once.
         assert counts.turns == turns + why["lies"] + why["aborted"] + why["unserved"]
         assert counts.requests == counts.turns + counts.retried - why["unserved"]

@@ -17,7 +17,7 @@ import agentgym as ag
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.server import Server
-from agentgym.engines.transformers.engine import LocalConfig, LocalEngine
+from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.errors import EngineError
 from agentgym.run.collector import Collector
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
@@ -73,7 +73,7 @@ async def in_mid_turn(engine: SGLangEngine) -> AsyncIterator["asyncio.Task[Compl
 
 async def scores(ids: list[int], adapter: Adapter | None, how: Sampling) -> Floats:
     """By the local engine."""
-    async with LocalEngine(MODEL, LocalConfig(slots=1)) as local:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=1)) as local:
         await local.load_adapter(adapter, version=1)
         return await local.score(ids, sampling=how)
 
@@ -329,10 +329,10 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
         await one_is_done.wait()
         crash(last)
         groups = await current_usage
-        figures = groups.metrics()
-        assert figures["rollouts/failed"] > 0
-        assert figures["rollouts/finished"] > 0
-        assert figures["rollouts/started"] == 16 == figures["rollouts/finished"] + figures["rollouts/failed"]
+        metrics = groups.metrics()
+        assert metrics["rollouts/failed"] > 0
+        assert metrics["rollouts/finished"] > 0
+        assert metrics["rollouts/started"] == 16 == metrics["rollouts/finished"] + metrics["rollouts/failed"]
         assert all("no server is left" in (r.error or "") for r in groups.rollouts if r.reward is None)
         with pytest.raises(EngineError, match="no server is left"):
             await say(engine, SHORT)
@@ -347,7 +347,7 @@ async def test_a_part_of_the_distribution_is_drawn_with_the_logprobs_of_the_whol
 
 
 async def test_a_stop_text_ends_a_turn_where_it_does_on_the_local_engine(engine: SGLangEngine) -> None:
-    async with LocalEngine(MODEL, LocalConfig(slots=1)) as local:
+    async with TransformersEngine(MODEL, TransformersConfig(slots=1)) as local:
         ids = local.tokenizer.encode("<|im_start|>user\nStart at key 31.<|im_end|>\n<|im_start|>assistant\n")
         whole = await say(local, ids, "whole", 40, GREEDY)
         text = local.tokenizer.decode(whole.token_ids.tolist())

@@ -88,9 +88,9 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
         sync = WeightSync(trainer, engine, IDS, WARM)
         for version in (1, 2):
             await trainer.step(batch(version))
-            figures = await sync(version)
-            assert figures["sync/logprob_gap"] < 1e-3
-            assert figures["sync/arrived"] == pytest.approx(1, abs=0.05)
+            metrics = await sync(version)
+            assert metrics["sync/logprob_gap"] < 1e-3
+            assert metrics["sync/arrived"] == pytest.approx(1, abs=0.05)
         long = asyncio.create_task(engine.generate(IDS, session="a", max_tokens=300, sampling=GREEDY, seed=1))
         await engine.generate(IDS, session="clock", max_tokens=8, sampling=GREEDY, seed=1)
         await trainer.step(batch(3))
@@ -113,9 +113,9 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
             await proof.begin()
             for version in (5, 6):
                 await whole.step(batch(version))
-                figures = await proof(version)
-                assert figures["sync/logprob_gap"] < 1e-3
-                assert figures["sync/arrived"] == pytest.approx(1, abs=0.05)
+                metrics = await proof(version)
+                assert metrics["sync/logprob_gap"] < 1e-3
+                assert metrics["sync/arrived"] == pytest.approx(1, abs=0.05)
         before = await engine.score(IDS, sampling=WARM)
         (server,) = engine._fleet.servers
         assert server.process is not None

@@ -17,4 +17,4 @@ class Planted(Looking):
     async def group_reward(
         cls, task: LookTask, rollouts: Sequence[ag.Rollout], model: Callable[[str], Any]
     ) -> Sequence[float]:
-        return [float(played.messages[-1]["content"]) for played in rollouts]
+        return [float(rollout.messages[-1]["content"]) for rollout in rollouts]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
-from agentgym.judges import named_models as named
+from agentgym.judges import model_roles as named
 from agentgym.judges.structured import asking_for
 from agentgym.machine import time_limits
 from agentgym.testing import check_env
@@ -81,34 +81,34 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_with_what_is_wrong
         texts.append(text)
         return say('{"score": 3}' if "Input should be less than or equal to 10" in text else '{"score": 30}')
 
-    played = await play(Essay, Scripted(judge))
-    assert (played.reward, len(texts)) == (0.3, 2)
+    rollout = await play(Essay, Scripted(judge))
+    assert (rollout.reward, len(texts)) == (0.3, 2)
     assert '"maximum": 10' in texts[0]
-    assert played.metrics["model_calls/judge"] == 2
-    assert played.metrics["model_retries/judge"] == 1
+    assert rollout.metrics["model_calls/judge"] == 2
+    assert rollout.metrics["model_retries/judge"] == 1
 
 
 async def test_a_model_that_never_answers_as_asked_leaves_the_rollout_without_a_reward() -> None:
-    played = await play(Essay, Scripted(lambda text: say("no idea")))
-    assert played.reward is None
-    assert played.failure is not None
-    assert played.failure.type == "EngineError"
-    assert "model 'judge': no Verdict in 3 answers: there is no JSON object" in str(played.error)
+    rollout = await play(Essay, Scripted(lambda text: say("no idea")))
+    assert rollout.reward is None
+    assert rollout.failure is not None
+    assert rollout.failure.type == "EngineError"
+    assert "model 'judge': no Verdict in 3 answers: there is no JSON object" in str(rollout.error)
 
 
 async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
-    played = await play(Essay, Failing([say('{"score": 10}')], failures=2))
-    assert (played.reward, played.metrics["model_retries/judge"]) == (1.0, 2)
-    played = await play(Essay, Failing([say('{"score": 10}')], failures=3))
-    assert "busy" in str(played.error)
+    rollout = await play(Essay, Failing([say('{"score": 10}')], failures=2))
+    assert (rollout.reward, rollout.metrics["model_retries/judge"]) == (1.0, 2)
+    rollout = await play(Essay, Failing([say('{"score": 10}')], failures=3))
+    assert "busy" in str(rollout.error)
 
 
 def test_before_each_new_attempt_at_an_engine_that_fails_there_is_a_longer_wait() -> None:
     async def timed() -> tuple[float, float | None]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        played = await play(Chatty, Failing([say("yes")], failures=2))
-        return loop.time() - begun, played.reward
+        rollout = await play(Chatty, Failing([say("yes")], failures=2))
+        return loop.time() - begun, rollout.reward
 
     seconds, reward = run_in_virtual_time(timed())
     assert reward == 1.0
@@ -153,21 +153,26 @@ def test_the_schema_stands_at_the_end_of_the_users_last_words_or_in_a_message_of
 
 
 async def test_what_a_model_took_is_in_the_rollouts_metrics_and_none_of_it_among_the_policys_tokens() -> None:
-    played = await play(Essay, Scripted([say('{"score": 10}')]))
-    metrics = played.metrics
+    rollout = await play(Essay, Scripted([say('{"score": 10}')]))
+    metrics = rollout.metrics
     assert metrics["model_calls/judge"] == 1
     assert metrics["model_tokens/judge"] == len('{"score": 10}<|im_end|>') - len("<|im_end|>") + 1
     assert metrics["model_prompt_tokens/judge"] > 20
     assert metrics["model_seconds/judge"] > 0
-    assert played.sampled_tokens == len("A line.") + 1
-    assert len(played.segments) == 1
+    assert rollout.sampled_tokens == len("A line.") + 1
+    assert len(rollout.segments) == 1
 
 
 async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_give_one() -> None:
-    played = await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"user": Scripted([say("x")])})
-    assert played.reward is None
-    for part in ("Essay: there is no model 'judge'", "there are: user", 'models={"judge": engine}', "ag.NamedModel("):
-        assert part in str(played.error)
+    rollout = await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"user": Scripted([say("x")])})
+    assert rollout.reward is None
+    for part in (
+        "Essay: there is no model 'judge'",
+        "there are: user",
+        'models={"judge": engine}',
+        "ag.ModelRoleConfig(",
+    ):
+        assert part in str(rollout.error)
     with pytest.raises(ag.EnvError, match="only inside a rollout"):
         Essay(TASK).model("judge")
 
@@ -175,7 +180,7 @@ async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_g
 class Judged(Essay):
     """Brings a judge of its own."""
 
-    stand_ins = {"judge": Scripted([say('{"score": 4}')])}  # noqa: RUF012
+    fallback_models = {"judge": Scripted([say('{"score": 4}')])}  # noqa: RUF012
 
 
 async def test_a_stand_in_answers_where_no_model_of_its_name_was_given_and_a_warning_says_so_once(
@@ -186,14 +191,19 @@ async def test_a_stand_in_answers_where_no_model_of_its_name_was_given_and_a_war
         assert (await ag.rollout(Judged, TASK, Scripted([say("x")]))).reward == 0.4
     assert (await play(Judged, Scripted([say('{"score": 9}')]))).reward == 0.9
     (warned,) = [record.getMessage() for record in caplog.records]
-    for part in ("Judged: no model 'judge' was given", "stand-in", 'models={"judge": engine}', "ag.NamedModel("):
+    for part in (
+        "Judged: no model 'judge' was given",
+        "fallback model",
+        'models={"judge": engine}',
+        "ag.ModelRoleConfig(",
+    ):
         assert part in warned
 
 
 async def test_a_stand_in_is_an_engine_under_a_name() -> None:
-    with pytest.raises(ValueError, match=r"Wrong\.stand_ins: must be engines by name"):
-        type("Wrong", (Essay,), {"stand_ins": Scripted([])})
-    wrong = type("Wrong", (Essay,), {"stand_ins": {"judge": "gpt"}})
+    with pytest.raises(ValueError, match=r"Wrong\.fallback_models: must be engines by name"):
+        type("Wrong", (Essay,), {"fallback_models": Scripted([])})
+    wrong = type("Wrong", (Essay,), {"fallback_models": {"judge": "gpt"}})
     assert "models['judge']: engine: must be an engine" in str(
         (await ag.rollout(wrong, TASK, Scripted([say("x")]))).error
     )
@@ -229,8 +239,8 @@ async def test_the_time_of_a_model_is_not_that_of_the_rollout_or_the_tool() -> N
             return 1.0
 
     judge = Watching([say("so")])
-    played = await ag.rollout(Asks, TASK, Scripted([call("ask"), say("x")]), models={"judge": judge})
-    assert played.segments[0].turns[0].env_messages[0]["content"] == "so"
+    rollout = await ag.rollout(Asks, TASK, Scripted([call("ask"), say("x")]), models={"judge": judge})
+    assert rollout.segments[0].turns[0].env_messages[0]["content"] == "so"
     assert judge.stand_still == [True, True]  # that of the question itself runs from its own first wait on
 
 
@@ -245,8 +255,8 @@ async def test_a_model_that_hangs_is_given_up_after_its_own_time() -> None:
         async def good(self) -> float:
             return len(await self.model("judge").ask("?", timeout_s=0.05))
 
-    played = await play(Hasty, Hangs([]))
-    assert "model 'judge': no answer within 0.05 s, its timeout_s" in str(played.error)
+    rollout = await play(Hasty, Hangs([]))
+    assert "model 'judge': no answer within 0.05 s, its timeout_s" in str(rollout.error)
 
 
 async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_released() -> None:
@@ -286,7 +296,7 @@ async def test_groups_schedulers_and_evaluations_give_their_rollouts_the_models(
     judge, policy = Scripted(lambda text: say('{"score": 10}')), Scripted([say("A line.")])
     models = {"judge": judge}
     groups = await ag.run_groups(Essay, [TASK], policy, n=3, models=models)
-    assert [played.reward for played in groups.rollouts] == [1.0] * 3
+    assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 3
     assert groups.metrics()["rollout/model_calls/judge"] == 1
     assert (await ag.evaluate(Essay, policy, tasks=[TASK], k=2, models=models)).reward == 1.0
 
@@ -297,7 +307,7 @@ async def test_the_policy_itself_may_be_a_judge_and_waits_at_the_gate_like_its_o
 
     policy = Scripted(both)
     groups = await ag.run_groups(Essay, [TASK], policy, n=2, models={"judge": policy})
-    assert [played.reward for played in groups.rollouts] == [0.4] * 2
+    assert [rollout.reward for rollout in groups.rollouts] == [0.4] * 2
     assert groups.batch_stats is not None
     assert groups.batch_stats.requests.started == 4
 
@@ -321,7 +331,7 @@ async def test_a_real_model_is_asked_as_the_policy_is_and_answers_the_same_for_t
             self.metrics["hash"] = float(sum(map(ord, self.text)))
             return 1.0
 
-    async with ag.LocalEngine("tiny") as judge:
+    async with ag.TransformersEngine("tiny") as judge:
         first, again = [await play(Free, judge, seed=3) for _ in range(2)]
     assert first.error is None
     assert 0 < first.metrics["model_tokens/judge"] <= 8

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from agentgym.engines.custom import OtherEngine
+from agentgym.engines.custom import CustomEngineConfig
 from agentgym.store.reader import RolloutStore, StoredRollout
 from tests.cluster.conftest import TwoNodes
 
@@ -18,8 +18,10 @@ RUN = ag.RunConfig(
     recipe="named",
     env="tests.cluster.eval_env:Duel",
     model="tiny",
-    engine=ag.LocalConfig(slots=4),
-    models={"opponent": ag.NamedModel(model="mine", engine=OtherEngine(name="tests.cluster.eval_env:player"))},
+    engine=ag.TransformersConfig(slots=4),
+    models={
+        "opponent": ag.ModelRoleConfig(model="mine", engine=CustomEngineConfig(name="tests.cluster.eval_env:player"))
+    },
     train=ag.TrainConfig(device="cpu"),
     steps=1,
     prompts=2,
@@ -43,7 +45,7 @@ def counts(found: list[StoredRollout]) -> list[dict[str, float]]:
     return [{k: v for k, v in each.rollout.metrics.items() if "seconds" not in k} for each in found]
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
+def metrics(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = ("rollouts/", "requests/", "tokens/", "rollout/model_", "samples/")
     return [{k: v for k, v in row.items() if k.startswith(names) and "seconds" not in k} for row in rows]
@@ -56,7 +58,7 @@ def test_what_a_model_of_ones_own_says_on_workers_is_counted_and_kept_with_its_t
     asyncio.run(ag.train_policy(replace(RUN, out=tmp_path / "ray", ray=two_nodes.address)))
     alone, on_ray = kept(tmp_path / "alone"), kept(tmp_path / "ray")
     assert counts(on_ray) == counts(alone)
-    assert figures(tmp_path / "ray") == figures(tmp_path / "alone")
+    assert metrics(tmp_path / "ray") == metrics(tmp_path / "alone")
     assert said_by(on_ray, "opponent") == said_by(alone, "opponent") != set()
     for model in ("", "opponent"):
         ids = said_by(alone, model)

@@ -1,4 +1,4 @@
-"""The command `agentgym regrade`: rewards of stored rollouts, computed again."""
+"""The command `agentgym rescore`: rewards of stored rollouts, computed again."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from agentgym.files.names import drop_unused, new_folder, shown, whole_path
 from agentgym.types.transcript import printable
 
 if TYPE_CHECKING:
-    from agentgym.evals.regrade import Change, Regraded
+    from agentgym.evals.rescore import Change, Rescored
 
 
-def regrade_run(
+def rescore_run(
     run: tyro.conf.Positional[Path],
     env: str | None = None,
     out: Path | None = None,
@@ -39,13 +39,13 @@ def regrade_run(
 
     A judge or another model that the rewards ask by name is given as in an evaluation: --models.judge.url URL/v1.
     For example:
-    $ agentgym regrade runs/eval-pointers/first
-    $ agentgym regrade runs/pointers/20260801-101500 --env my_env.py:Pointers --phase eval_after
+    $ agentgym rescore runs/eval-pointers/first
+    $ agentgym rescore runs/pointers/20260801-101500 --env my_env.py:Pointers --phase eval_after
 
     Args:
         run: The folder of a run or an evaluation; it holds rollouts.sqlite.
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class; by default the run's own.
-        out: The folder for the rollouts; by default regraded-TIME in the run's folder.
+        out: The folder for the rollouts; by default rescored-TIME in the run's folder.
         phase: Only this phase, such as train or eval_after; by default all.
         step: Only the rollouts of this step.
         concurrency: The maximum number of rollouts that are scored at once.
@@ -55,11 +55,11 @@ def regrade_run(
             raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join(there)}")
     if concurrency < 1:
         raise AgentGymError(f"--concurrency: must be at least 1, got {concurrency}")
-    folder = new_folder(run, "regraded-") if out is None else whole_path(out)
+    folder = new_folder(run, "rescored-") if out is None else whole_path(out)
     try:
         cls = find(env) if env is not None else env_of(run)
         settings = {"phase": phase, "step": step, "concurrency": concurrency}
-        done = asyncio.run(_regraded(run, cls, folder, models or {}, settings))
+        done = asyncio.run(_rescored(run, cls, folder, models or {}, settings))
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     finally:
@@ -69,13 +69,13 @@ def regrade_run(
     return INCOMPLETE if done.not_kept else 0
 
 
-async def _regraded(
+async def _rescored(
     run: Path, env: type[Env[Any]], out: Path, models: Mapping[str, ModelFlags], settings: Mapping[str, Any]
-) -> "Regraded":
-    from agentgym.evals.regrade import regrade
+) -> "Rescored":
+    from agentgym.evals.rescore import rescore
 
     async with opened_models(models) as named:
-        return await regrade(run, env, out, models=named, **settings)
+        return await rescore(run, env, out, models=named, **settings)
 
 
 def env_of(run: Path) -> type[Env[Any]]:
@@ -92,7 +92,7 @@ def env_of(run: Path) -> type[Env[Any]]:
     return open_envs(names, arguments, "auto")
 
 
-def _say_changes(done: "Regraded") -> None:
+def _say_changes(done: "Rescored") -> None:
     scored = len(done.reward.after)
     say(_line("reward", done.reward))
     for name, change in done.rewards.items():

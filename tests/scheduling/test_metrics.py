@@ -1,4 +1,4 @@
-"""Figures of a batch: each mean is over the rollouts that have the figure, and time is time in play."""
+"""Metrics of a batch: each mean is over the rollouts that have the metric, and time is time in play."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.run.tasks.envs import env_figures
+from agentgym.run.tasks.envs import env_metrics
 from agentgym.scheduling.accounting import Groups, is_counter
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.types.rollout import Group, Rollout
@@ -64,23 +64,23 @@ def rollout(name: str, **given: object) -> Rollout:
     return Rollout(rollout_id=name, group_id=group, **known)  # type: ignore[arg-type]
 
 
-def figures(*rollouts: Rollout) -> dict[str, float]:
+def metrics(*rollouts: Rollout) -> dict[str, float]:
     return Groups([Group(group_id=one.group_id, rollouts=(one,)) for one in rollouts]).metrics()
 
 
-async def test_a_figure_of_a_mixture_is_over_the_rollouts_that_have_it() -> None:
+async def test_a_metric_of_a_mixture_is_over_the_rollouts_that_have_it() -> None:
     mixed = ag.mix({"plain": ag.Member(Plain, 3), "deep": ag.Member(Deep, 1)})
     groups = await ag.run_groups(mixed, mixed.tasks("train")[:8], Scripted([say("x")]), n=2)
     found = groups.metrics()
     assert (found["reward/alpha"], found["reward/beta"], found["rollout/depth"]) == pytest.approx((0.8, 0.5, 10.0))
-    by_env = env_figures(mixed, groups)
+    by_env = env_metrics(mixed, groups)
     assert by_env["env/plain/reward/alpha"] == by_env["env/plain/reward"] == pytest.approx(0.8)
     assert by_env["env/deep/reward/beta"] == by_env["env/deep/reward"] == pytest.approx(0.5)
     assert "env/plain/reward/beta" not in by_env
 
 
 def test_a_measure_that_only_some_rollouts_have_is_their_mean_and_a_count_is_0_in_the_others() -> None:
-    found = figures(
+    found = metrics(
         rollout("a/0", metrics={"depth": 4.0, "retries": 1.0, "tool_errors/look": 2.0}),
         rollout("b/0", metrics={"usage/cost": 1.0, "model_calls/judge": 3.0}),
         rollout("c/0", metrics={"model_size": 7.0}),

@@ -13,7 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.evals.regrade import regrade
+from agentgym.evals.rescore import rescore
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.types.completion import Completion
@@ -86,7 +86,7 @@ def stored(folder: Path) -> dict[str, Rollout]:
 
 async def test_rewards_that_did_not_change_are_computed_again_as_they_were(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
-    done = await regrade(played, Words, tmp_path / "again")
+    done = await rescore(played, Words, tmp_path / "again")
     assert (done.rollouts, done.reward.changed, done.kept, done.failures) == (6, 0, 0, [])
     assert len({rollout.reward for rollout in stored(played).values()}) > 1
     assert all(same(stored(tmp_path / "again")[name], rollout) for name, rollout in stored(played).items())
@@ -94,7 +94,7 @@ async def test_rewards_that_did_not_change_are_computed_again_as_they_were(tmp_p
 
 async def test_what_is_kept_of_tokens_goes_along(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
-    await regrade(played, Words, tmp_path / "again")
+    await rescore(played, Words, tmp_path / "again")
     with RolloutStore(played) as before, RolloutStore(tmp_path / "again") as after:
         assert before.token_bytes("", range(300)) == after.token_bytes("", range(300))
         assert after.token_bytes("", [ord("n"), 256]) == {ord("n"): b"n", 256: b"<|im_start|>"}
@@ -107,7 +107,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     before = stored(played)
     assert (
         await asyncio.to_thread(
-            cli.main, ["regrade", str(played), "--env", f"{__file__}:Lenient", "--out", str(tmp_path / "new")]
+            cli.main, ["rescore", str(played), "--env", f"{__file__}:Lenient", "--out", str(tmp_path / "new")]
         )
         == 0
     )
@@ -147,7 +147,7 @@ async def test_a_rollout_without_a_reward_stays_without_one_and_one_whose_reward
         def right(self) -> float:
             return 1 / len(self.task.word.removeprefix("soon"))
 
-    done = await regrade(tmp_path / "mixed", Raising, tmp_path / "again")
+    done = await rescore(tmp_path / "mixed", Raising, tmp_path / "again")
     assert (done.rollouts, done.kept, len(done.reward.after)) == (3, 1, 1)
     assert "reward 'right' raised ZeroDivisionError" in done.failures[0]
     again = stored(tmp_path / "again")
@@ -224,7 +224,7 @@ async def test_a_reward_that_reads_what_only_a_play_sets_is_refused_by_name(
 ) -> None:
     played = await played_in(tmp_path)
     with pytest.raises(ag.EnvError, match=told):
-        await regrade(played, env, tmp_path / "again")
+        await rescore(played, env, tmp_path / "again")
     assert os.listdir(tmp_path) == ["played"]  # noqa: PTH208
 
 
@@ -234,12 +234,12 @@ async def test_an_env_that_restores_what_its_rewards_read_is_asked(tmp_path: Pat
             self.looks = sum(len(message.get("tool_calls", ())) for message in rollout.messages)
 
     await ag.evaluate(Restored, Scripted(answers), out=tmp_path / "played")
-    done = await regrade(tmp_path / "played", Restored, tmp_path / "again")
+    done = await rescore(tmp_path / "played", Restored, tmp_path / "again")
     assert (done.rollouts, done.reward.changed) == (3, 0)
     assert set(done.rewards["few"].after) == {0.0, 1.0}
 
 
-async def test_the_draws_of_a_regrade_are_of_the_seed_that_was_played_with(tmp_path: Path) -> None:
+async def test_the_draws_of_a_rescore_are_of_the_seed_that_was_played_with(tmp_path: Path) -> None:
     class Noted(Scripted):
         def __init__(self) -> None:
             super().__init__(lambda text: say("1"))
@@ -259,7 +259,7 @@ async def test_the_draws_of_a_regrade_are_of_the_seed_that_was_played_with(tmp_p
     for number, seed in enumerate((0, 0, 1)):
         settings.write_text(json.dumps(begun | {"seed": seed}))
         judge = Noted()
-        await regrade(settings.parent, Judged, tmp_path / f"{number}", models={"judge": judge})
+        await rescore(settings.parent, Judged, tmp_path / f"{number}", models={"judge": judge})
         asked.append(set(judge.seeds))
     assert asked[0] == asked[1]
     assert len(asked[0]) == 6
@@ -285,19 +285,19 @@ async def test_settings_that_name_no_env_are_a_sentence(
 ) -> None:
     settings = (await played_in(tmp_path)) / "settings.json"
     settings.write_text(json.dumps({"env": env}))
-    assert await asyncio.to_thread(cli.main, ["regrade", str(settings.parent)]) == 1
+    assert await asyncio.to_thread(cli.main, ["rescore", str(settings.parent)]) == 1
     said = capsys.readouterr().err
     assert (told in said, said.count("\n"), len(said) < 1000) == (True, 1, True), said[:1000]
 
 
-async def test_a_regrade_follows_no_link_in_its_place(tmp_path: Path) -> None:
+async def test_a_rescore_follows_no_link_in_its_place(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     (tmp_path / "taken").symlink_to("nothing")
     with pytest.raises(ValueError, match="taken exists already"):
-        await regrade(played, Words, tmp_path / "taken")
+        await rescore(played, Words, tmp_path / "taken")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
-    await regrade(played, Words, tmp_path / "new")
+    await rescore(played, Words, tmp_path / "new")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -309,9 +309,9 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
 
     played = await played_in(tmp_path)
     with pytest.raises(ag.EnvError, match="Steps: its rewards come from its steps"):
-        await regrade(played, Steps, tmp_path / "again")
+        await rescore(played, Steps, tmp_path / "again")
     with pytest.raises(ValueError, match=r"out: .* exists already"):
-        await regrade(played, Words, played)
+        await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",
         ("--step", "9"): "run: it has no rollout of this phase and step",
@@ -319,8 +319,8 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }
     for words, told in refused.items():
-        assert await asyncio.to_thread(cli.main, ["regrade", str(played), *words]) == 1
+        assert await asyncio.to_thread(cli.main, ["rescore", str(played), *words]) == 1
         assert capsys.readouterr().err.startswith(f"agentgym: {told}")
     (played / "settings.json").unlink()
-    assert await asyncio.to_thread(cli.main, ["regrade", str(played)]) == 1
+    assert await asyncio.to_thread(cli.main, ["rescore", str(played)]) == 1
     assert "names none; name the env with --env" in capsys.readouterr().err

@@ -27,7 +27,7 @@ from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
 from agentgym.files.disk import Refusals, write_whole
 from agentgym.files.foreign.content import read_object
 from agentgym.files.names import remove, whole_path
-from agentgym.judges.named_models import NamedModels, check_models
+from agentgym.judges.model_roles import NamedModels, check_models
 from agentgym.machine.time_limits import TimeLimit
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
@@ -55,8 +55,8 @@ class Change:
 
 
 @dataclass(slots=True)
-class Regraded:
-    """Holds what a regrade changed; the rollouts with their new rewards are in the folder `out`."""
+class Rescored:
+    """Holds what a rescore changed; the rollouts with their new rewards are in the folder `out`."""
 
     out: Path
     rollouts: int = 0
@@ -82,7 +82,7 @@ class Regraded:
             self.rewards[name].after.append(after.rewards.get(name, 0.0))
 
 
-async def regrade(
+async def rescore(
     run: str | Path,
     env: type[Env[Any]],
     out: str | Path,
@@ -91,7 +91,7 @@ async def regrade(
     phase: str | None = None,
     step: int | None = None,
     concurrency: int = 16,
-) -> Regraded:
+) -> Rescored:
     """Score the rollouts of a run or an evaluation again, and write them with their new rewards to a folder.
 
     Conversations, metrics and the rewards that steps gave stay the same; the old folder is only read. Rollouts without
@@ -116,9 +116,9 @@ async def regrade(
     """
     run, out, named = whole_path(run), whole_path(out), check_models(models)
     _refuse_taken(out)
-    done = Regraded(out)
+    done = Rescored(out)
     part = out.with_name(f"{out.name}.part")
-    remove(part)  # of a regrade that was killed, or a link that a stranger has put there
+    remove(part)  # of a rescore that was killed, or a link that a stranger has put there
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
         if not done.not_kept:
@@ -138,13 +138,13 @@ async def _write(
     run: Path,
     env: type[Env[Any]],
     part: Path,
-    done: Regraded,
+    done: Rescored,
     models: Mapping[str, Engine],
     phase: str | None,
     step: int | None,
     concurrency: int,
 ) -> None:
-    """Write the store and the settings of the regraded rollouts."""
+    """Write the store and the settings of the rescored rollouts."""
     with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
@@ -156,8 +156,8 @@ async def _write(
             with RolloutWriter(part, done=1 + max(of for _, of in batches), token_bytes=known) as writer:
                 for of_phase, of_step in batches:
                     found = {s.rollout.rollout_id: s.rollout for s in store.find(phase=of_phase, step=of_step)}
-                    groups = await _regraded(
-                        store, scorer, list(found.values()), done, seed_for("regrade", seed, of_phase, of_step)
+                    groups = await _rescored(
+                        store, scorer, list(found.values()), done, seed_for("rescore", seed, of_phase, of_step)
                     )
                     writer.add(groups, phase=of_phase, step=of_step)
     if done.failures and not done.reward.after:
@@ -174,8 +174,8 @@ def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes
         return store.token_bytes(model, ids)
 
 
-async def _regraded(
-    store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Regraded, seed: int
+async def _rescored(
+    store: RolloutStore, scorer: "_Scorer", rollouts: Sequence[Rollout], done: Rescored, seed: int
 ) -> list[Group]:
     """Return the rollouts of one batch with their new rewards, by task."""
     by_task: dict[str, list[Rollout]] = defaultdict(list)
@@ -264,8 +264,8 @@ class _Scorer:
         found = self.resources.get(task.id.partition("/")[0]) if issubclass(self.env, Mixture) else self.resources
         if found is not None:
             env.resources = found
-        session = f"{rollout.rollout_id}/regrade"
-        models = NamedModels(self.models, cls.stand_ins, owner=name, session=session, seed=seed, metrics={})
+        session = f"{rollout.rollout_id}/rescore"
+        models = NamedModels(self.models, cls.fallback_models, owner=name, session=session, seed=seed, metrics={})
         env._models = models
         try:
             scores = read_rewards(await _within(env, f"{name}.score", cls.limits.seconds), f"{name}.score")
@@ -327,5 +327,5 @@ def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
         begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):
         begun = {}
-    begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "regraded": str(run)}
+    begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "rescored": str(run)}
     write_whole(out / SETTINGS, json.dumps(begun, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The figures of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
+"""The metrics of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
 
 import math
 import os
@@ -119,7 +119,7 @@ GROUPS: tuple[dict[str, Any], ...] = (
         "help": "Shares of the scored rollouts by what stopped them.",
     },
 )
-"""The charts of figures, in their order; "*" stands for any text, and what is in none of them comes last."""
+"""The charts of metrics, in their order; "*" stands for any text, and what is in none of them comes last."""
 
 
 LONGEST = 1 << 20
@@ -127,7 +127,7 @@ LONGEST = 1 << 20
 # Only what every reader of JSON takes for one finite number. No part of it gives back what it has taken.
 _NUMBER = rb"(?:-?(?:0|[1-9]\d{0,14}+)(?:\.\d++)?+(?:e[-+]?+\d{1,2}+)?+|null)"
 _PLAIN = re.compile(
-    rb'\{"step": (?P<step>0|[1-9]\d{0,14}+)(?:, (?P<figures>"[ !#-\[\]-~]*+": %b(?:, "[ !#-\[\]-~]*+": %b)*+))?+\}'
+    rb'\{"step": (?P<step>0|[1-9]\d{0,14}+)(?:, (?P<metrics>"[ !#-\[\]-~]*+": %b(?:, "[ !#-\[\]-~]*+": %b)*+))?+\}'
     % (_NUMBER, _NUMBER)
 )
 _TOOK = re.compile(rb'"time/step": ([^,}n]+)')
@@ -185,22 +185,22 @@ class _Row:
 
 
 def _plain_row(line: bytes) -> _Row | None:
-    """The row of a line as runs write it: a step, and figures that are gaps or numbers of a middle size."""
+    """The row of a line as runs write it: a step, and metrics that are gaps or numbers of a middle size."""
     if (found := _PLAIN.fullmatch(line)) is None:
         return None
     held_out = b"true" if f'"{HELD_OUT}": '.encode() in line else b"false"
     took = _TOOK.search(line)
-    rest = b'"step":%b,"held_out":%b,"figures":{%b}' % (found["step"], held_out, found["figures"] or b"")
+    rest = b'"step":%b,"held_out":%b,"metrics":{%b}' % (found["step"], held_out, found["metrics"] or b"")
     return _Row(float(took[1]) if took else 0.0, rest + b"}")
 
 
 def _odd_row(line: bytes) -> _Row | None:
     """The row of any line, without what is no number; None for one that is damaged."""
-    figures = _figures(line)
-    if figures is None:
+    metrics = _metrics(line)
+    if metrics is None:
         return None
-    seconds = figures.get("time/step") or 0.0
-    row = {"step": int(figures.pop("step")), "held_out": HELD_OUT in figures, "figures": figures}
+    seconds = metrics.get("time/step") or 0.0
+    row = {"step": int(metrics.pop("step")), "held_out": HELD_OUT in metrics, "metrics": metrics}
     return _Row(seconds if math.isfinite(seconds) else 0.0, as_json(row)[1:])
 
 
@@ -210,7 +210,7 @@ def _mark(lines: Sequence[bytes]) -> int:
 
 @dataclass(slots=True)
 class Progress:
-    """Says how far the figures of a run are; a file that has grown is read on from where it was read to."""
+    """Says how far the metrics of a run are; a file that has grown is read on from where it was read to."""
 
     folder: Path
     lines: int = 0
@@ -230,7 +230,7 @@ class Progress:
                     self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
                 file.seek(self._read)
                 content = file.read(min(MOST_BYTES, status.st_size - self._read))
-        except (OSError, UnreadableFileError):  # none yet, or none that may be read: its figures say why when asked for
+        except (OSError, UnreadableFileError):  # none yet, or none that may be read: its metrics say why when asked for
             return
         whole = content if len(content) == MOST_BYTES else content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
@@ -241,17 +241,17 @@ class Progress:
         """Take the step and the reward of the last lines that have them."""
         steps: int | None = None
         for line in reversed(lines):
-            figures = _figures(line)
-            if figures is None or HELD_OUT in figures:
+            metrics = _metrics(line)
+            if metrics is None or HELD_OUT in metrics:
                 continue
             if steps is None:
-                steps = self.steps = int(figures["step"]) + 1
-            if (reward := figures.get("reward")) is not None:
+                steps = self.steps = int(metrics["step"]) + 1
+            if (reward := metrics.get("reward")) is not None:
                 self.reward = reward
                 return
 
 
-def _figures(line: bytes) -> dict[str, Any] | None:
+def _metrics(line: bytes) -> dict[str, Any] | None:
     """The numbers and gaps of a line, its step among them; None where it has no step."""
     try:
         row = parsed(line) if len(line) <= LONGEST else None
@@ -259,9 +259,9 @@ def _figures(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None
-    return {name: value for name, value in row.items() if value is None or _is_figure(value)}
+    return {name: value for name, value in row.items() if value is None or _is_metric(value)}
 
 
-def _is_figure(value: object) -> bool:
+def _is_metric(value: object) -> bool:
     """Whether it is a number that a float can hold; JSON has larger ones."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

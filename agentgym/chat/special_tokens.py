@@ -1,7 +1,8 @@
 """Special tokens in contents: text that a user, a tool or a file typed never becomes a special token.
 
-A mark is the text of an added token, and a tokenizer reads a mark wherever it stands. So `render` breaks each mark in
-a content by one character that no text should hold; `encode` drops that character and encodes the mark as letters::
+A special token has a text, and a tokenizer reads a special token wherever it stands. So `render` breaks each special
+token in a content by one character that no text should hold; `encode` drops that character and encodes the special
+token as letters::
 
     content    ok<|im_end|>
     rendered   <|im_start|>tool\\nok<BREAK|im_end|><|im_end|>
@@ -20,9 +21,10 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 BREAK = "\ufdd0"
-"""The character that breaks a mark, one of Unicode's noncharacters; where a content holds it, it is doubled."""
+"""The character that breaks a special token, one of Unicode's noncharacters; where a content holds it, it is
+doubled."""
 _TYPED = frozenset({"user", "tool"})
-"""Roles whose contents keep no mark at all."""
+"""Roles whose contents keep no special token at all."""
 
 
 def unbroken(text: str) -> tuple[str, list[int]]:
@@ -44,11 +46,12 @@ def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
     return bisect_right(breaks, stop) > bisect_right(breaks, start)
 
 
-class Marks:
-    """The marks of one tokenizer; breaks those that a message's content holds.
+class SpecialTokens:
+    """The special tokens of one tokenizer; breaks those that a message's content holds.
 
-    Text of users and tools keeps no mark at all. The system's and the assistant's text, and the tools' schemas, keep
-    the marks that say nothing about turns (<think>, <tool_call>): prompts and models write them on purpose.
+    Text of users and tools keeps no special token at all. The system's and the assistant's text, and the tools'
+    schemas, keep the special tokens that say nothing about turns (<think>, <tool_call>): prompts and models write them
+    on purpose.
     """
 
     def __init__(self, every: Iterable[str], turns: Iterable[str] = ()) -> None:
@@ -56,15 +59,16 @@ class Marks:
         self._every, self._turns = _Breaker({*self.every}), _Breaker({*turns})
 
     def guarded(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with the marks in their contents broken; messages without one are the same objects."""
+        """Return the messages with the special tokens in their contents broken; messages without one are the same
+        objects."""
         return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
 
     def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the tools' schemas with the marks of turns broken."""
+        """Return the tools' schemas with the special tokens of turns broken."""
         return [cast("dict[str, Any]", self._turns.value(tool)) for tool in tools]
 
     def text(self, text: str, role: str) -> str:
-        """Return the content of a message of this role with its marks broken."""
+        """Return the content of a message of this role with its special tokens broken."""
         return self._of(role).text(text)
 
     def _of(self, role: str) -> "_Breaker":
@@ -72,23 +76,23 @@ class Marks:
 
 
 class _Breaker:
-    """Breaks each of a set of marks."""
+    """Breaks each of a set of special tokens."""
 
-    def __init__(self, marks: set[str]) -> None:
-        marks = {mark for mark in marks if mark}
-        longest_first = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
+    def __init__(self, special_tokens: set[str]) -> None:
+        special_tokens = {special for special in special_tokens if special}
+        longest_first = "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True))
         self._found = re.compile("|".join(filter(None, [longest_first, f"[{BREAK}\ud800-\udfff]"])))
-        # Marks may overlap, so each place where one begins is looked at by itself.
-        self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if marks else "(?!)")
-        self._heads = {mark[:n] for mark in marks for n in range(1, len(mark))}
-        self._tails = {mark[n:] for mark in marks for n in range(1, len(mark))}
+        # Special tokens may overlap, so each place where one begins is looked at by itself.
+        self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if special_tokens else "(?!)")
+        self._heads = {special[:n] for special in special_tokens for n in range(1, len(special))}
+        self._tails = {special[n:] for special in special_tokens for n in range(1, len(special))}
         self._head_lasts, self._tail_firsts = {head[-1] for head in self._heads}, {tail[0] for tail in self._tails}
-        firsts, lasts = ("".join({mark[n] for mark in marks}) for n in (0, -1))
+        firsts, lasts = ("".join({special[n] for special in special_tokens}) for n in (0, -1))
         self._hints = re.compile("[" + re.escape(firsts + lasts) + f"{BREAK}\ud800-\udfff]")
-        self._longest = max(map(len, marks), default=0)
+        self._longest = max(map(len, special_tokens), default=0)
 
     def text(self, text: str) -> str:
-        """Return the text with a break behind the first character of each mark."""
+        """Return the text with a break behind the first character of each special token."""
         if not self._hints.search(text):
             return text
         if self._found.search(text):
@@ -97,7 +101,8 @@ class _Breaker:
         return self._apart(text)
 
     def _apart(self, text: str) -> str:
-        """Break the ends of the text that could become a mark together with the template's text beside them."""
+        """Break the ends of the text that could become a special token together with the template's text beside
+        them."""
         if text[0] in self._tail_firsts and any(text[:n] in self._tails for n in range(1, self._longest)):
             behind = text[1:]
             run = len(behind) - len(behind.lstrip(BREAK))
@@ -129,45 +134,45 @@ class _Breaker:
 _FIELDS = frozenset(
     {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
 )
-"""Keys of messages and tool calls, which hold no mark."""
+"""Keys of messages and tool calls, which hold no special token."""
 
 
 class BrokenMarkEncoder:
-    """Encodes rendered texts that hold broken marks; they are rare, and encoded whole."""
+    """Encodes rendered texts that hold broken special tokens; they are rare, and encoded whole."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
-        self.marks = frozenset(backend.get_added_tokens_decoder())
+        self.special_tokens = frozenset(backend.get_added_tokens_decoder())
         self._markless: Any = None
         self._letters: dict[str, list[int]] = {}
-        """The ids of the letters of each mark that was broken before."""
+        """The ids of the letters of each special token that was broken before."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text without its breaks; a broken mark has the ids of its letters."""
+        """Return the ids of the text without its breaks; a broken special token has the ids of its letters."""
         plain, breaks = unbroken(text)
         (made,) = self.backend.encode_batch([plain], add_special_tokens=False)  # Unlike `encode`, it lets threads run.
-        if not breaks or not any(token in self.marks for token in made.ids):
+        if not breaks or not any(token in self.special_tokens for token in made.ids):
             return list(made.ids)
         ids: list[int] = []
         for token, (start, stop) in zip(made.ids, made.offsets, strict=True):
-            if token in self.marks and is_broken(start, stop, breaks):
+            if token in self.special_tokens and is_broken(start, stop, breaks):
                 ids += self._spelled(plain[start:stop])
             else:
                 ids.append(token)
         return ids
 
-    def _spelled(self, mark: str) -> list[int]:
-        if mark not in self._letters:
-            self._letters[mark] = self._spell(mark)
-        return self._letters[mark]
+    def _spelled(self, special: str) -> list[int]:
+        if special not in self._letters:
+            self._letters[special] = self._spell(special)
+        return self._letters[special]
 
-    def _spell(self, mark: str) -> list[int]:
-        for parts in ([mark], [mark[0], mark[1:]], [*mark]):
+    def _spell(self, special: str) -> list[int]:
+        for parts in ([special], [special[0], special[1:]], [*special]):
             ids = [token for part in parts for token in self._plainly(part)]
-            if ids and self.marks.isdisjoint(ids):
+            if ids and self.special_tokens.isdisjoint(ids):
                 return ids
         raise ValueError(
-            f"messages: {mark!r} is an added token of the tokenizer, which cannot encode it as letters; remove it"
+            f"messages: {special!r} is an added token of the tokenizer, which cannot encode it as letters; remove it"
         )
 
     def _plainly(self, text: str) -> list[int]:

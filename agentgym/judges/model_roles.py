@@ -45,20 +45,20 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
 class NamedModels:
     """The named models of one rollout: `models("judge")` is the one to ask; each is made once.
 
-    Where none of a name was given, the one of `stand_ins` answers.
+    Where none of a name was given, the one of `fallback_models` answers.
     """
 
     def __init__(
         self,
         engines: Mapping[str, Engine],
-        stand_ins: Mapping[str, Engine],
+        fallback_models: Mapping[str, Engine],
         *,
         owner: str,
         session: str,
         seed: int,
         metrics: dict[str, float],
     ) -> None:
-        self.engines, self.stand_ins = engines, stand_ins
+        self.engines, self.fallback_models = engines, fallback_models
         self.owner, self.session, self.seed, self.metrics = owner, session, seed, metrics
         self._models: dict[str, AskedModel] = {}
 
@@ -66,9 +66,9 @@ class NamedModels:
         """The engine of that name; EnvError where there is none says which there are and how to give one."""
         if name in self.engines:
             return self.engines[name]
-        if name in self.stand_ins:
+        if name in self.fallback_models:
             _warn_of_stand_in(self.owner, name)
-            return check_models(self.stand_ins)[name]
+            return check_models(self.fallback_models)[name]
         raise EnvError(
             f"{self.owner}: there is no model {name!r}; there are: {', '.join(self.engines) or 'none'}. {_how(name)}"
         )
@@ -124,7 +124,7 @@ def _how(name: str) -> str:
     """How a model is given."""
     return (
         f'Give it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
-        f'recipe as models={{"{name}": ag.NamedModel(model=...)}}; `agentgym eval` takes --models.{name}.url or '
+        f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; `agentgym eval` takes --models.{name}.url or '
         f"--models.{name}.model"
     )
 
@@ -132,7 +132,9 @@ def _how(name: str) -> str:
 @cache
 def _warn_of_stand_in(owner: str, name: str) -> None:
     """Warn once in a process."""
-    log.warning("%s: no model %r was given, and the env's own stand-in answers for it. %s", owner, name, _how(name))
+    log.warning(
+        "%s: no model %r was given, and the env's own fallback model answers for it. %s", owner, name, _how(name)
+    )
 
 
 class AskedModel(Model):

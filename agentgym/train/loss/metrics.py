@@ -1,4 +1,4 @@
-"""The figures of a training call, from what each of its forwards reports."""
+"""The metrics of a training call, from what each of its forwards reports."""
 
 import math
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ class Forward:
     """Whether the gradients summed up to this micro-batch are finite in this rank's shards."""
 
 
-def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the figures of the optimizer steps that were taken, or of all where none was, over all ranks."""
+def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
+    """Return the metrics of the optimizer steps that were taken, or of all where none was, over all ranks."""
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]
     tokens = sum(f.sums.tokens for f in taken)
     real, computed = sum(f.real_tokens for f in forwards), sum(f.computed_tokens for f in forwards)
-    figures = {
+    metrics = {
         "train/loss": sum(f.sums.loss for f in taken) / len(steps),
         "train/grad_norm": sum(norms[step] for step in steps) / len(steps),
         "train/clip_fraction": sum(f.sums.clipped for f in taken) / tokens,
@@ -46,11 +46,11 @@ def step_figures(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
         "train/micro_batches": float(len(forwards)),
     }
     if config.correction != "none":
-        figures["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
+        metrics["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
     if config.kl_coef:
-        figures["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
+        metrics["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
         if config.kl_estimator == "k3":
-            figures["train/reference_kl_bounded"] = sum(f.sums.reference_bounded for f in taken) / tokens
+            metrics["train/reference_kl_bounded"] = sum(f.sums.reference_bounded for f in taken) / tokens
     if config.layout == "tree":
-        figures["train/unique_tokens"] = float(real)
-    return figures
+        metrics["train/unique_tokens"] = float(real)
+    return metrics

@@ -1,4 +1,4 @@
-"""The tables of a report: the figures at the end of each line, and what was not learned from."""
+"""The tables of a report: the metrics at the end of each line, and what was not learned from."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 from agentgym.view.report.folders import KeptRun, measured
 from agentgym.view.report.lines import OF_A_RUN, Line, Spread, spread
 
-Figure: TypeAlias = Callable[[KeptRun], float | None]
+Metric: TypeAlias = Callable[[KeptRun], float | None]
 DIGITS = 18
-"""The most digits of a number in the name of a figure; Python refuses to read thousands of them."""
+"""The most digits of a number in the name of a metric; Python refuses to read thousands of them."""
 LAST = 5
 """Steps over which the first and the last reward are taken."""
 
 
 def end_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of the figures at the end of the trainings, its heading first; empty without one."""
+    """Return the table of the metrics at the end of the trainings, its heading first; empty without one."""
     return _table(ENDS, [line for line in lines if line.is_training])
 
 
@@ -29,30 +29,30 @@ def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Return the table of how rollouts of trainings ended, its heading first; empty where nothing says it."""
     reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
-    figures = {name.removeprefix("stop/"): _share(name) for name in reasons}
-    return _table(figures, [line for line in lines if line.is_training]) if figures else []
+    metrics = {name.removeprefix("stop/"): _share(name) for name in reasons}
+    return _table(metrics, [line for line in lines if line.is_training]) if metrics else []
 
 
 def score_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Return the table of the scores of evaluations, its heading first; empty without one."""
-    played = [line for line in lines if not line.is_training]
-    ks = sorted({name for line in played for run in line.runs for name in _passes(run)}, key=int)
-    figures: dict[str, Figure] = {"reward": _in_summary("reward")}
-    figures |= {f"pass@{k}": _pass_at(k) for k in ks}
-    figures |= {"rollouts": _in_summary("rollouts"), "failed": _in_summary("failed")}
-    return _table(figures, played)
+    rollout = [line for line in lines if not line.is_training]
+    ks = sorted({name for line in rollout for run in line.runs for name in _passes(run)}, key=int)
+    metrics: dict[str, Metric] = {"reward": _in_summary("reward")}
+    metrics |= {f"pass@{k}": _pass_at(k) for k in ks}
+    metrics |= {"rollouts": _in_summary("rollouts"), "failed": _in_summary("failed")}
+    return _table(metrics, rollout)
 
 
-def _table(figures: dict[str, Figure], lines: Sequence[Line]) -> list[list[str]]:
+def _table(metrics: dict[str, Metric], lines: Sequence[Line]) -> list[list[str]]:
     if not lines:
         return []
-    rows = [[line.mark, str(len(line.runs)), *_cells(figures, line)] for line in lines]
-    return [["", "runs", *figures], *rows]
+    rows = [[line.mark, str(len(line.runs)), *_cells(metrics, line)] for line in lines]
+    return [["", "runs", *metrics], *rows]
 
 
-def _cells(figures: dict[str, Figure], line: Line) -> Iterator[str]:
-    for figure in figures.values():
-        yield shown(spread([value for run in line.runs if (value := figure(run)) is not None]))
+def _cells(metrics: dict[str, Metric], line: Line) -> Iterator[str]:
+    for metric in metrics.values():
+        yield shown(spread([value for run in line.runs if (value := metric(run)) is not None]))
 
 
 def shown(found: Spread | None) -> str:
@@ -69,33 +69,33 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
-def _total(figure: str) -> Figure:
+def _total(metric: str) -> Metric:
     def of(run: KeptRun) -> float | None:
-        return float(sum(run.curve(figure).values())) if run.steps else None
+        return float(sum(run.curve(metric).values())) if run.steps else None
 
     return of
 
 
-def _share(figure: str) -> Figure:
+def _share(metric: str) -> Metric:
     """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
 
     def of(run: KeptRun) -> float | None:
         weights = run.curve("rollouts/finished")
         if not run.finished:
             return None
-        return sum(share * weights.get(step, 0.0) for step, share in run.curve(figure).items()) / run.finished
+        return sum(share * weights.get(step, 0.0) for step, share in run.curve(metric).items()) / run.finished
 
     return of
 
 
-def _in_summary(name: str) -> Figure:
+def _in_summary(name: str) -> Metric:
     def of(run: KeptRun) -> float | None:
         return measured(run.summary.get(name))
 
     return of
 
 
-def _pass_at(k: str) -> Figure:
+def _pass_at(k: str) -> Metric:
     def of(run: KeptRun) -> float | None:
         return measured(_passes(run).get(k))
 
@@ -135,7 +135,7 @@ def _best(run: KeptRun) -> float | None:
     return max(found.values()) if len(found) > 1 else None
 
 
-ENDS: dict[str, Figure] = {
+ENDS: dict[str, Metric] = {
     "steps": lambda run: float(len(run.steps)),
     f"reward, first {LAST} steps": _first,
     f"reward, last {LAST} steps": _last,
@@ -146,8 +146,8 @@ ENDS: dict[str, Figure] = {
     "trained tokens": _total("train/trained_tokens"),
     "CPU seconds": _in_summary("cpu_seconds"),
 }
-"""The figures at the end of a training, by their heading."""
-UNLEARNED: dict[str, Figure] = {
+"""The metrics at the end of a training, by their heading."""
+UNLEARNED: dict[str, Metric] = {
     "rollouts": _total("rollouts/started"),
     "failed": _total("rollouts/failed"),
     "dropped": _total("rollouts/dropped"),
