@@ -28,8 +28,8 @@ HEAVY = (
 )
 
 LIGHT = (
-    "AgentEnv, Sandbox, Branching, Compact, Env, Game, Judge, Limits, Rows, Sampling, Scheduler, SimulatedUser, Task, "
-    "TaskSampler, ToolEnv, build_samples, find_env, mix, reward, rollout, run_groups, split, tool"
+    "AgentEnv, Sandbox, BranchingConfig, Compact, Env, Game, Judge, Limits, Rows, Sampling, Scheduler, SimulatedUser, "
+    "Task, TaskSampler, ToolEnv, build_samples, find_env, mix, reward, rollout, run_groups, split, tool"
 )
 
 ORDER = [

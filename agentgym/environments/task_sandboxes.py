@@ -1,4 +1,4 @@
-"""SandboxPool for envs whose tasks need different ones: pools that share one bound on the number of sandboxes."""
+"""Sandboxes for envs whose tasks need different ones: pools that share one bound on the number of sandboxes."""
 
 import asyncio
 import inspect

@@ -1,6 +1,6 @@
 """The code sandbox: calls, episodes, resets, forks, memory, many sandboxes, beside the same work by other means.
 
-`python -m benchmarks.sandbox_spec [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--sandboxes N]
+`python -m benchmarks.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--sandboxes N]
 [--swe-rex VENV] [--inspect-ai VENV]`
 
 A call is one Python cell (`1 + 1`) in an interpreter that waits, and its answer. An episode is a lease, eight calls,

@@ -1,4 +1,4 @@
-"""The goals of `benchmarks.sandbox_spec`: the most that a figure should be, and how many times as fast as other
+"""The goals of `benchmarks.sandbox`: the most that a figure should be, and how many times as fast as other
 means."""
 
 from benchmarks.harness import Goal, at_least, at_most

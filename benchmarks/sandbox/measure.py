@@ -1,4 +1,4 @@
-"""The measures of `benchmarks.sandbox_spec` and of the programs it runs beside itself: standard library only, Linux
+"""The measures of `benchmarks.sandbox` and of the programs it runs beside itself: standard library only, Linux
 only."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The same work by other means in `benchmarks.sandbox_spec`: by the engine and by other kits, side by side with
+"""The same work by other means in `benchmarks.sandbox`: by the engine and by other kits, side by side with
 ours."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The two ends of the pipe between `benchmarks.sandbox_spec` and another kit's program: one JSON object a line, both
+"""The two ends of the pipe between `benchmarks.sandbox` and another kit's program: one JSON object a line, both
 ways.
 
 The program runs in an environment that has the kit and no agentgym, so this uses the standard library only. Its first

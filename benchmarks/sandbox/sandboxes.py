@@ -1,4 +1,4 @@
-"""Our sandboxes in `benchmarks.sandbox_spec`: calls, episodes, leases, forks, and many at once."""
+"""Our sandboxes in `benchmarks.sandbox`: calls, episodes, leases, forks, and many at once."""
 
 import asyncio
 import contextlib

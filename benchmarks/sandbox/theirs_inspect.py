@@ -1,4 +1,4 @@
-"""inspect_ai's side of `benchmarks.sandbox_spec`, run by the Python of an environment that has inspect_ai and no
+"""inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment that has inspect_ai and no
 agentgym.
 
 `python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, which is

@@ -1,4 +1,4 @@
-"""SWE-ReX's side of `benchmarks.sandbox_spec`, run by the Python of an environment that has swe-rex and no agentgym.
+"""SWE-ReX's side of `benchmarks.sandbox`, run by the Python of an environment that has swe-rex and no agentgym.
 
 `python -m benchmarks.sandbox.theirs_swerex IMAGE`, where IMAGE has swe-rex, too. A call is a line for the Python that
 runs in the container's shell session (`session`), or a new Python by `execute` (`program`). The containers are those of

@@ -21,7 +21,7 @@ from recipes import qwen3_4b_grpo, qwen3_8b_grpo_8gpu
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "gpus.md").read_text()
-BY_FIGURE = (DOCS / "troubleshooting.md").read_text().partition("### By figure")[2].partition("\n## ")[0]
+BY_FIGURE = (DOCS / "troubleshooting.md").read_text().partition("### By metric")[2].partition("\n## ")[0]
 """The table of what to do where a figure is wrong, which names the flags of these recipes."""
 COMMANDS = [
     line

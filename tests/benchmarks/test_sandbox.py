@@ -201,7 +201,7 @@ def test_a_quick_run_reports_every_figure_that_has_a_goal() -> None:
         [
             sys.executable,
             "-m",
-            "benchmarks.sandbox_spec",
+            "benchmarks.sandbox",
             "--quick",
             "--json",
             "--kinds",

@@ -44,7 +44,7 @@ NOT_RUN = {
     r"python -m build --wheel$": "the fixture `wheel` builds it, and its name is compared",
     r"python -m pytest envs/": "make test runs it",
     r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
-    r"python -m benchmarks\.sandbox_spec ": "takes an hour; .ci/run asks for its --help",
+    r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",
     r"ray start ": "starts a daemon; tests/cluster starts two nodes",
     r"make (quickstart|test)$": "CI does; the target is looked up",
     r"apt-get install |podman |export |for |done$|ssh ": "changes the machine or the shell",

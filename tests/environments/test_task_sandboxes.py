@@ -20,7 +20,7 @@ KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
 
 
 class Counted:
-    """SandboxPool of every kind that are there at this moment, and the most that ever were."""
+    """Sandboxes of every kind that are there at this moment, and the most that ever were."""
 
     def __init__(self) -> None:
         self.now = self.most = 0

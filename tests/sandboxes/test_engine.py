@@ -1,4 +1,4 @@
-"""SandboxPool of real engines: over attach, over several hosts, swept, and after an engine that went away."""
+"""Sandboxes of real engines: over attach, over several hosts, swept, and after an engine that went away."""
 
 import asyncio
 import socket

@@ -299,7 +299,7 @@ async def test_a_broken_promise_is_named(pool: SandboxPool, what: str) -> None:
 
 @dataclass
 class Careless:
-    """SandboxPool of plain processes whose pool lets two leases have one sandbox, and keeps sandboxes past their
+    """Sandboxes of plain processes whose pool lets two leases have one sandbox, and keeps sandboxes past their
     lease."""
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""SandboxPool of an engine that speaks TLS only, and only to clients with a certificate."""
+"""Sandboxes of an engine that speaks TLS only, and only to clients with a certificate."""
 
 import shutil
 import socket

@@ -1,2 +1,2 @@
-"""SandboxPool in containers: the engine and its client, the wire to a sandbox, settings, heartbeat, the image's
+"""Sandboxes in containers: the engine and its client, the wire to a sandbox, settings, heartbeat, the image's
 name."""

@@ -1,4 +1,4 @@
-"""SandboxPool in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
+"""Sandboxes in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
 
 import asyncio
 import functools
@@ -28,7 +28,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 @config(frozen=True, kw_only=True)
 class Docker(DockerSettings):
-    """SandboxPool in Docker containers; sandbox/README.md lists the attacks that they stop."""
+    """Sandboxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
         """Open a pool of at most `size` containers; a lease starts one in some 200 ms. All are removed at the end.

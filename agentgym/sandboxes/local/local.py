@@ -1,4 +1,4 @@
-"""SandboxPool without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
+"""Sandboxes without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
 
 import asyncio
 import functools
@@ -43,7 +43,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 @config(frozen=True, kw_only=True)
 class Bubblewrap:
-    """SandboxPool in namespaces of their own: no network, no host processes, the host's /usr read-only.
+    """Sandboxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
 
     `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
     sandbox's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
@@ -175,7 +175,7 @@ def _check_bubblewrap() -> None:
 
 @config(frozen=True, kw_only=True)
 class Process:
-    """SandboxPool without protection: plain processes of this user, which reach this user's files, network and
+    """Sandboxes without protection: plain processes of this user, which reach this user's files, network and
     processes.
 
     Limits of time, memory and output hold against mistakes; nothing holds against intent.

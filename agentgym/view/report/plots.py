@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.metric import Metric
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from agentgym.view.report.folders import measured
@@ -61,9 +61,9 @@ def draw_curves(
 ) -> None:
     """Draw the curves of all lines into one picture; `across` says what the steps are."""
     with mpl.rc_context({"text.parse_math": False}):
-        metric = Metric(figsize=(7, 4), layout="constrained")
-        FigureCanvasAgg(metric)
-        axes = metric.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel=across, ylabel=plain(unit), title=plain(title))
         for place, curve in enumerate(curves):
             add_curve(axes, curve, COLORS[place % len(COLORS)])
         mark_whole_steps(axes)
@@ -71,7 +71,7 @@ def draw_curves(
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-        metric.savefig(path, dpi=120, metadata={"Software": None})
+        figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
@@ -105,9 +105,9 @@ def _ends(values: Sequence[Sequence[float]], count: int, size: int) -> set[int]:
 def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None:
     """Draw each score as a point with its interval, one below the other."""
     with mpl.rc_context({"text.parse_math": False}):
-        metric = Metric(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
-        FigureCanvasAgg(metric)
-        axes = metric.add_subplot(xlabel=plain(unit), title=plain(title))
+        figure = Figure(figsize=(7, 1.2 + 0.4 * len(bars)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot(xlabel=plain(unit), title=plain(title))
         for place, bar in enumerate(bars):
             color = COLORS[place % len(COLORS)]
             axes.plot([bar.low, bar.high], [place, place], color=color, linewidth=2)
@@ -115,7 +115,7 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None
         axes.set_yticks(range(len(bars)), [plain(bar.label) for bar in bars])
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.grid(alpha=0.3)
-        metric.savefig(path, dpi=120, metadata={"Software": None})
+        figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def mark_whole_steps(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""SandboxPool with a network of their own, and hosts of this machine that they talk to."""
+"""Sandboxes with a network of their own, and hosts of this machine that they talk to."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -104,7 +104,7 @@ def spoiled_by(name: str, command: str) -> type[ag.Env[Any]]:
 
 @asynccontextmanager
 async def sandboxes_of(name: str, *, on_docker: bool = False) -> AsyncIterator[SandboxPool]:
-    """SandboxPool for the env; skip the test where there can be none."""
+    """Sandboxes for the env; skip the test where there can be none."""
     docker = on_docker or READ[name].sandbox == "docker"
     why_not = why_no_docker() if docker else why_no_bubblewrap()
     if why_not is not None:
