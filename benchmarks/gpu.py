@@ -169,7 +169,7 @@ def config(
         lr=1e-4,
         dtype=dtype,
         layout=layout,
-        checkpointing=checkpointing,
+        gradient_checkpointing=checkpointing,
         max_tokens_per_microbatch=size.row_tokens,
         device=device,
         shard=shard,

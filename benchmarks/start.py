@@ -46,7 +46,7 @@ def quickstart() -> tuple[dict[str, float], dict[str, float | str]]:
     """CPU seconds of the quickstart, its sandboxes included, and its command."""
     sandbox = "unsafe" if why_no_bubblewrap() else "bubblewrap"
     with TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", sandbox, "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", sandbox, "--output-dir", f"{folder}/run"]
         return {"quickstart_cpu_s": cpu_s(command)}, {"quickstart": " ".join(command[1:-2])}
 
 

@@ -16,5 +16,5 @@ TRAIN = ag.TrainConfig(
 )
 """`dataclasses.replace(TRAIN, decay_steps=45)` is a copy with another schedule, and is checked like any other."""
 
-TINY = ag.RunConfig(env="chase", model="tiny", steps=25, max_tokens=40, train=TRAIN)
+TINY = ag.RunConfig(env="chase", model="tiny", max_steps=25, max_turn_tokens=40, train=TRAIN)
 """GRPO from the tiny model that comes with the library; a turn is a call or an answer, and short."""

@@ -14,7 +14,7 @@ RECIPE = replace(
     recipe="bisect_grpo",
     env="bisect",
     model=CHECKPOINTS / "bisect",
-    steps=50,
+    max_steps=50,
     train=replace(TRAIN, decay_steps=45, loss_agg=2500.0),
 )
 

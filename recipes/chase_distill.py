@@ -2,7 +2,7 @@
 
 The teacher is the careful imitator of `recipes.chase_sft`, as a model of its own::
 
-    python -m recipes.chase_sft --out teacher
+    python -m recipes.chase_sft --output-dir teacher
     agentgym merge teacher/adapter teacher/model
     python -m recipes.chase_distill
 """
@@ -13,7 +13,9 @@ from pathlib import Path
 import agentgym as ag
 from recipes import chase_grpo
 
-RECIPE = replace(chase_grpo.RECIPE, recipe="chase_distill", teacher=Path("teacher/model"), prompts=16, group_size=2)
+RECIPE = replace(
+    chase_grpo.RECIPE, recipe="chase_distill", teacher=Path("teacher/model"), prompts_per_step=16, group_size=2
+)
 
 
 if __name__ == "__main__":

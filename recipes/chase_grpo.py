@@ -9,7 +9,7 @@ from dataclasses import replace
 import agentgym as ag
 from recipes.base import TINY
 
-RECIPE = replace(TINY, recipe="chase_grpo", steps=20)
+RECIPE = replace(TINY, recipe="chase_grpo", max_steps=20)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ RECIPE = replace(
     recipe="chase_long",
     env="chase_long",
     model=CHECKPOINTS / "chase_compaction",
-    steps=45,
+    max_steps=45,
     # The constant lies between what 64 rollouts sample at first and at last.
     train=replace(TRAIN, decay_steps=40, loss_agg=3000.0),
 )

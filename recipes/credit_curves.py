@@ -84,8 +84,10 @@ def run_of(credit: Credit, env: str, method: CreditLevel, seed: int) -> ag.RunCo
     run, lr, every, _ = ENVS[env]
     assert isinstance(run.train.loss_agg, float)  # that of 64 rollouts
     train = replace(run.train, lr=lr, decay_steps=None, loss_agg=run.train.loss_agg / 2)
-    run = replace(run, seed=seed, steps=credit.stride, sandbox=credit.sandbox, eval_tasks=0, train=train, group_size=4)
-    run = replace(run, out=folder_of(credit, env, method, seed), credit=method)
+    run = replace(
+        run, seed=seed, max_steps=credit.stride, sandbox=credit.sandbox, eval_tasks=0, train=train, group_size=4
+    )
+    run = replace(run, output_dir=folder_of(credit, env, method, seed), credit=method)
     return (
         replace(run, group_size=2, branching=ag.BranchingConfig(per_state=1, every=every))
         if method == "branches"
@@ -108,12 +110,14 @@ def is_finished(folder: Path, budget: int) -> bool:
 
 def play(run: ag.RunConfig, budget: int) -> None:
     """Play a run until it has sampled this many tokens, from its last checkpoint where there is one."""
-    folder = run.out
+    folder = run.output_dir
     assert folder is not None
     while not is_finished(folder, budget):
         if has_checkpoints(folder / CHECKPOINTS):
-            strides = last_step(folder / CHECKPOINTS) // run.steps + 1
-            asyncio.run(ag.train_policy(replace(run, resume=folder, out=None, steps=run.steps * strides)))
+            strides = last_step(folder / CHECKPOINTS) // run.max_steps + 1
+            asyncio.run(
+                ag.train_policy(replace(run, resume=folder, output_dir=None, max_steps=run.max_steps * strides))
+            )
             continue
         if folder.exists():
             with hold_folder(folder):  # FolderInUse where it was not stopped, but runs

@@ -16,7 +16,7 @@ TRAIN = ag.TrainConfig(
     dtype="bfloat16",
     layout="packed",
     max_tokens_per_microbatch=16_384,
-    checkpointing=True,
+    gradient_checkpointing=True,
 )
 """An adapter of rank 32 in bfloat16; rows of 16,384 tokens keep 6 GiB of activations with checkpointing."""
 
@@ -35,9 +35,9 @@ RECIPE = ag.RunConfig(
     model="Qwen/Qwen3-4B",
     engine=ENGINE,
     train=TRAIN,
-    steps=200,
-    prompts=32,
-    max_tokens=1024,
+    max_steps=200,
+    prompts_per_step=32,
+    max_turn_tokens=1024,
     chat_template_kwargs={"enable_thinking": False},
     eval_sampling=EVALUATION,
     eval_every=20,

@@ -15,9 +15,9 @@ RECIPE = replace(
     model="Qwen/Qwen3-8B",
     engine=replace(one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85"),
     # A token that an older policy sampled counts by how much likelier it has become, or not at all.
-    train=replace(one_gpu.TRAIN, clip_eps_high=0.2, correction="token_mask"),
-    staleness=1,
-    prompts=64,
+    train=replace(one_gpu.TRAIN, clip_eps_high=0.2, importance_sampling="token_mask"),
+    max_staleness=1,
+    prompts_per_step=64,
 )
 
 

@@ -3,7 +3,7 @@
 `python -m recipes.tictactoe_selfplay` takes about two minutes on one core. Afterwards `agentgym eval tictactoe
 --env.opponent perfect --env.illegal-moves 0 --model RUN/adapter --temperature 0.7` says how its X fares against a
 player without mistakes. The first answer that is no free field forfeits a game, so that the model learns to give none.
-The checkpoint is that of `python -m recipes.warm_start --env tictactoe --demos 5000 --steps 500 --context-weight
+The checkpoint is that of `python -m recipes.warm_start --env tictactoe --demos 5000 --max-steps 500 --context-weight
 0.02`.
 """
 
@@ -19,7 +19,7 @@ RECIPE = replace(
     env="tictactoe",
     env_args={"illegal_moves": 0},
     model=CHECKPOINTS / "tictactoe",
-    steps=100,
+    max_steps=100,
     train=replace(TRAIN, decay_steps=95, loss_agg=1000.0),
 )
 

@@ -31,7 +31,15 @@ def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
 
     Where no sandbox runs, the tiny model's code runs without one.
     """
-    small = ["--steps", "2", "--prompts", "4", "--eval-tasks", "8", *(["--sandbox", "unsafe"] if no_sandbox() else [])]
+    small = [
+        "--max-steps",
+        "2",
+        "--prompts-per-step",
+        "4",
+        "--eval-tasks",
+        "8",
+        *(["--sandbox", "unsafe"] if no_sandbox() else []),
+    ]
     done = installed.run("python", "train_pointers.py", *small, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout)

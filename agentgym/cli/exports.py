@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def export_run(
     run: tyro.conf.Positional[Path],
     to: Literal["atif", "sft", "openai"],
-    out: Path | None = None,
+    output: Path | None = None,
     min_reward: float | None = None,
     phase: str | None = None,
     step: int | None = None,
@@ -37,13 +37,13 @@ def export_run(
 
     For example:
     $ agentgym export runs/chase_grpo/20260801-101500 --to sft --min-reward 1
-    $ agentgym export runs/eval-pointers/first --to atif --out trajectories
-    $ agentgym export runs/chase_grpo/20260801-101500 --to openai --phase all --out chats.jsonl
+    $ agentgym export runs/eval-pointers/first --to atif --output trajectories
+    $ agentgym export runs/chase_grpo/20260801-101500 --to openai --phase all --output chats.jsonl
 
     Args:
         run: The folder of a run or an evaluation; it holds rollouts.sqlite.
         to: The format.
-        out: The file of lines, or the folder of trajectories; by default export-sft.jsonl, export-openai.jsonl or
+        output: The file of lines, or the folder of trajectories; by default export-sft.jsonl, export-openai.jsonl or
             export-atif in the run's folder.
         min_reward: Leave out rollouts with a lower reward.
         phase: Only this phase: train, eval_before, eval_after, eval or all; by default train where the run trained.
@@ -61,8 +61,8 @@ def export_run(
             raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join([*phases, ALL])}")
         others = 0 if phase == ALL else store.count(step=step) - store.count(step=step, phase=phase)
     chosen = Chosen(phase=None if phase == ALL else phase, step=step, min_reward=min_reward, unscored=unscored)
-    out = out or run / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
-    done = export(run, to, out, chosen, model=begun_model(run))
+    output = output or run / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
+    done = export(run, to, output, chosen, model=begun_model(run))
     what = "files" if to == "atif" else "conversations"
     say(f"{done.rollouts} rollouts, {done.pieces} {what}: {done.out}")
     if others:
@@ -73,19 +73,19 @@ def export_run(
     return 0
 
 
-def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int:
+def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path) -> int:
     """Read ATIF trajectories into a folder that `agentgym show`, `compare` and `export` read like that of a run.
 
     They may be those of any agent. Of a folder every file below it is read that is a trajectory. Only those with token
     ids and log-probabilities can be trained on. A reward is what stands in a trajectory's `extra.reward`.
 
     For example:
-    $ agentgym import trajectories --out runs/others
-    $ agentgym import jobs/*/*/agent/trajectory.json --out runs/claude
+    $ agentgym import trajectories --output-dir runs/others
+    $ agentgym import jobs/*/*/agent/trajectory.json --output-dir runs/claude
 
     Args:
         paths: Files of trajectories, or folders of them.
-        out: The folder to make.
+        output_dir: The folder to make.
     """
     from agentgym.exports.atif_files import continuations, is_atif
     from agentgym.exports.atif_reader import read_atif
@@ -93,8 +93,8 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
 
     if not paths:
         raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
-    if os.path.lexists(out):
-        raise AgentGymError(f"--out: {out} exists already; name another folder")
+    if os.path.lexists(output_dir):
+        raise AgentGymError(f"--output-dir: {output_dir} exists already; name another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
     asked = {
@@ -105,10 +105,10 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], out: Path) -> int
     files = [file for file, folder in asked.items() if file in paths or is_atif(file, folder)]
     try:
         behind = {real_path(file) for path in files for file in continuations(path)}
-        many, unscored = _write((read_atif(file) for file in files if real_path(file) not in behind), out)
+        many, unscored = _write((read_atif(file) for file in files if real_path(file) not in behind), output_dir)
     except ValueError as error:
         raise AgentGymError(f"paths: {error}") from error
-    say(f"{many} rollouts, {unscored} of them without a reward: {out}")
+    say(f"{many} rollouts, {unscored} of them without a reward: {output_dir}")
     if len(asked) > len(files):
         say(f"left out: {len(asked) - len(files)} files that are no trajectories")
     flush()
@@ -147,7 +147,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
         if not seen:
             raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
         if store.lost:
-            raise AgentGymError(f"--out: {store.lost} rollouts could not be written to {part}")
+            raise AgentGymError(f"--output: {store.lost} rollouts could not be written to {part}")
         _sign(part)
         content = {"versions": versions(), "model": models.pop() if len(models) == 1 else None}
         (part / SETTINGS).write_text(json.dumps(content, indent=2) + "\n")

@@ -83,8 +83,8 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
     """Return the recipe with what the command line sets; print the help, and exit with 0, if it asks for that.
 
     `--env.NAME VALUE` sets a parameter of the env, beside those that the recipe sets; `--env.MEMBER.NAME VALUE` one of
-    a mixture, and `--env.MEMBER VALUE` a member's weight. A run that is resumed without `--steps` has those that it was
-    begun with. What `--eval-sampling` leaves out is as in training. RefusedWords names the flag that is refused.
+    a mixture, and `--env.MEMBER VALUE` a member's weight. A run that is resumed without `--max-steps` has those that it
+    was begun with. What `--eval-sampling` leaves out is as in training. RefusedWords names the flag that is refused.
     """
     try:
         sampling = given.settings.get("eval_sampling")
@@ -92,7 +92,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
         if sampling:
             run = _applied(replace(run, eval_sampling=run.held_out_sampling), {"eval_sampling": sampling})
         if run.resume is not None and "steps" not in given.settings:
-            run = replace(run, steps=begun_steps(run.resume, run.steps))
+            run = replace(run, max_steps=begun_steps(run.resume, run.max_steps))
         run = _with_env(run, given.env)
     except ValueError as error:
         raise RefusedWords(_with_flags(str(error), given.settings)) from None

@@ -45,13 +45,14 @@ STOPPING = (
 def main(recipe: RunConfig) -> None:
     """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
 
-    Flags override the recipe's settings: `--steps 40 --train.lr 1e-3`. The last line on stdout is the summary as JSON.
-    Ctrl-C ends with exit status 130 and SIGTERM with 143, after one line on stderr that names the run's folder and the
-    command that resumes it; a second Ctrl-C ends at once. `--engine sglang` samples through SGLang servers, `--engine
-    module:Class` through an engine of the user's own; the flags under `--engine.` are then its. `--teacher-engine` does
-    the same for a teacher. A flag that means nothing ends with exit status 2 and the flag's name on stderr. A setting
-    that does not fit the env, the model or the folder, an error of agentgym's own, a full disk and a missing package
-    are one line on stderr, with exit status 1. `--help` begins with the docstring of the program.
+    Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. The last line on stdout is the summary as
+    JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one line on stderr that names the run's folder
+    and the command that resumes it; a second Ctrl-C ends at once. `--engine sglang` samples through SGLang servers,
+    `--engine module:Class` through an engine of the user's own; the flags under `--engine.` are then its.
+    `--teacher-engine` does the same for a teacher. A flag that means nothing ends with exit status 2 and the flag's
+    name on stderr. A setting that does not fit the env, the model or the folder, an error of agentgym's own, a full
+    disk and a missing package are one line on stderr, with exit status 1. `--help` begins with the docstring of the
+    program.
     """
     if not isinstance(recipe, RunConfig):
         got = f"the class {recipe.__name__}" if isinstance(recipe, type) else repr(recipe)
@@ -59,7 +60,7 @@ def main(recipe: RunConfig) -> None:
     with program(recipe.name) as stop:
         run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
         summary = finished(run, stop)
-    for line in look_lines(Path(summary["out"])) if is_first() else ():
+    for line in look_lines(Path(summary["output_dir"])) if is_first() else ():
         sys.stderr.write(f"{line}\n")
 
 
@@ -93,9 +94,9 @@ def program(name: str) -> Iterator["Stop"]:
 
 def finished(run: RunConfig, stop: "Stop") -> dict[str, Any]:
     """Run to the end, print the summary as JSON, and return it; a signal ends the run with SystemExit."""
-    made = new_folder(run.name) if run.resume is None and run.out is None and is_first() else None
-    run = run if made is None else replace(run, out=made)
-    named = run.resume or run.out
+    made = new_folder(run.name) if run.resume is None and run.output_dir is None and is_first() else None
+    run = run if made is None else replace(run, output_dir=made)
+    named = run.resume or run.output_dir
     stop.folder = named and whole_path(named)
     try:
         with needs_extra():
@@ -197,9 +198,9 @@ def resume_command(folder: Path, arguments: Sequence[str]) -> str:
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
-        if word in ("--out", "--resume"):
+        if word in ("--output-dir", "--resume"):
             next(words, None)
-        elif not word.startswith(("--out=", "--resume=")):
+        elif not word.startswith(("--output-dir=", "--resume=")):
             kept.append(word)
     return _command([*kept, "--resume", str(folder)])
 

@@ -9,7 +9,7 @@ from agentgym.errors import AgentGymError
 from agentgym.types.transcript import counted
 
 
-def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None, transcripts: int = 2) -> int:
+def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None = None, transcripts: int = 2) -> int:
     """Write a report on runs and evaluations, also while they go on: one HTML file, and its plots as PNG files.
 
     It has curves with the spread of the seeds, the metrics at the end, what was not learned from, failures, settings
@@ -18,12 +18,12 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None
 
     For example:
     $ agentgym report runs/chase_grpo/20260801-101500
-    $ agentgym report runs/chase_grpo runs/chase_async --out report
+    $ agentgym report runs/chase_grpo runs/chase_async --output-dir report
     $ agentgym report runs/eval-pointers/before runs/eval-pointers/after --transcripts 5
 
     Args:
         runs: Folders of runs or evaluations; of a folder that is none, those right below it.
-        out: The folder for report.html and the plots; by default `report` within the only RUN, or here.
+        output_dir: The folder for report.html and the plots; by default `report` within the only RUN, or here.
         transcripts: The most best and worst rollouts of each line; 0 for none.
     """
     from agentgym.cli.doctor import installed
@@ -36,7 +36,7 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], out: Path | None = None
         raise AgentGymError(f"--transcripts: must not be negative, got {transcripts}")
     version = installed("agentgym") or "of a checkout"
     try:
-        written = write_report(runs, out, transcripts=transcripts, version=version)
+        written = write_report(runs, output_dir, transcripts=transcripts, version=version)
     except (StoreError, FileNotFoundError) as error:
         raise AgentGymError(f"runs: {error}") from error
     counts = [counted(written.runs, "run"), counted(written.lines, "line"), counted(len(written.pictures), "plot")]

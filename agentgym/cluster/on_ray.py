@@ -217,7 +217,7 @@ class Cluster:
 
     def world(self) -> int:
         """The number of rollout workers that the run has, or that the cluster has room for now."""
-        return worker_count(self.run.cluster, self.run.prompts)
+        return worker_count(self.run.cluster, self.run.prompts_per_step)
 
     def _start_worker(self, urls: Callable[[], tuple[str, ...]], rank: int, world: int) -> Any:
         start = ray.remote(RolloutWorker).options(**worker_options(self.run.cluster))

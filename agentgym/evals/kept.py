@@ -183,20 +183,20 @@ def kept_in(
     make_folder(folder)
     with hold_folder(folder) as held:
         if (folder / FILE).is_file() and not resume:
-            raise ValueError(f"out: {folder} holds rollouts already; resume it, or name another folder")
+            raise ValueError(f"output_dir: {folder} holds rollouts already; resume it, or name another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
             refuse_other_derivation(folder)
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
-                f"out: {folder} holds rollouts, but its {SETTINGS} is missing, so nothing says what they were "
+                f"output_dir: {folder} holds rollouts, but its {SETTINGS} is missing, so nothing says what they were "
                 "played with; name another folder"
             )
         else:
             if files := files_in(folder):
                 raise ValueError(
-                    f"out: {folder} holds {files[0]!r}, and no evaluation; name a new folder, or an empty one"
+                    f"output_dir: {folder} holds {files[0]!r}, and no evaluation; name a new folder, or an empty one"
                 )
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
@@ -211,7 +211,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
         begun = read_object(folder / SETTINGS, within=folder)
     except ValueError as error:
-        raise ValueError(f"out: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
+        raise ValueError(f"output_dir: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
     for name in MUST_AGREE:
         if name == "split" and (begun.get(name) is None) != (settings[name] is None):
             named = "tasks that were named" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"

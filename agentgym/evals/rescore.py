@@ -56,9 +56,9 @@ class Change:
 
 @dataclass(slots=True)
 class Rescored:
-    """Holds what a rescore changed; the rollouts with their new rewards are in the folder `out`."""
+    """Holds what a rescore changed; the rollouts with their new rewards are in the folder `output_dir`."""
 
-    out: Path
+    output_dir: Path
     rollouts: int = 0
     kept: int = 0
     """Rollouts without a reward, which stay without one."""
@@ -85,7 +85,7 @@ class Rescored:
 async def rescore(
     run: str | Path,
     env: type[Env[Any]],
-    out: str | Path,
+    output_dir: str | Path,
     *,
     models: Mapping[str, Engine] | None = None,
     phase: str | None = None,
@@ -100,7 +100,7 @@ async def rescore(
     Args:
         run: The folder of the run or the evaluation.
         env: The env whose rewards are computed.
-        out: The folder to write to, which must be new or empty.
+        output_dir: The folder to write to, which must be new or empty.
         models: The models that the rewards ask by name.
         phase: The phase of the rollouts to score; all by default.
         step: The step of the rollouts to score; all by default.
@@ -114,24 +114,26 @@ async def rescore(
             message names the reward and what it reads.
         AgentGymError: No rollout could be scored.
     """
-    run, out, named = whole_path(run), whole_path(out), check_models(models)
-    _refuse_taken(out)
-    done = Rescored(out)
-    part = out.with_name(f"{out.name}.part")
+    run, output_dir, named = whole_path(run), whole_path(output_dir), check_models(models)
+    _refuse_taken(output_dir)
+    done = Rescored(output_dir)
+    part = output_dir.with_name(f"{output_dir.name}.part")
     remove(part)  # of a rescore that was killed, or a link that a stranger has put there
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
         if not done.not_kept:
-            part.replace(out)
+            part.replace(output_dir)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return done
 
 
-def _refuse_taken(out: Path) -> None:
+def _refuse_taken(output_dir: Path) -> None:
     """Raise ValueError if anything but an empty folder is at this path, such as a link to nothing."""
-    if os.path.lexists(out) and (out.is_symlink() or not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"out: {out} exists already; name another folder")
+    if os.path.lexists(output_dir) and (
+        output_dir.is_symlink() or not output_dir.is_dir() or any(output_dir.iterdir())
+    ):
+        raise ValueError(f"output_dir: {output_dir} exists already; name another folder")
 
 
 async def _write(
@@ -321,11 +323,11 @@ def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, flo
         )
 
 
-def _write_settings(run: Path, out: Path, env: type[Env[Any]]) -> None:
+def _write_settings(run: Path, output_dir: Path, env: type[Env[Any]]) -> None:
     """Write the settings of the run, with the env that its rewards come from now."""
     try:
         begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):
         begun = {}
     begun |= {"versions": versions(), "envs": as_json(env_versions(env)), "rescored": str(run)}
-    write_whole(out / SETTINGS, json.dumps(begun, indent=2) + "\n")
+    write_whole(output_dir / SETTINGS, json.dumps(begun, indent=2) + "\n")

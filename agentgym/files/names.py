@@ -78,7 +78,7 @@ def make_parents(folder: Path) -> None:
 def cannot_be_made(folder: Path, error: OSError) -> ValueError:
     """Return the error that says why a run's folder cannot be made."""
     what = "a file is in its way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-    return ValueError(f"out: {folder} cannot be made ({what}); name another folder")
+    return ValueError(f"output_dir: {folder} cannot be made ({what}); name another folder")
 
 
 def drop_unused(folder: Path) -> None:

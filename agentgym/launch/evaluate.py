@@ -54,7 +54,7 @@ async def evaluate(
     sandboxes: SandboxPool | None = None,
     concurrency: int = 64,
     sampling: Sampling | None = None,
-    out: str | Path | None = None,
+    output_dir: str | Path | None = None,
     resume: bool = False,
     retry_failed: bool = False,
     progress: bool = False,
@@ -78,7 +78,7 @@ async def evaluate(
         sandboxes: An open pool of sandboxes; without it, a pool is opened and closed if the env asks for a sandbox.
         concurrency: The most rollouts that are played at once.
         sampling: How the model is sampled.
-        out: The folder that each rollout is kept in when it ends, in a store like that of training.
+        output_dir: The folder that each rollout is kept in when it ends, in a store like that of training.
         resume: Whether rollouts that the folder has are not played again. With group rewards, all attempts at a task
             are played again unless all are there.
         retry_failed: Whether failed rollouts of the folder are played again after all.
@@ -105,8 +105,8 @@ async def evaluate(
         raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
-    if out is None and (resume or retry_failed):
-        raise ValueError("resume, retry_failed: need the folder of the evaluation in `out`")
+    if output_dir is None and (resume or retry_failed):
+        raise ValueError("resume, retry_failed: need the folder of the evaluation in `output_dir`")
     if retry_failed and not resume:
         raise ValueError("retry_failed: only an evaluation that is resumed has failed rollouts; set `resume` too")
     check_sandboxes(sandboxes)
@@ -127,10 +127,10 @@ async def evaluate(
         group_size=k if judged else None,
     )
     envs = await in_own_thread(lambda: env_versions(cls), name="agentgym-versions")
-    folder = whole_path(out or "")
+    folder = whole_path(output_dir or "")
     async with AsyncExitStack() as stack:
         kept = None
-        if out is not None:
+        if output_dir is not None:
             known = await fingerprints({"": model, **asked})
             keeping = kept_in(folder, settings, envs, chosen, known, k=k, resume=resume, retry_failed=retry_failed)
             kept = stack.enter_context(keeping)
@@ -161,7 +161,7 @@ async def evaluate(
             await asyncio.to_thread(kept.finish, played)
     if kept is not None and kept.lost:
         played = replace(played, not_kept=kept.lost)
-        _LOG.warning("out: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
+        _LOG.warning("output_dir: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
     shows = "" if kept is None else f"; `{command('show', place_now(folder), '--failed')}` shows them"
     raise_if_all_failed(played.groups, then=shows)
     return played

@@ -47,7 +47,7 @@ async def train_policy(
     refuse_in_training(engine)
     run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
-    named = run.resume or run.out
+    named = run.resume or run.output_dir
     made = new_folder(run.name) if named is None and is_first() else None
     folder = whole_path(named) if named is not None else made
     try:
@@ -88,5 +88,5 @@ async def with_restarts(
             _LOG.warning("%s; the run goes on from its last checkpoint", lost)
             losses.trainers_lost += 1
             losses.trainers_replaced += 1
-            run = replace(run, resume=None if held is None else held.path, out=None)
+            run = replace(run, resume=None if held is None else held.path, output_dir=None)
     return await play(run, losses)

@@ -101,13 +101,13 @@ class RunConfig:
     engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """What samples: the model in this process, SGLang servers, or an engine of your own."""
     train: TrainConfig = TrainConfig()
-    out: Folder | None = None
+    output_dir: Folder | None = None
     """Folder of metrics, rollouts, checkpoints, and the adapter or the model; runs/RECIPE/TIME by default."""
     resume: Folder | None = None
     """Folder of a run that was stopped: go on there after its last whole checkpoint, as if it had not been stopped."""
     save_every: Count = 10
     """Steps from one checkpoint to the next; 0: only at the end and when interrupted."""
-    keep: Positive = 2
+    keep_checkpoints: Positive = 2
     """Checkpoints that stay; the oldest goes first."""
     seed: Seed = 0
     """The seed of everything random: the order of tasks, envs, sampling, initial weights, evaluations; from 0 to
@@ -116,9 +116,9 @@ class RunConfig:
     """The Ray cluster that the run's parts are spread over: auto joins a running one or starts one on this machine,
     HOST:PORT joins that one, off keeps everything in this process and in those that torchrun starts."""
     cluster: ClusterConfig = ClusterConfig()
-    steps: Count = 30
+    max_steps: Count = 30
     """Batches collected and trained on."""
-    prompts: Positive = 8
+    prompts_per_step: Positive = 8
     """Tasks in a batch."""
     group_size: Positive = 8
     """Rollouts of each task, which are compared with each other; at least 2, or 1 with a teacher or a critic."""
@@ -128,16 +128,16 @@ class RunConfig:
     """Where the model's code runs; auto is what the env declares."""
     oversample: OversampleConfig = OversampleConfig()
     """Rollouts started beyond need, and when the rest is cut."""
-    staleness: Count = 0
+    max_staleness: Count = 0
     """Most policy versions that a group's oldest token may be behind when it is trained on. Above 0, later batches are
     played while one is trained on; 0: one after the other."""
-    max_tokens: Positive | None = None
+    max_turn_tokens: Positive | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     train_sampling: Sampling = Sampling()
     """How rollouts are sampled for training, beside train.temperature and max_tokens: the texts that end a turn."""
     eval_sampling: Sampling | None = None
     """How the held-out tasks are sampled; None: as in training. Without max_tokens of its own it has the run's."""
-    advantage: Estimator = "dr_grpo"
+    advantage_estimator: Estimator = "dr_grpo"
     """How a rollout's reward becomes its advantage in its group."""
     credit: CreditLevel = "outcome"
     """What the advantage of a token comes from: its rollout (outcome), the rewards after its turn (turn), the branches
@@ -165,7 +165,7 @@ class RunConfig:
     """Steps from one evaluation to the next; the best policy is kept in best/; 0: only before and after training."""
     eval_seed: Seed | None = None
     """The seed of every evaluation; None derives one from seed."""
-    track: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
+    report_to: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
     """Trackers that get the metrics, beside metrics.jsonl: trackio, wandb, tensorboard."""
     probe_tolerance: Above0 = 1e-3
     """Largest difference of trainer and engine log-probabilities after a sync, in nats, where both compute in float32;
@@ -173,7 +173,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         try:
-            self.oversample.fits(group_size=self.group_size, staleness=self.staleness)
+            self.oversample.fits(group_size=self.group_size, staleness=self.max_staleness)
         except ValueError as error:
             raise ValueError(f"oversample.{error}") from None
         if isinstance(self.engine, CustomEngineConfig) and (
@@ -185,10 +185,11 @@ class RunConfig:
             )
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
-        if isinstance(self.engine, SGLangConfig) and self.engine.colocate != "off" and self.staleness:
+        if isinstance(self.engine, SGLangConfig) and self.engine.colocate != "off" and self.max_staleness:
             raise ValueError(
-                "engine.colocate, staleness: servers that lend the trainer their memory sample nothing meanwhile; set "
-                "staleness=0, or give the servers GPUs of their own"
+                "engine.colocate, max_staleness: servers that lend the trainer their memory sample nothing "
+                "meanwhile; set "
+                "max_max_staleness=0, or give the servers GPUs of their own"
             )
         if self.train.method == "full" and isinstance(self.engine, SGLangConfig) and self.engine.adapters != "merged":
             raise ValueError(
@@ -212,7 +213,7 @@ class RunConfig:
         self._check_teacher()
         self._check_branching()
         self._check_value()
-        if not self.merge and (whole := {self.train.loss, self.train.correction} & WHOLE_SEGMENTS.keys()):
+        if not self.merge and (whole := {self.train.loss, self.train.importance_sampling} & WHOLE_SEGMENTS.keys()):
             raise ValueError(f"merge: {min(whole)} needs each segment whole in one sample; leave it out")
         if self.ray == OFF and self.cluster != ClusterConfig():
             raise ValueError("cluster: only a run on Ray has a cluster; set ray, or leave cluster out")
@@ -220,8 +221,8 @@ class RunConfig:
             raise ValueError("group_size: one rollout has no other of its task to be compared with; use at least 2")
         if self.eval_every and not self.eval_tasks:
             raise ValueError("eval_every: there are no held-out tasks; set eval_tasks, or leave eval_every at 0")
-        if self.resume is not None and self.out not in (None, self.resume):
-            raise ValueError(f"out: a resumed run goes on in its own folder, {self.resume}; set resume alone")
+        if self.resume is not None and self.output_dir not in (None, self.resume):
+            raise ValueError(f"output_dir: a resumed run goes on in its own folder, {self.resume}; set resume alone")
 
     def check_files(self) -> None:
         """Raise ValueError, naming the field, where what the run reads is not there; a run begins with it."""
@@ -244,8 +245,11 @@ class RunConfig:
         if self.credit != "branches":
             if self.branching != BranchingConfig():
                 raise ValueError("branching: no branches are played; set credit branches, or leave it out")
-        elif self.advantage not in ("dr_grpo", "rloo"):
-            raise ValueError(f"advantage: {self.advantage} has a unit, and branches give differences; use dr_grpo")
+        elif self.advantage_estimator not in ("dr_grpo", "rloo"):
+            raise ValueError(
+                f"advantage_estimator: {self.advantage_estimator} has a unit, and branches give differences; use "
+                f"dr_grpo"
+            )
         elif self.train.loss == "gspo_rollout":
             raise ValueError("train.loss: gspo_rollout is of a whole rollout, and branches are not one; use gspo")
 
@@ -257,8 +261,11 @@ class RunConfig:
                 named = f"train.{changed[0]}" if changed else "gae"
                 raise ValueError(f"{named}: no critic is trained; set credit value, or leave it out")
             return
-        if self.advantage != "dr_grpo":
-            raise ValueError(f"advantage: {self.advantage} is of a group, and a critic has no group; leave it out")
+        if self.advantage_estimator != "dr_grpo":
+            raise ValueError(
+                f"advantage_estimator: {self.advantage_estimator} is of a group, and a critic has no group; "
+                f"leave it out"
+            )
         if not self.merge:
             raise ValueError("merge: a critic reads each segment whole; leave it out")
         if self.oversample.replace:
@@ -273,7 +280,7 @@ class RunConfig:
                 raise ValueError("teacher_engine: there is no teacher; set teacher, or leave teacher_engine out")
             return
         defaults = RunConfig.__dataclass_fields__
-        for name in ("advantage", "credit"):
+        for name in ("advantage_estimator", "credit"):
             if getattr(self, name) != defaults[name].default:
                 raise ValueError(f"{name}: with a teacher no advantage comes from rewards; leave it out")
         if self.oversample.replace:
@@ -297,7 +304,7 @@ class RunConfig:
     @property
     def sampling(self) -> Sampling:
         """What the engine is told in training; the temperature is the one that training scores at."""
-        return replace(self.train_sampling, temperature=self.train.temperature, max_tokens=self.max_tokens)
+        return replace(self.train_sampling, temperature=self.train.temperature, max_tokens=self.max_turn_tokens)
 
     @property
     def held_out_seed(self) -> int:
@@ -308,4 +315,4 @@ class RunConfig:
     def held_out_sampling(self) -> Sampling:
         """What the engine is told in an evaluation."""
         own = self.eval_sampling or self.sampling
-        return replace(own, max_tokens=self.max_tokens if own.max_tokens is None else own.max_tokens)
+        return replace(own, max_tokens=self.max_turn_tokens if own.max_tokens is None else own.max_tokens)

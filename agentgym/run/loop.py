@@ -77,13 +77,13 @@ async def run_loop(
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(opened_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
-        run = replace(run, steps=await asyncio.to_thread(trainer.first, lambda: run.steps))  # as it read them
+        run = replace(run, max_steps=await asyncio.to_thread(trainer.first, lambda: run.max_steps))  # as it read them
         folder = await asyncio.to_thread(trainer.first, lambda: None if held is None else held.path)  # on all ranks
         assert folder is not None
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
         first = trainer.rank == 0
-        share = run.prompts * run.group_size // trainer.world
-        log = MetricsLogger(folder, steps=run.steps, shown=first, done=state.step, rollouts=share)
+        share = run.prompts_per_step * run.group_size // trainer.world
+        log = MetricsLogger(folder, steps=run.max_steps, shown=first, done=state.step, rollouts=share)
         recording = open_recorder(folder, log, first=first, done=state.step, solved=run.solved, held=held)
         record = await stack.enter_async_context(recording)
         losses.begin(log.rows[-1] if log.rows else {})
@@ -117,7 +117,7 @@ async def run_loop(
         async with CheckpointManager(trainer, record, state, run) as checkpoints:
             await steps.train(checkpoints)
             await evaluations.end()
-            after = await evaluations.now("eval_after", run.steps, checkpoints)
+            after = await evaluations.now("eval_after", run.max_steps, checkpoints)
         summary = {
             "recipe": run.name,
             **record.summary(),
@@ -130,7 +130,7 @@ async def run_loop(
             "seed": run.seed,
             "eval_seed": run.held_out_seed,
             "sandbox": run.sandbox,
-            "out": str(log.folder),
+            "output_dir": str(log.folder),
             "store": str(log.folder / STORE),
         }
         await told.call("on_run_end", summary)
@@ -167,13 +167,13 @@ class _Steps:
         part = self.clock.part
         schedule = self.collector.schedule(schedule_of(run), begun.sampler_states, on_rollout=self.rollout_ended)
         async with schedule as scheduler:
-            for step in range(begun.step, run.steps):
+            for step in range(begun.step, run.max_steps):
                 await self.evaluations.settle()
                 if run.eval_every and step and step % run.eval_every == 0:
                     await self.evaluations.begin(step, checkpoints)
                 log.note("rollouts")
                 with part("collect"):
-                    groups = await scheduler.collect(to_come=run.steps - step - 1, must_score=False)
+                    groups = await scheduler.collect(to_come=run.max_steps - step - 1, must_score=False)
                 await asyncio.to_thread(self.record.collected, groups, step=step)
                 raise_if_all_failed(groups)  # now that they can be looked at
                 batch, taught = await self.credit(groups)
@@ -212,7 +212,7 @@ class _Steps:
         if self.teacher is not None:
             with self.clock.part("teacher"):
                 return await taught_samples(run, groups, self.teacher, self.collector)
-        level, estimator = run.credit, run.advantage
+        level, estimator = run.credit, run.advantage_estimator
         if level == "value":
             return await asyncio.to_thread(value_samples, groups, self.trainer.values, run.gae), {}
         batch = await asyncio.to_thread(build_samples, groups, advantage=estimator, merge=run.merge, credit=level)
@@ -232,10 +232,10 @@ class _Steps:
 def schedule_of(run: RunConfig) -> Schedule:
     """Return what a run plays."""
     return Schedule(
-        prompts=run.prompts,
+        prompts=run.prompts_per_step,
         n=run.group_size,
         oversample=run.oversample,
-        staleness=run.staleness,
+        staleness=run.max_staleness,
         rest_epochs=run.rest_epochs,
         solved=run.solved,
         seed=run.seed,
@@ -262,7 +262,7 @@ async def open_callbacks(
     told = Callbacks(alert)
     try:
         if first:
-            for name in run.track:
+            for name in run.report_to:
                 told.callbacks += [await asyncio.to_thread(open_tracker, name, folder, run.name, flat(run))]
             told.callbacks += [Watch(alert), *given]
             await told.call("on_run_start", run, folder)

@@ -97,7 +97,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
         refuse_changes(folder, run)  # no run's folder: nothing is written there
     _refuse_twice(run, env)
     _warn_of_overlap(run, env)
-    _refuse_in_the_way(folder, "out" if run.resume is None else "resume")
+    _refuse_in_the_way(folder, "output_dir" if run.resume is None else "resume")
     with hold_folder(folder) as held:
         if run.resume is None:
             refuse_second_run(folder)
@@ -105,7 +105,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
             refuse_other_derivation(folder)
             refuse_changes(folder, run)
             refuse_lost_checkpoints(folder)
-            refuse_fewer_steps(folder, run.steps)
+            refuse_fewer_steps(folder, run.max_steps)
             read_best(folder)  # it is refused before a model is loaded
         envs = env_versions(env)
         warn_of_other_envs(begun_envs(folder), envs)
@@ -128,7 +128,7 @@ def _make_folder(folder: Path) -> None:
     make_folder(folder)
     held = files_in(folder)
     if held and not is_run(folder):
-        raise ValueError(f"out: {folder} holds {held[0]!r}, and no run; name a new folder, or an empty one")
+        raise ValueError(f"output_dir: {folder} holds {held[0]!r}, and no run; name a new folder, or an empty one")
 
 
 def _refuse_in_the_way(folder: Path, field: str) -> None:
@@ -143,18 +143,20 @@ def _refuse_in_the_way(folder: Path, field: str) -> None:
 
 def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
     test = min(run.eval_tasks, 1)
-    in_play = run.prompts * (run.staleness + 1) + run.oversample.extra_groups  # no task is twice among these groups
+    in_play = (
+        run.prompts_per_step * (run.max_staleness + 1) + run.oversample.extra_groups
+    )  # no task is twice among these groups
     if not issubclass(env, Mixture):
-        _refuse_too_few(env, run, train=in_play if run.steps else 0, test=test)
+        _refuse_too_few(env, run, train=in_play if run.max_steps else 0, test=test)
         return
-    most = env.most(in_play, run.steps)
+    most = env.most(in_play, run.max_steps)
     for name, member in env.members.items():
         _refuse_too_few(member.env, run, train=most[name], test=test)
 
 
 def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
     """Raise ValueError where two tasks that the run plays have one id; of those to train on, where they are data."""
-    for each in members_of(env) if run.steps else ():
+    for each in members_of(env) if run.max_steps else ():
         if is_data(tasks := split_tasks(each, "train")):
             refuse_twice(tasks, f"{each.__name__}.tasks('train')")
     if run.eval_tasks:
@@ -163,7 +165,7 @@ def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
     """Log a warning that names a held-out task of the run that it also trains on, among those that are compared."""
-    if not (run.steps and run.eval_tasks):
+    if not (run.max_steps and run.eval_tasks):
         return
     for each in members_of(env):
         train, test = split_tasks(each, "train"), split_tasks(each, "test")[: run.eval_tasks]
@@ -181,7 +183,7 @@ def _refuse_unkept(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
     """Return the first tasks of each split that the run plays."""
-    rollout: dict[Split, int] = {"train": run.steps, "test": run.eval_tasks}
+    rollout: dict[Split, int] = {"train": run.max_steps, "test": run.eval_tasks}
     return [task for split, many in rollout.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)]
 
 
@@ -207,10 +209,10 @@ def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: 
                 'returns a sequence of tasks for "train" and another one for "test"'
             ) from None
         if count < least:
-            field = "prompts" if split == "train" else "eval_tasks"
-            more = {"staleness": run.staleness, "oversample.extra_groups": run.oversample.extra_groups}
+            field = "prompts_per_step" if split == "train" else "eval_tasks"
+            more = {"max_staleness": run.max_staleness, "oversample.extra_groups": run.oversample.extra_groups}
             set_too = [name for name, value in more.items() if value and split == "train"]
-            why = f", since prompts and {' and '.join(set_too)} put as many in play at once" if set_too else ""
+            why = f", since prompts_per_step and {' and '.join(set_too)} put as many in play at once" if set_too else ""
             raise ValueError(
                 f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, but at least {least} are needed{why}"
             )

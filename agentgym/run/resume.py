@@ -104,9 +104,9 @@ def policy_folder(run: RunConfig) -> str:
 def refuse_second_run(folder: Path) -> None:
     """Raise ValueError where the folder holds what a run has trained: a new run needs a folder of its own."""
     if has_checkpoints(folder / CHECKPOINTS):
-        raise ValueError(f"out: {folder} holds a run's checkpoints; resume that run, or name another folder")
+        raise ValueError(f"output_dir: {folder} holds a run's checkpoints; resume that run, or name another folder")
     if (kept := BEST if (folder / BEST).exists() else _trained(folder)) is not None:
-        raise ValueError(f"out: {folder} holds what a run has trained, {kept}/; name another folder")
+        raise ValueError(f"output_dir: {folder} holds what a run has trained, {kept}/; name another folder")
 
 
 def refuse_lost_checkpoints(folder: Path) -> None:
@@ -129,7 +129,7 @@ def refuse_fewer_steps(folder: Path, steps: int) -> None:
     """Raise ValueError where the run in `folder` has done more than this many steps."""
     done = last_step(folder / CHECKPOINTS)
     if steps < done:
-        raise ValueError(f"steps: the run in {folder} has done {done} steps; give at least {done}, got {steps}")
+        raise ValueError(f"max_steps: the run in {folder} has done {done} steps; give at least {done}, got {steps}")
 
 
 def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunState:
@@ -198,7 +198,7 @@ class CheckpointManager:
         logged: T = await _to_its_end(self._hold, state, log)
         self.state = state
         await self._follow()
-        every, last = self._run.save_every, state.step == self._run.steps
+        every, last = self._run.save_every, state.step == self._run.max_steps
         if last or self._owed or (every and state.step % every == 0):
             self._owed = not await _to_its_end(self._write_together)
         return logged
@@ -269,7 +269,7 @@ class CheckpointManager:
                 return
             self._record.flush()
             checkpoints, run = self._folder / CHECKPOINTS, {"progress": progress}
-            kept.snapshot.write_checkpoint(checkpoints, step, run=run, keep=self._run.keep)
+            kept.snapshot.write_checkpoint(checkpoints, step, run=run, keep=self._run.keep_checkpoints)
             self._written = step
 
     def _save(self) -> None:
@@ -303,7 +303,7 @@ class CheckpointManager:
             self._lose(self._record.leave())
         except OSError as error:
             lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
-            taken = f"out: another process has taken {self._folder}, and no folder can be made beside it"
+            taken = f"output_dir: another process has taken {self._folder}, and no folder can be made beside it"
             raise NotSaved(f"{taken} {lost}", self._folder) from error
 
     def _say_unsaved(self, *, written: bool) -> None:
@@ -312,7 +312,8 @@ class CheckpointManager:
         has = f"the checkpoint of step {kept} is there" if kept else "there is no checkpoint"
         rest = "" if written else f", which goes on after step {kept}" if kept else ", which begins again"
         raise NotSaved(
-            f"out: {self._folder / self._policy} could not be written: the disk does not take it. {done} steps are "
+            f"output_dir: {self._folder / self._policy} could not be written: the disk does not take it. {done} "
+            f"steps are "
             f"done, and {has}. Make room on its disk, and resume the run{rest}",
             self._folder,
         )

@@ -97,8 +97,8 @@ def open_tracker(name: TrackerName, folder: Path, recipe: str, settings: Mapping
     try:
         package = importlib.import_module("tensorboard.summary" if name == "tensorboard" else name)
     except ImportError:
-        raise ValueError(f"track: {name} is not installed; `pip install {name}`, or leave it out") from None
+        raise ValueError(f"report_to: {name} is not installed; `pip install {name}`, or leave it out") from None
     try:
         return _KINDS[name](package, folder.resolve(), recipe, dict(settings))
     except Exception as error:  # whatever the package raises without an account, a network or a disk
-        raise ValueError(f"track: {name} cannot be opened: {type(error).__name__}: {error}") from error
+        raise ValueError(f"report_to: {name} cannot be opened: {type(error).__name__}: {error}") from error

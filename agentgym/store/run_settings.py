@@ -21,7 +21,7 @@ SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
 
 MAY_DIFFER = (
-    *("recipe", "out", "resume", "steps", "save_every", "keep", "solved", "sandbox", "merge"),
+    *("recipe", "output_dir", "resume", "max_steps", "save_every", "keep_checkpoints", "solved", "sandbox", "merge"),
     "probe_tolerance",
     *("ray", "cluster", "cluster.*"),
     *(
@@ -31,11 +31,11 @@ MAY_DIFFER = (
         "teacher_engine.*",
         "models.*.engine",
         "models.*.engine.*",
-        "track",
+        "report_to",
         "eval_every",
     ),
     *("train.lr", "train.value_lr", "train.warmup_steps", "train.decay_steps", "train.decay", "train.grad_clip"),
-    *("train.layout", "train.max_tokens_per_microbatch", "train.balance", "train.checkpointing"),
+    *("train.layout", "train.max_tokens_per_microbatch", "train.balance", "train.gradient_checkpointing"),
     *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )
 """Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
@@ -208,7 +208,7 @@ def _begun(folder: Path) -> Mapping[str, Any]:
     except KeyError:
         raise ValueError(
             f"resume: {folder} is not the folder of a run: its {SETTINGS} holds no settings of one; an evaluation is "
-            f"resumed by `agentgym eval ... --out {folder} --resume`"
+            f"resumed by `agentgym eval ... --output-dir {folder} --resume`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
@@ -239,7 +239,7 @@ def refuse_changes(folder: Path, config: Any) -> None:
     if changed:
         raise ValueError(
             f"resume: the run in {folder} was begun with other settings; {'; '.join(changed)}. Resume it with those of "
-            f"its {SETTINGS}, or start a new run {_start_from(folder, begun)}in another out"
+            f"its {SETTINGS}, or start a new run {_start_from(folder, begun)}in another output_dir"
         )
 
 

@@ -70,7 +70,7 @@ class TrainConfig:
     method full a second, frozen copy of the model."""
     kl_estimator: Divergence = "k3"
     """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
-    correction: Correction = "none"
+    importance_sampling: Correction = "none"
     """Importance weight of tokens that another policy sampled: instead of the clipped ratio, or beside it where
     old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at is_cap;
     token_mask and sequence_mask set the weight to 0 outside of 1/is_cap..is_cap; geometric_mask does so
@@ -108,7 +108,7 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the base model's weights and, if the model is sharded, of its computation; what is trained and the
     optimizer are float32. auto is bfloat16 on a GPU that computes in it, and float32 elsewhere."""
-    checkpointing: bool = False
+    gradient_checkpointing: bool = False
     """Compute each layer again in the backward instead of keeping its activations: less memory, one more forward."""
     threads: Positive = 1
     """Number of CPU threads; more than one is slower on a machine that other work shares."""
@@ -132,7 +132,7 @@ class TrainConfig:
     def _beside(self) -> list[tuple[str, str, bool, str]]:
         """Return fields that have an effect only beside others: the others, whether it has one here, and what to do."""
         apart = self.old_logprobs == "trainer"
-        ratio = apart or self.correction == "none"  # a ratio that a correction does not take the place of
+        ratio = apart or self.importance_sampling == "none"  # a ratio that a correction does not take the place of
         clips = ratio and self.loss != "sft"
         clip_users = "only a ratio without a correction is clipped; set correction='none' and a loss that is not sft"
         return [
@@ -145,7 +145,7 @@ class TrainConfig:
             (
                 "old_logprobs",
                 "correction",
-                self.correction != "none",
+                self.importance_sampling != "none",
                 "without a correction nothing weighs how far trainer and engine are apart; set correction='token'",
             ),
             (
@@ -167,7 +167,7 @@ class TrainConfig:
                 self.loss == "ppo" or (apart and self.loss != "sft"),
                 f"{self.loss} takes no correction, it weighs off-policy tokens itself or has none; set loss='ppo'",
             ),
-            ("is_cap", "correction", self.correction != "none", "it bounds a correction; set correction"),
+            ("is_cap", "correction", self.importance_sampling != "none", "it bounds a correction; set correction"),
             (
                 "dual_clip",
                 "loss, correction",

@@ -186,7 +186,7 @@ def _cell(folder: Path, layout: Layout, ranks: Ranks | None, expected: Expected)
 def _open(folder: Path, layout: Layout, ranks: Ranks | None) -> PolicyModel:
     if ranks is None:
         return load_policy(folder, dtype=torch.float32, rank=2, alpha=4, seed=0, layout=layout)
-    config = TrainConfig(lora_rank=2, lora_alpha=4, layout=layout, device="cpu", checkpointing=True)
+    config = TrainConfig(lora_rank=2, lora_alpha=4, layout=layout, device="cpu", gradient_checkpointing=True)
     return open_policy(folder, config, ranks, seed=0)
 
 

@@ -18,12 +18,12 @@ async def test_credit_by_turn_trains_the_same_rollouts_to_another_gradient(tmp_p
     async def first_step(credit: CreditLevel) -> dict[str, Any]:
         small = replace(
             bisect_turns.RECIPE,
-            steps=1,
-            prompts=4,
+            max_steps=1,
+            prompts_per_step=4,
             group_size=4,
             eval_tasks=0,
             sandbox="unsafe",
-            out=tmp_path / credit,
+            output_dir=tmp_path / credit,
         )
         await ag.train_policy(replace(small, credit=credit))
         row: dict[str, Any] = json.loads((tmp_path / credit / "metrics.jsonl").read_text())

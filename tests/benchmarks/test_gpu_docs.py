@@ -159,7 +159,7 @@ def test_the_tokens_of_each_layout_are_those_of_the_guide(layout: Layout) -> Non
 @pytest.mark.parametrize("run", [qwen3_4b_grpo.RECIPE, qwen3_8b_grpo_8gpu.RECIPE])
 def test_a_recipe_fits_80_gb_by_the_count(run: ag.RunConfig) -> None:
     memory = counted(str(run.model).removeprefix("Qwen/"))
-    assert run.train.checkpointing
+    assert run.train.gradient_checkpointing
     assert run.train.max_tokens_per_microbatch is not None
     assert isinstance(run.engine, ag.SGLangConfig)
     trained = memory.total_bytes(run.train.max_tokens_per_microbatch, gpus=1)

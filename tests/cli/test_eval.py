@@ -78,20 +78,20 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, list[str],
 
 def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("eval", "my_short:Short", "--model", "tiny", "--n", "3", "--k", "2")
-    code, lines, _ = run(capsys, *asked, "--out", "one")
+    code, lines, _ = run(capsys, *asked, "--output-dir", "one")
     assert code == 0
     assert [line.split()[0] for line in lines[:5]] == ["reward", "pass@1", "pass@2", "pass^2", "rollouts"]
     assert "6, 0 of them failed" in lines[4]
     assert [line.split()[0] for line in lines if line.startswith("test-")] == ["test-0", "test-1", "test-2"]
-    again, resumed, _ = run(capsys, *asked, "--out", "one", "--resume")
-    begun, first, _ = run(capsys, *asked, "--out", "new", "--resume")
+    again, resumed, _ = run(capsys, *asked, "--output-dir", "one", "--resume")
+    begun, first, _ = run(capsys, *asked, "--output-dir", "new", "--resume")
     assert (begun, first[4]) == (0, "rollouts  6, 0 of them failed, 0 were there already")
     there = [line.replace("of them failed", "of them failed, 6 were there already") for line in lines]
     assert (again, resumed) == (0, there)
-    more, resumed, _ = run(capsys, *asked[:-2], "--k", "3", "--out", "one", "--resume")
+    more, resumed, _ = run(capsys, *asked[:-2], "--k", "3", "--output-dir", "one", "--resume")
     assert (more, resumed[4]) == (0, "rollouts  9, 0 of them failed, 6 were there already")
     chosen = ("eval", "my_short:Short", "--model", "tiny", "--tasks", "test-1", "test-4")
-    assert run(capsys, *chosen, "--out", "two", "--seed", "1")[0] == 0
+    assert run(capsys, *chosen, "--output-dir", "two", "--seed", "1")[0] == 0
     with RolloutStore("two") as store:
         assert {row.group_id for row in store.summaries()} == {"test-1", "test-4"}
     code, _, refused = run(capsys, "compare", "one", "two")
@@ -103,7 +103,7 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
 
 
 def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("eval", "my_short:Short", "--model", "tiny", "--n", "2", "--out", "kept")
+    asked = ("eval", "my_short:Short", "--model", "tiny", "--n", "2", "--output-dir", "kept")
     code, lines, _ = run(capsys, *asked, "--env.most-words", "-1")
     assert (code, lines[0].split()[1]) == (0, "0.000")
     code, _, said = run(capsys, *asked, "--resume", "--env.most-words=5")
@@ -116,7 +116,18 @@ def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pyte
 def test_a_model_that_nobody_asks_is_warned_of(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = ("eval", "my_short:Alone", "--model", "tiny", "--n", "1", "--out", "kept", "--models.jugde.model", "tiny")
+    asked = (
+        "eval",
+        "my_short:Alone",
+        "--model",
+        "tiny",
+        "--n",
+        "1",
+        "--output-dir",
+        "kept",
+        "--models.jugde.model",
+        "tiny",
+    )
     assert run(capsys, *asked)[0] == 0
     assert "Alone: no rollout has asked the model 'jugde'; did you mean 'judge'?" in caplog.messages
     assert any("`agentgym eval` takes --models.judge.url or --models.judge.model" in line for line in caplog.messages)
@@ -124,7 +135,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
 
 @pytest.mark.parametrize("out", ["my_short.py", "my_short.py/kept", "/proc/kept"])
 def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
-    code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--out", out)
+    code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", out)
     assert (code, said.count("\n")) == (1, 1)
     assert said.startswith(f"agentgym: out: {Path.cwd() / out} cannot be made (")
 
@@ -181,7 +192,7 @@ def test_a_folder_without_an_evaluation_is_not_compared(capsys: pytest.CaptureFi
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
 def test_a_signal_stops_an_evaluation_that_says_how_to_go_on(folder: Path, number: int, code: int) -> None:
-    words = ["eval", "my_short:Stuck", "--model", "tiny", "--out", "kept", "--concurrency", "1"]
+    words = ["eval", "my_short:Stuck", "--model", "tiny", "--output-dir", "kept", "--concurrency", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"}
     command = [sys.executable, "-m", "agentgym", *words]
     with subprocess.Popen(
@@ -195,7 +206,15 @@ def test_a_signal_stops_an_evaluation_that_says_how_to_go_on(folder: Path, numbe
         assert any(line.startswith("agentgym: stopping, once") for line in said)
         words[5] = str(folder / "kept")
         again = said[-1].partition("stopped; to go on: ")[2]
-        assert shlex.split(again) == ["agentgym", *words[:4], "--concurrency", "1", "--out", words[5], "--resume"]
+        assert shlex.split(again) == [
+            "agentgym",
+            *words[:4],
+            "--concurrency",
+            "1",
+            "--output-dir",
+            words[5],
+            "--resume",
+        ]
     assert process.returncode == code
     with RolloutStore("kept") as store:
         assert [row.rollout_id for row in store.summaries()] == ["test-0/0"]
@@ -218,7 +237,7 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
         assert request["model"] == "judging"
         return said("yes")
 
-    words = ("eval", "my_short:Judged", "--model", "tiny", "--n", "2", "--out", "judged")
+    words = ("eval", "my_short:Judged", "--model", "tiny", "--n", "2", "--output-dir", "judged")
     async with chat_server(answers) as server:
         judge = ("--models.judge.url", server.url, "--models.judge.model=judging", "--models.judge.prompt-price", "1")
         code, _, err = await asyncio.to_thread(run, capsys, *words, *judge)

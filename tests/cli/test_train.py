@@ -43,7 +43,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None:
-    small = ("--steps", "2", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2", "--env.spare", "9")
+    small = (
+        "--max-steps",
+        "2",
+        "--prompts-per-step",
+        "2",
+        "--group-size",
+        "4",
+        "--eval-tasks",
+        "2",
+        "--env.spare",
+        "9",
+    )
     done = train(folder, "hello", *small)
     assert done.returncode == 0, done.stderr[-3000:]
     [line] = done.stdout.splitlines()
@@ -66,9 +77,9 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
 
 @pytest.mark.slow
 def test_a_run_is_resumed_by_another_name_of_its_env(folder: Path) -> None:
-    small = ("--prompts", "2", "--group-size", "4", "--eval-tasks", "2")
-    assert train(folder, "hello", *small, "--steps", "1", "--out", "run").returncode == 0
-    more = train(folder, "hello/env.py", *small, "--resume", "run", "--steps", "2")
+    small = ("--prompts-per-step", "2", "--group-size", "4", "--eval-tasks", "2")
+    assert train(folder, "hello", *small, "--max-steps", "1", "--output-dir", "run").returncode == 0
+    more = train(folder, "hello/env.py", *small, "--resume", "run", "--max-steps", "2")
     assert json.loads(more.stdout)["steps"] == 2, more.stderr[-3000:]
 
 
@@ -76,7 +87,7 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
     done = train(folder, "hello", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: agentgym train hello [-h] [OPTIONS]")
-    assert "$ agentgym train hello --steps 40" in done.stdout
+    assert "$ agentgym train hello --max-steps 40" in done.stdout
     assert "A number that a run sets." in done.stdout
     for flag in ("--train.lr", "--engine.slots", "--group-size", "--env.spare", "--oversample.stop"):
         assert flag in done.stdout
@@ -86,10 +97,14 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
     ("words", "code", "said"),
     [
         ((), 2, "agentgym: train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them"),
-        (("--steps", "3"), 2, "agentgym: train: name an environment first"),
+        (("--max-steps", "3"), 2, "agentgym: train: name an environment first"),
         (("helo",), 1, "agentgym: there is no environment 'helo'; did you mean 'hello'?"),
-        (("hello", "--setps", "3"), 2, "agentgym train hello: there is no option --setps; did you mean --steps?"),
-        (("hello", "--prompts", "0"), 2, "agentgym train hello: --prompts: must be at least 1, got '0'"),
+        (("hello", "--setps", "3"), 2, "agentgym train hello: there is no option --setps; did you mean --max-steps?"),
+        (
+            ("hello", "--prompts-per-step", "0"),
+            2,
+            "agentgym train hello: --prompts-per-step: must be at least 1, got '0'",
+        ),
         (("hello", "--env.spair", "1"), 2, "agentgym train hello: --env.spair"),
         (("hello", "--model", "no/such/folder"), 1, "agentgym train hello: model: there is no folder no/such/folder"),
     ],
@@ -159,8 +174,19 @@ def test_every_command_that_a_run_prints_is_one_that_can_be_typed(odd_folder: Pa
 
 @pytest.mark.slow
 def test_the_printed_commands_do_what_they_say_when_they_are_typed(odd_folder: Path) -> None:
-    small = ("--steps", "1", "--prompts", "1", "--group-size", "2", "--eval-tasks", "0", "--env.least", "2")
-    done = train(odd_folder, "quick:Quick", *small, "--out", "runs/a b é")
+    small = (
+        "--max-steps",
+        "1",
+        "--prompts-per-step",
+        "1",
+        "--group-size",
+        "2",
+        "--eval-tasks",
+        "0",
+        "--env.least",
+        "2",
+    )
+    done = train(odd_folder, "quick:Quick", *small, "--output-dir", "runs/a b é")
     assert done.returncode == 0, done.stderr[-3000:]
     commands = printed_commands(done.stderr)
     assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]

@@ -79,7 +79,7 @@ class TwoNodes:
     def recipe(self, name: str, out: Path, *words: str) -> Run:
         """Start a recipe whose parts are on the cluster, or go on with it where its folder is there."""
         command = [sys.executable, "-m", f"recipes.{name}", "--ray", self.address, "--sandbox", "unsafe", *words]
-        where = ["--resume", str(out)] if (out / "settings.json").exists() else ["--out", str(out)]
+        where = ["--resume", str(out)] if (out / "settings.json").exists() else ["--output-dir", str(out)]
         return Run([*command, *where], self.environment(), out)
 
     def raylets(self) -> set[int]:

@@ -18,7 +18,7 @@ from agentgym.run.lost import Losses
 from tests.cluster.conftest import Run, TwoNodes
 from tests.cluster.test_runs import assert_same_rollouts, without_ray
 
-WORDS = ("--steps", "5", "--eval-every", "2", "--eval-tasks", "8", "--save-every", "1", "--keep", "9")
+WORDS = ("--max-steps", "5", "--eval-every", "2", "--eval-tasks", "8", "--save-every", "1", "--keep-checkpoints", "9")
 BESIDE = ("--cluster.eval-workers", "1", "--cluster.workers", "1")
 
 
@@ -78,15 +78,15 @@ async def test_a_model_that_is_trained_whole_is_evaluated_beside_training_too(
         model="tiny",
         engine=ag.TransformersConfig(slots=8),
         train=ag.TrainConfig(method="full", lr=1e-3, device="cpu"),
-        steps=2,
-        prompts=4,
+        max_steps=2,
+        prompts_per_step=4,
         group_size=4,
         eval_tasks=8,
         eval_every=1,
     )
-    await ag.train_policy(replace(run, out=tmp_path / "alone"))
+    await ag.train_policy(replace(run, output_dir=tmp_path / "alone"))
     spread = replace(run, ray=two_nodes.address, cluster=ag.ClusterConfig(workers=1, eval_workers=1))
-    await ag.train_policy(replace(spread, out=tmp_path / "ray"))
+    await ag.train_policy(replace(spread, output_dir=tmp_path / "ray"))
     assert held_out(tmp_path / "ray") == held_out(tmp_path / "alone") != {}
     best = [json.loads((tmp_path / folder / "best" / "evaluation.json").read_text()) for folder in ("ray", "alone")]
     assert best[0] == best[1]

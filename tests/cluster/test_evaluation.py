@@ -109,7 +109,9 @@ async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of
 ) -> None:
     async def evaluated(folder: str, **how: Any) -> Evaluation:
         env = configured(Judged, {"bonus": 0.25})
-        return await ag.evaluate(env, "tiny", n=6, k=2, seed=3, models={"judge": "tiny"}, out=tmp_path / folder, **how)
+        return await ag.evaluate(
+            env, "tiny", n=6, k=2, seed=3, models={"judge": "tiny"}, output_dir=tmp_path / folder, **how
+        )
 
     alone = await evaluated("alone")
     on_ray = await evaluated("ray", ray=two_nodes.address, workers=2)
@@ -123,9 +125,9 @@ async def test_two_workers_give_the_rollouts_the_group_rewards_and_the_tokens_of
 @pytest.mark.slow
 @pytest.mark.proof
 async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: TwoNodes, tmp_path: Path) -> None:
-    await ag.evaluate(Slow, "tiny", n=2, k=2, seed=3, out=tmp_path)
+    await ag.evaluate(Slow, "tiny", n=2, k=2, seed=3, output_dir=tmp_path)
     whole = await ag.evaluate(
-        Slow, "tiny", n=4, k=2, seed=3, out=tmp_path, resume=True, ray=two_nodes.address, workers=1
+        Slow, "tiny", n=4, k=2, seed=3, output_dir=tmp_path, resume=True, ray=two_nodes.address, workers=1
     )
     assert whole.resumed == 4
     assert same(whole, await ag.evaluate(Slow, "tiny", n=4, k=2, seed=3))
@@ -175,7 +177,17 @@ def test_the_command_plays_on_a_cluster_and_prints_what_it_prints_without_one(
 ) -> None:
     words = ["nim", "--model", "tiny", "--n", "4", "--max-tokens", "16"]
     done = subprocess.run(
-        [sys.executable, "-m", "agentgym", "eval", *words, "--out", str(tmp_path / "ray"), "--ray", two_nodes.address],
+        [
+            sys.executable,
+            "-m",
+            "agentgym",
+            "eval",
+            *words,
+            "--output-dir",
+            str(tmp_path / "ray"),
+            "--ray",
+            two_nodes.address,
+        ],
         cwd=ROOT,
         env=two_nodes.environment(),
         capture_output=True,
@@ -183,7 +195,7 @@ def test_the_command_plays_on_a_cluster_and_prints_what_it_prints_without_one(
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert command(["eval", *words, "--out", str(tmp_path / "alone")]) == 0
+    assert command(["eval", *words, "--output-dir", str(tmp_path / "alone")]) == 0
     alone = capsys.readouterr().out.replace(str(tmp_path / "alone"), str(tmp_path / "ray"))
     assert done.stdout == alone
     with RolloutStore(tmp_path / "ray") as store:

@@ -23,8 +23,8 @@ RUN = ag.RunConfig(
         "opponent": ag.ModelRoleConfig(model="mine", engine=CustomEngineConfig(name="tests.cluster.eval_env:player"))
     },
     train=ag.TrainConfig(device="cpu"),
-    steps=1,
-    prompts=2,
+    max_steps=1,
+    prompts_per_step=2,
     group_size=2,
     eval_tasks=2,
 )
@@ -54,8 +54,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def test_what_a_model_of_ones_own_says_on_workers_is_counted_and_kept_with_its_texts(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
-    asyncio.run(ag.train_policy(replace(RUN, out=tmp_path / "alone")))
-    asyncio.run(ag.train_policy(replace(RUN, out=tmp_path / "ray", ray=two_nodes.address)))
+    asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "alone")))
+    asyncio.run(ag.train_policy(replace(RUN, output_dir=tmp_path / "ray", ray=two_nodes.address)))
     alone, on_ray = kept(tmp_path / "alone"), kept(tmp_path / "ray")
     assert counts(on_ray) == counts(alone)
     assert metrics(tmp_path / "ray") == metrics(tmp_path / "alone")

@@ -12,11 +12,11 @@ from agentgym.store.reader import RolloutStore, StoredRollout
 from tests.cluster.conftest import ENDS_S, ROOT, TwoNodes, metrics
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-SHORT = ("--steps", "3", "--eval-tasks", "8", "--save-every", "1")
+SHORT = ("--max-steps", "3", "--eval-tasks", "8", "--save-every", "1")
 
 
 def without_ray(out: Path, *words: str) -> Path:
-    command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", "unsafe", "--out", str(out), *words]
+    command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", "unsafe", "--output-dir", str(out), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=ENDS_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return out
@@ -53,7 +53,7 @@ def test_two_trainers_and_a_worker_on_each_node_give_the_rollouts_of_one_process
 def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_that_loses_none(
     two_nodes: TwoNodes, tmp_path: Path
 ) -> None:
-    words = ("--steps", "6", "--eval-tasks", "8", "--save-every", "1")
+    words = ("--max-steps", "6", "--eval-tasks", "8", "--save-every", "1")
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *words, "--cluster.trainers", "2")
     run.wait_for_step(1)
     assert two_nodes.kill("RolloutWorker")
@@ -83,7 +83,7 @@ def assert_counts_agree(rows: list[dict[str, float]]) -> None:
 
 
 def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes, tmp_path: Path) -> None:
-    words = ("--steps", "1", "--prompts", "2", "--group-size", "2", "--eval-tasks", "0")
+    words = ("--max-steps", "1", "--prompts-per-step", "2", "--group-size", "2", "--eval-tasks", "0")
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *words, "--cluster.workers", "2")
     while not two_nodes.kill("RolloutWorker.open"):
         assert run.process.poll() is None, run.said[-4000:]
@@ -95,7 +95,7 @@ def test_workers_that_are_lost_while_they_open_are_replaced(two_nodes: TwoNodes,
 @pytest.mark.proof
 def test_a_run_survives_ten_workers_two_nodes_two_trainers_and_its_driver(two_nodes: TwoNodes, tmp_path: Path) -> None:
     out = tmp_path / "ray"
-    words = ("--steps", "30", "--save-every", "2", "--cluster.trainers", "2", "--cluster.restarts", "40")
+    words = ("--max-steps", "30", "--save-every", "2", "--cluster.trainers", "2", "--cluster.restarts", "40")
     losses = ["RolloutWorker"] * 10 + ["node"] * 2 + ["TrainerProcess"] * 2 + ["driver"]
     random.Random(0).shuffle(losses)
     run = two_nodes.recipe("chase_grpo", out, *words)

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.conftest import TwoNodes
 from tests.engines.sglang.server.conftest import real_config
 
-LONG = ("--steps", "30", "--save-every", "2")
+LONG = ("--max-steps", "30", "--save-every", "2")
 pytestmark = [pytest.mark.ray, pytest.mark.sglang, pytest.mark.slow, pytest.mark.proof]
 
 

@@ -14,7 +14,7 @@ from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.schedule import Schedule
 
-RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts=4, group_size=2)
+RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts_per_step=4, group_size=2)
 ASKED = Schedule(prompts=4, n=2, seed=3)
 
 

@@ -277,7 +277,9 @@ async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_rescor
 
     tasks = [Judged(id=i, prompt="x", kind="a", check=later) for i in range(2)]
     for resume in (False, True):
-        rollout = await ag.evaluate(Asking, Scripted([say("a")]), tasks=tasks, out=tmp_path / "eval", resume=resume)
+        rollout = await ag.evaluate(
+            Asking, Scripted([say("a")]), tasks=tasks, output_dir=tmp_path / "eval", resume=resume
+        )
         assert rollout.reward == 1.0
     with pytest.raises(ValueError, match=r"the task '0' of the run is none of Asking: .*\n?check"):
         await rescore(tmp_path / "eval", Asking, tmp_path / "again")
@@ -301,10 +303,10 @@ class Guess(ag.ToolEnv[Secret]):
 
 async def test_what_cannot_be_kept_is_refused_when_an_evaluation_or_a_run_begins(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"):
-        await ag.evaluate(Guess, Scripted([say("moon")]), out=tmp_path / "eval")
+        await ag.evaluate(Guess, Scripted([say("moon")]), output_dir=tmp_path / "eval")
     assert not (tmp_path / "eval").exists()
     assert (await ag.evaluate(Guess, Scripted([say("moon")]))).reward == 1.0  # nothing is kept
-    run = ag.RunConfig(recipe="guess", env="guess", model="tiny", steps=1, prompts=2, eval_tasks=0)
+    run = ag.RunConfig(recipe="guess", env="guess", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=0)
     with pytest.raises(ValueError, match=r"^Secret\.right: a SecretStr"), hold_checked(run, Guess, tmp_path / "run"):
         pass
 
@@ -327,11 +329,11 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
         def is_right(self) -> float:
             return float((self.answer or "") in self.task.right)
 
-    await ag.evaluate(Asking, Scripted([say("a")]), out=tmp_path / "one")
+    await ag.evaluate(Asking, Scripted([say("a")]), output_dir=tmp_path / "one")
     Asking.words.reverse()
-    again = await ag.evaluate(Asking, Scripted([say("b")]), out=tmp_path / "one", resume=True)
+    again = await ag.evaluate(Asking, Scripted([say("b")]), output_dir=tmp_path / "one", resume=True)
     assert again.resumed == 2
-    await ag.evaluate(Asking, Scripted([say("g")]), out=tmp_path / "two")
+    await ag.evaluate(Asking, Scripted([say("g")]), output_dir=tmp_path / "two")
     assert ag.compare(tmp_path / "one", tmp_path / "two").difference == -1.0
     others = [Sets(id=i, prompt="y", right={"a"}) for i in range(2)]
     other = await ag.evaluate(Asking, Scripted([say("a")]), tasks=others)

@@ -119,7 +119,7 @@ async def test_check_env_finds_a_held_out_row_that_is_trained_on() -> None:
 
 
 def test_a_run_warns_of_a_held_out_row_that_it_trains_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = ag.RunConfig(recipe="doubled", env="doubled", model="tiny", steps=1, prompts=2, eval_tasks=1)
+    run = ag.RunConfig(recipe="doubled", env="doubled", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=1)
     with caplog.at_level(logging.WARNING), hold_checked(run, Doubled, tmp_path):
         pass
     assert "Doubled.tasks: '0' in 'train' and '7' in 'test' are the same but for their ids" in caplog.text
@@ -148,7 +148,7 @@ def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
         def tasks(cls, split: ag.Split) -> Any:
             return ag.Procedural(lambda i: Sum(id=i, prompt=f"{i}?"), range(9000) if split == "train" else cls.test)
 
-    run = ag.RunConfig(recipe="made", env="made", model="tiny", steps=1, prompts=2, eval_tasks=4)
+    run = ag.RunConfig(recipe="made", env="made", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=4)
     with caplog.at_level(logging.WARNING), hold_checked(run, Made, tmp_path / "both"):
         pass
     assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were looked at ('5000'" in caplog.text

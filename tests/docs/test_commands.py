@@ -51,9 +51,20 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def kept(reader: Path) -> Path:
     """The same folder, after a short run and a small evaluation."""
-    small = ["--steps", "1", "--prompts", "2", "--eval-tasks", "2", *(["--sandbox", "unsafe"] if no_sandbox() else [])]
-    assert cli.main(["train", "my_env:Pointers", "--recipe", "pointers", *small, "--out", "runs/pointers/TIME"]) == 0
-    words = "eval my_env:Pointers --model tiny --n 4 --max-tokens 40 --out runs/eval-pointers/first"
+    small = [
+        "--max-steps",
+        "1",
+        "--prompts-per-step",
+        "2",
+        "--eval-tasks",
+        "2",
+        *(["--sandbox", "unsafe"] if no_sandbox() else []),
+    ]
+    assert (
+        cli.main(["train", "my_env:Pointers", "--recipe", "pointers", *small, "--output-dir", "runs/pointers/TIME"])
+        == 0
+    )
+    words = "eval my_env:Pointers --model tiny --n 4 --max-tokens 40 --output-dir runs/eval-pointers/first"
     assert cli.main(words.split()) == 0
     return reader
 

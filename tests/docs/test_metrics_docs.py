@@ -27,14 +27,16 @@ SMALL = ag.RunConfig(
     recipe="small",
     env="tests.docs.metrics_env:Look",
     model="tiny",
-    prompts=4,
+    prompts_per_step=4,
     group_size=4,
-    steps=2,
-    max_tokens=20,
+    max_steps=2,
+    max_turn_tokens=20,
     eval_tasks=6,
     save_every=1,
 )
-TRAIN = ag.TrainConfig(temperature=0.7, layout="tree", kl_coef=0.01, correction="token", max_tokens_per_microbatch=2048)
+TRAIN = ag.TrainConfig(
+    temperature=0.7, layout="tree", kl_coef=0.01, importance_sampling="token", max_tokens_per_microbatch=2048
+)
 
 
 def pattern(name: str) -> re.Pattern[str]:
@@ -47,13 +49,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("runs")
     envs = {"tests.docs.metrics_env:Look": 1.0, "tests.docs.metrics_env:Fails": 1.0}
     runs = [
-        replace(SMALL, recipe="mixed", env=envs, eval_every=1, eval_rollouts=2, staleness=1, rest_epochs=1),
+        replace(SMALL, recipe="mixed", env=envs, eval_every=1, eval_rollouts=2, max_staleness=1, rest_epochs=1),
         replace(SMALL, recipe="taught", teacher="tiny", train=TRAIN),
         replace(SMALL, recipe="valued", credit="value"),
     ]
     names: set[str] = set()
     for run in runs:
-        asyncio.run(ag.train_policy(replace(run, out=folder / run.name)))
+        asyncio.run(ag.train_policy(replace(run, output_dir=folder / run.name)))
         for line in (folder / run.name / "metrics.jsonl").read_text().splitlines():
             names |= json.loads(line).keys() - {"step", "metrics_not_finite"}
     return names

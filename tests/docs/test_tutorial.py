@@ -16,7 +16,7 @@ from tests.conftest import Installed
 from tests.docs.blocks import DOCS, ROOT, blocks_of
 
 PAGE = (DOCS / "tutorial.md").read_text()
-SMALL = "--steps 2 --prompts 2 --group-size 4"
+SMALL = "--max-steps 2 --prompts-per-step 2 --group-size 4"
 """What makes the run short; the page's own is run by the slow test."""
 NEXT = 6
 """The lines behind a run that say where to look."""

@@ -116,8 +116,10 @@ async def test_a_run_keeps_it_show_prints_it_and_a_resumed_run_says_that_it_is_a
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     env, folder = made(tmp_path), tmp_path / "run"
-    run = replace(SETTINGS, env="hashed.env:Said", prompts=2, group_size=2, steps=1, eval_tasks=0, out=folder)
-    run = replace(run, max_tokens=4, env_args={})
+    run = replace(
+        SETTINGS, env="hashed.env:Said", prompts_per_step=2, group_size=2, max_steps=1, eval_tasks=0, output_dir=folder
+    )
+    run = replace(run, max_turn_tokens=4, env_args={})
     await ag.train_policy(run)
     first = content(env)
     kept = json.loads((folder / "settings.json").read_text())["envs"]
@@ -129,7 +131,7 @@ async def test_a_run_keeps_it_show_prints_it_and_a_resumed_run_says_that_it_is_a
     assert shown[1].startswith("number")
     (tmp_path / "hashed" / "words.txt").write_text("other\n")
     with caplog.at_level(logging.WARNING):
-        await ag.train_policy(replace(run, out=None, resume=folder))
+        await ag.train_policy(replace(run, output_dir=None, resume=folder))
     assert f"resume: the env Said was (hashed.env:Said, version 1.2, sha256 {first[:12]}) when" in caplog.text
 
 

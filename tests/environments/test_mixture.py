@@ -224,11 +224,11 @@ def test_the_command_line_sets_the_weights_and_a_parameter_of_one_of_several_env
 
 
 def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: Path) -> None:
-    run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts=6, out=tmp_path / "run")
+    run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts_per_step=6, output_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 are needed"):
         asyncio.run(ag.train_policy(run))
     with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 .* staleness"):
-        asyncio.run(ag.train_policy(replace(run, prompts=3, staleness=1)))
+        asyncio.run(ag.train_policy(replace(run, prompts_per_step=3, max_staleness=1)))
     assert not (tmp_path / "run").exists()
 
 
@@ -236,10 +236,10 @@ def test_a_run_on_several_envs_has_metrics_of_each_and_is_resumed_with_the_same_
     run = replace(
         SETTINGS,
         env={"terse": 1, "ones": 1},
-        prompts=2,
-        steps=2,
+        prompts_per_step=2,
+        max_steps=2,
         eval_tasks=2,
-        out=tmp_path,
+        output_dir=tmp_path,
         env_args={"ones.worth": 2},
     )
     summary = asyncio.run(ag.train_policy(run))
@@ -251,8 +251,8 @@ def test_a_run_on_several_envs_has_metrics_of_each_and_is_resumed_with_the_same_
     assert next(line for line in lines if "eval/reward" in line)["eval/env/ones/reward"] == 2.0
     assert summary["optimizer_steps"] > 0
     with pytest.raises(ValueError, match=r"env: the run has .*\"ones\": 1"):
-        asyncio.run(ag.train_policy(replace(run, env={"terse": 1, "ones": 2}, out=None, resume=tmp_path)))
-    asyncio.run(ag.train_policy(replace(run, steps=3, out=None, resume=tmp_path)))
+        asyncio.run(ag.train_policy(replace(run, env={"terse": 1, "ones": 2}, output_dir=None, resume=tmp_path)))
+    asyncio.run(ag.train_policy(replace(run, max_steps=3, output_dir=None, resume=tmp_path)))
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, "1", True])

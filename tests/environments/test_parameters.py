@@ -82,10 +82,10 @@ def test_a_default_that_is_no_plain_value_or_not_of_its_kind_is_refused() -> Non
 
 
 def test_flags_under_env_are_read_as_their_parameters_types() -> None:
-    flags = ["--env.difficulty", "3", "--env.strict=true", "--env.bonus", "-1", "--env.name", "7", "--steps", "4"]
+    flags = ["--env.difficulty", "3", "--env.strict=true", "--env.bonus", "-1", "--env.name", "7", "--max-steps", "4"]
     run = settings(RECIPE, flags)
     assert run.env_args == {"difficulty": 3, "strict": True, "bonus": -1.0, "name": "7"}
-    assert run.steps == 4
+    assert run.max_steps == 4
 
 
 def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
@@ -121,7 +121,7 @@ def test_help_lists_each_parameter_of_the_env_with_type_default_and_text(capsys:
     assert "--env.bonus FLOAT (default: 0.5)" in said
     assert "--env.strict {true,false} (default: False)" in said
     assert "--env.name STR (default: sum)" in said
-    assert "--steps INT Batches collected and trained on." in said
+    assert "--max-steps INT Batches collected and trained on." in said
     assert error == ""
 
 
@@ -132,7 +132,7 @@ def test_help_has_the_recipes_value_and_the_parameters_of_the_env_that_the_comma
     assert "(at least 1, at most 9) (default: 8)" in helped(recipe, [], capsys)[0]
     assert "--env.difficulty" not in helped(recipe, ["--env", "envs.chase.env:Chase"], capsys)[0]
     said, error = helped(recipe, ["--env", "nowhere:Env"], capsys)
-    assert "--steps INT" in said
+    assert "--max-steps INT" in said
     assert error.startswith("adding: the env's parameters cannot be listed: env 'nowhere:Env'")
 
 
@@ -154,7 +154,7 @@ def test_a_configured_parameter_keeps_its_text() -> None:
 
 
 def test_a_run_refuses_arguments_that_its_env_does_not_have_before_it_begins(tmp_path: Path) -> None:
-    run = replace(RECIPE, env_args={"dificulty": 3}, out=tmp_path / "run")
+    run = replace(RECIPE, env_args={"dificulty": 3}, output_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"^env_args\.dificulty: Adding declares no such parameter"):
         asyncio.run(ag.train_policy(run))
     assert not (tmp_path / "run").exists()

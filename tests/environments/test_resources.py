@@ -304,8 +304,10 @@ async def test_a_run_with_its_evaluations_opens_them_once(tmp_path: Path) -> Non
             return float(self.answer is not None and len(self.answer) % 2)
 
     ag.register("resources-of-a-run")(Trained)
-    run = ag.RunConfig(recipe="shared", env="resources-of-a-run", model="tiny", steps=1, prompts=2, group_size=2)
-    await ag.train_policy(replace(run, eval_tasks=2, max_tokens=4, out=tmp_path))
+    run = ag.RunConfig(
+        recipe="shared", env="resources-of-a-run", model="tiny", max_steps=1, prompts_per_step=2, group_size=2
+    )
+    await ag.train_policy(replace(run, eval_tasks=2, max_turn_tokens=4, output_dir=tmp_path))
     assert (events.count("open Trained"), events.count("close Trained")) == (1, 1)
     assert events.count("use") == 2 + 2 * 2 + 2
     assert events[-1] == "close Trained"

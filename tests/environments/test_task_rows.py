@@ -271,6 +271,6 @@ async def test_tasks_that_are_no_sequence_are_refused_by_the_name_of_the_method(
         next(iter(batches(Wrong, 2, 1, seed=0)))
     with pytest.raises(EnvError, match=r"Wrong\.tasks\('train'\).*: (give|got) "):
         task_of(Wrong, "train", 0, None)
-    run = ag.RunConfig(recipe="wrong", env="wrong", model="tiny", steps=1, prompts=2, eval_tasks=0)
+    run = ag.RunConfig(recipe="wrong", env="wrong", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=0)
     with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|got) "), hold_checked(run, Wrong, tmp_path):
         pass

@@ -49,5 +49,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         tasks, engine.free = int(sys.argv[2]), True
     at_once = AT_ONCE if engine.free else 1
-    played = asyncio.run(ag.evaluate(Echo, engine, n=tasks, k=K, out=sys.argv[1], resume=True, concurrency=at_once))
+    played = asyncio.run(
+        ag.evaluate(Echo, engine, n=tasks, k=K, output_dir=sys.argv[1], resume=True, concurrency=at_once)
+    )
     sys.stdout.write(f"reward {played.reward} rollouts {len(played.rollouts)}\n")

@@ -151,7 +151,7 @@ class Parts(Guess):
 
 async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Path) -> None:
     engine = Scripted([call("look"), call("nothing"), say("101")])
-    rollout = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, out=tmp_path)
+    rollout = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, output_dir=tmp_path)
     assert rollout.named_rewards() == {"right": pytest.approx(0.8), "kind": pytest.approx(0.5)}
     assert rollout.reward == pytest.approx(1.05)
     assert (rollout.pass_at(1), rollout.pass_at(1, solved=1.1), rollout.solved_in(rollout.groups[0])) == (1.0, 0.0, 2)
@@ -176,10 +176,10 @@ async def test_what_solves_a_task_is_a_number(solved: Any) -> None:
 
 async def test_a_folder_is_not_resumed_with_fewer_tasks_or_attempts_than_it_holds(tmp_path: Path) -> None:
     engine = Scripted([say("101")])
-    await ag.evaluate(Guess, engine, n=4, k=2, out=tmp_path)
+    await ag.evaluate(Guess, engine, n=4, k=2, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^n, tasks: .*of 2 tasks that are not among these 2, such as '102'.*n=4"):
-        await ag.evaluate(Guess, engine, n=2, k=2, out=tmp_path, resume=True)
+        await ag.evaluate(Guess, engine, n=2, k=2, output_dir=tmp_path, resume=True)
     with pytest.raises(ValueError, match=r"^k: .*more than 1 rollouts of a task, such as '100/1'"):
-        await ag.evaluate(Guess, engine, n=4, k=1, out=tmp_path, resume=True)
-    more = await ag.evaluate(Guess, engine, n=5, k=3, out=tmp_path, resume=True)
+        await ag.evaluate(Guess, engine, n=4, k=1, output_dir=tmp_path, resume=True)
+    more = await ag.evaluate(Guess, engine, n=5, k=3, output_dir=tmp_path, resume=True)
     assert (len(more.rollouts), more.resumed) == (15, 8)

@@ -50,11 +50,11 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def begun(model: Any, folder: Path, **settings: Any) -> ag.Evaluation:
-    return await ag.evaluate(Even, model, n=2, out=folder, **settings)
+    return await ag.evaluate(Even, model, n=2, output_dir=folder, **settings)
 
 
 async def resumed(model: Any, folder: Path, n: int = 2, **settings: Any) -> ag.Evaluation:
-    return await ag.evaluate(Even, model, n=n, out=folder, resume=True, **settings)
+    return await ag.evaluate(Even, model, n=n, output_dir=folder, resume=True, **settings)
 
 
 async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:

@@ -50,7 +50,7 @@ def disk() -> Iterator[ExitStack]:
 
 
 async def played(out: Path | str, *, resume: bool = False) -> Evaluation:
-    return await ag.evaluate(Deeds, Scripted([say("x")]), concurrency=1, out=out, resume=resume)
+    return await ag.evaluate(Deeds, Scripted([say("x")]), concurrency=1, output_dir=out, resume=resume)
 
 
 def stored(folder: Path) -> list[str]:
@@ -111,7 +111,7 @@ async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp
     await played(tmp_path / "eval")
     chosen = [ag.Task(id="t0", prompt="Say 0.")]
     with pytest.raises(ValueError, match=r"^tasks: .* was begun with tasks of the split 'test'; give the same"):
-        await ag.evaluate(Deeds, Scripted([say("x")]), tasks=chosen, out=tmp_path / "eval", resume=True)
+        await ag.evaluate(Deeds, Scripted([say("x")]), tasks=chosen, output_dir=tmp_path / "eval", resume=True)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -181,8 +181,8 @@ async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_
 
 async def test_whole_numbers_of_numpy_are_kept_as_whole_numbers(tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"n": np.int64(2), "k": np.int64(1), "seed": np.int64(3), "concurrency": np.int64(1)}
-    assert (await ag.evaluate(Deeds, Scripted([say("x")]), out=tmp_path, **numbers)).seed == 3
-    resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, out=tmp_path, resume=True)
+    assert (await ag.evaluate(Deeds, Scripted([say("x")]), output_dir=tmp_path, **numbers)).seed == 3
+    resumed = await ag.evaluate(Deeds, Scripted([say("x")]), n=2, seed=3, output_dir=tmp_path, resume=True)
     assert resumed.resumed == 2
 
 

@@ -75,7 +75,7 @@ def answers(text: str) -> ag.Message:
 
 
 async def played_in(folder: Path) -> Path:
-    await ag.evaluate(Words, Scripted(answers), k=2, out=folder / "played")
+    await ag.evaluate(Words, Scripted(answers), k=2, output_dir=folder / "played")
     return folder / "played"
 
 
@@ -107,7 +107,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     before = stored(played)
     assert (
         await asyncio.to_thread(
-            cli.main, ["rescore", str(played), "--env", f"{__file__}:Lenient", "--out", str(tmp_path / "new")]
+            cli.main, ["rescore", str(played), "--env", f"{__file__}:Lenient", "--output-dir", str(tmp_path / "new")]
         )
         == 0
     )
@@ -233,7 +233,7 @@ async def test_an_env_that_restores_what_its_rewards_read_is_asked(tmp_path: Pat
         def restore_played(self, rollout: Rollout) -> None:
             self.looks = sum(len(message.get("tool_calls", ())) for message in rollout.messages)
 
-    await ag.evaluate(Restored, Scripted(answers), out=tmp_path / "played")
+    await ag.evaluate(Restored, Scripted(answers), output_dir=tmp_path / "played")
     done = await rescore(tmp_path / "played", Restored, tmp_path / "again")
     assert (done.rollouts, done.reward.changed) == (3, 0)
     assert set(done.rewards["few"].after) == {0.0, 1.0}

@@ -157,7 +157,7 @@ async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
     write(first, await play(), of_endpoint, odd, failed, without_ids(await play(name="t/4")), odd_of_endpoint)
     lines = run(capsys, "export", first, "--to", "atif", "--unscored")
     assert lines == [f"6 rollouts, 8 files: {first}/export-atif"]
-    run(capsys, "import", first / "export-atif", "--out", again)
+    run(capsys, "import", first / "export-atif", "--output", again)
     assert all(map(same, rollouts_of(again), rollouts_of(first)))
     assert len(rollouts_of(again)) == 6
     run(capsys, "export", again, "--to", "atif", "--unscored")
@@ -236,7 +236,7 @@ async def test_lines_for_trainers_are_the_conversations_worth_imitating(
     ]
     assert last["messages"][2]["tool_calls"][0]["function"] == {"name": "look", "arguments": {"at": "a"}}
     assert [tool["function"]["name"] for tool in last["tools"]] == ["look", "ask", "split"]
-    lines = run(capsys, "export", tmp_path, "--to", "sft", "--phase", "all", "--out", tmp_path / "all.jsonl")
+    lines = run(capsys, "export", tmp_path, "--to", "sft", "--phase", "all", "--output", tmp_path / "all.jsonl")
     assert lines[0].startswith("4 rollouts, 7 conversations")
     assert "left out: 1 conversations with a turn that a limit cut off" in lines
 
@@ -302,7 +302,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     (tmp_path / "a.json").write_text(json.dumps(trajectory(continued_trajectory_ref="b.json")))
     (tmp_path / "b.json").write_text(json.dumps(trajectory(session_id=None)))
     (tmp_path / "result.json").write_text("{}")
-    lines = run(capsys, "import", tmp_path, "--out", tmp_path / "run")
+    lines = run(capsys, "import", tmp_path, "--output-dir", tmp_path / "run")
     assert lines == [
         f"1 rollouts, 1 of them without a reward: {tmp_path}/run",
         "left out: 1 files that are no trajectories",
@@ -377,10 +377,10 @@ async def test_images_of_a_rollout_are_files_beside_its_trajectory_and_come_back
     rollout = await ag.rollout(Looks, task, Seeing(Scripted([*WHOLE])), rollout_id="t/0")
     assert rollout.error is None
     write(tmp_path / "run", rollout)
-    run(capsys, "export", tmp_path / "run", "--to", "atif", "--out", tmp_path / "atif")
+    run(capsys, "export", tmp_path / "run", "--to", "atif", "--output", tmp_path / "atif")
     assert sorted(path.read_bytes() for path in (tmp_path / "atif/images").iterdir()) == sorted([GIF, PNG])
     assert not any(b"base64" in content for content in contents(tmp_path / "atif", "*.json").values())
-    run(capsys, "import", tmp_path / "atif", "--out", tmp_path / "back")
+    run(capsys, "import", tmp_path / "atif", "--output-dir", tmp_path / "back")
     (back,) = rollouts_of(tmp_path / "back")
     assert same(back, rollout)
     with RolloutStore(tmp_path / "run") as store:
@@ -432,11 +432,11 @@ async def test_a_link_in_the_place_of_an_export_is_refused(
 def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_text(json.dumps(trajectory()))
     (tmp_path / "taken").symlink_to("nothing")
-    assert cli.main(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "taken")]) == 1
+    assert cli.main(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "taken")]) == 1
     assert "taken exists already; name another folder" in capsys.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
-    run(capsys, "import", tmp_path / "a.json", "--out", tmp_path / "new")
+    run(capsys, "import", tmp_path / "a.json", "--output-dir", tmp_path / "new")
     assert (contents(tmp_path / "elsewhere"), len(rollouts_of(tmp_path / "new"))) == ({}, 1)
 
 
@@ -447,11 +447,11 @@ async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
     refused = {
         ("export", tmp_path / "nothing", "--to", "sft"): "run: there is no folder",
         ("export", tmp_path, "--to", "sft", "--phase", "train"): "--phase: no rollout has the phase 'train'",
-        ("export", tmp_path, "--to", "sft", "--out", tmp_path): "out: .* exists already",
+        ("export", tmp_path, "--to", "sft", "--output", tmp_path): "out: .* exists already",
         ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: nothing of .* 1 rollouts with a reward below 1",
         ("export", tmp_path, "--to", "atif", "--step", "9"): "run: nothing of .* no rollout is as asked for",
-        ("import", tmp_path, "--out", tmp_path / "new"): "paths: there is no trajectory of ATIF",
-        ("import", tmp_path / "none.json", "--out", tmp_path / "new"): "paths: there is no .*none.json",
+        ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: there is no trajectory of ATIF",
+        ("import", tmp_path / "none.json", "--output-dir", tmp_path / "new"): "paths: there is no .*none.json",
     }
     for words, told in refused.items():
         assert cli.main([str(word) for word in words]) == 1

@@ -175,17 +175,17 @@ async def test_an_evaluation_adds_group_rewards_and_plays_a_broken_group_again(t
         ag.Endpoint(server.url, model="j") as judge,
     ):
         models = {"judge": judge}
-        first = await ag.evaluate(Ranked, policy, n=2, k=2, models=models, out=tmp_path)
+        first = await ag.evaluate(Ranked, policy, n=2, k=2, models=models, output_dir=tmp_path)
         assert first.rewards == {"t0": (0.25, 1.25), "t1": (0.25, 1.25)}
-        more = await ag.evaluate(Ranked, policy, n=3, k=2, models=models, out=tmp_path, resume=True)
+        more = await ag.evaluate(Ranked, policy, n=3, k=2, models=models, output_dir=tmp_path, resume=True)
         assert more.rewards == {f"t{number}": (0.25, 1.25) for number in range(3)}
         assert len(server.requests) == 3
         with pytest.raises(ValueError, match=r"^group_size: .* was begun with 2, and this is 3"):
-            await ag.evaluate(Ranked, policy, k=3, models=models, out=tmp_path, resume=True)
+            await ag.evaluate(Ranked, policy, k=3, models=models, output_dir=tmp_path, resume=True)
     kept = json.loads((tmp_path / "settings.json").read_text())
     assert kept["models"] == {"judge": f"{server.url} j"}
     with pytest.raises(ValueError, match=r"^models: .* was begun with"):
-        await ag.evaluate(Ranked, policy, k=2, models={"judge": policy}, out=tmp_path, resume=True)
+        await ag.evaluate(Ranked, policy, k=2, models={"judge": policy}, output_dir=tmp_path, resume=True)
 
 
 async def test_a_group_with_a_failed_rollout_is_judged_whole_again(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_a_group_with_a_failed_rollout_is_judged_whole_again(tmp_path: Pat
     models = {"judge": Scripted(lambda text: say("1" if "of 2" in text else "0"))}
 
     async def evaluated(**resume: Any) -> dict[str, tuple[float | None, ...]]:
-        return (await ag.evaluate(Ranked, policy, n=1, k=2, models=models, out=tmp_path, **resume)).rewards
+        return (await ag.evaluate(Ranked, policy, n=1, k=2, models=models, output_dir=tmp_path, **resume)).rewards
 
     assert await evaluated() == {"t0": (1.25, None)}
     policy.fails = False

@@ -63,7 +63,7 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
     env: type[Even], tmp_path: Path
 ) -> None:
     sampling = ag.Sampling(temperature=1.5)
-    rollout = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, out=tmp_path / "one")
+    rollout = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, output_dir=tmp_path / "one")
     rewards = stored(tmp_path / "one")
     assert {name: list(of) for name, of in rollout.rewards.items()} == rewards
     for k in (1, 2, 3, 4):
@@ -119,7 +119,7 @@ async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others
     concurrency: int, tmp_path: Path, no_leaks: None
 ) -> None:
     engine = Scripted(lambda text: say("ab"))
-    rollout = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, out=tmp_path)
+    rollout = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, output_dir=tmp_path)
     assert list(rollout.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
     assert rollout.failures == [("AgentGymError: its task was cancelled from outside", 4)]
     assert stored(tmp_path) == {name: list(of) for name, of in rollout.rewards.items()}
@@ -239,15 +239,15 @@ def test_an_evaluation_that_is_killed_while_it_runs_freely_plays_nothing_twice_a
 
 async def test_a_finished_evaluation_is_resumed_without_opening_the_model(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
-    first = await ag.evaluate(Even, engine, k=2, out=tmp_path)
+    first = await ag.evaluate(Even, engine, k=2, output_dir=tmp_path)
 
     def never(text: str) -> str:
         raise AssertionError("it was played again")
 
-    again = await ag.evaluate(Even, Scripted(never), k=2, out=tmp_path, resume=True)
+    again = await ag.evaluate(Even, Scripted(never), k=2, output_dir=tmp_path, resume=True)
     assert again.rewards == first.rewards
     assert again.rollouts[0].text() == first.rollouts[0].text()
-    more = await ag.evaluate(Even, engine, k=3, out=tmp_path, resume=True)
+    more = await ag.evaluate(Even, engine, k=3, output_dir=tmp_path, resume=True)
     assert [len(of) for of in more.rewards.values()] == [3] * 4
     assert len(stored(tmp_path)["100"]) == 3
     assert (first.resumed, again.resumed, more.resumed) == (None, 8, 8)
@@ -272,13 +272,13 @@ class Digging(ag.ToolEnv[ag.Task]):
 
 async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(tmp_path: Path) -> None:
     poor = Scripted([call("dig"), say("nothing")])
-    await ag.evaluate(Digging, poor, k=1, out=tmp_path)
+    await ag.evaluate(Digging, poor, k=1, output_dir=tmp_path)
     with RolloutStore(tmp_path) as store:
         assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
             "a/0": ("tool-fails",),
             "b/0": ("tool-fails",),
         }
-    await ag.evaluate(Digging, Scripted([say("gold")]), k=2, out=tmp_path, resume=True)
+    await ag.evaluate(Digging, Scripted([say("gold")]), k=2, output_dir=tmp_path, resume=True)
     with RolloutStore(tmp_path) as store:
         assert {row.rollout_id: row.suspicious for row in store.summaries(suspicious=True)} == {
             "a/1": ("no-tool-call",),
@@ -289,56 +289,56 @@ async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
     broken = Scripted([])
     with pytest.raises(ag.AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
-        await ag.evaluate(Even, broken, out=tmp_path)
+        await ag.evaluate(Even, broken, output_dir=tmp_path)
     engine = Scripted(lambda text: say("ab"))
     with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
-        await ag.evaluate(Even, engine, out=tmp_path, resume=True)
-    rollout = await ag.evaluate(Even, engine, out=tmp_path, resume=True, retry_failed=True)
+        await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
+    rollout = await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, retry_failed=True)
     assert (rollout.reward, rollout.failed) == (1.0, 0)
-    again = await ag.evaluate(Even, broken, out=tmp_path, resume=True)
+    again = await ag.evaluate(Even, broken, output_dir=tmp_path, resume=True)
     assert again.reward == 1.0
     assert (rollout.resumed, again.resumed) == (0, 4)
 
 
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
-    await ag.evaluate(Even, engine, out=tmp_path)
+    await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^out: .* holds rollouts already; resume it"):
-        await ag.evaluate(Even, engine, out=tmp_path)
+        await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: .* was begun with '.*:Even'"):
-        await ag.evaluate(Vowel, engine, out=tmp_path, resume=True)
+        await ag.evaluate(Vowel, engine, output_dir=tmp_path, resume=True)
     with pytest.raises(ValueError, match=r"^seed: .* was begun with 0, and this is 1"):
-        await ag.evaluate(Even, engine, out=tmp_path, resume=True, seed=1)
+        await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, seed=1)
     with pytest.raises(ValueError, match=r"^sampling: "):
-        await ag.evaluate(Even, engine, out=tmp_path, resume=True, sampling=ag.Sampling(temperature=0.5))
+        await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, sampling=ag.Sampling(temperature=0.5))
     given = tmp_path / "given"
-    await ag.evaluate(Even, engine, out=given, tasks=[ag.Task(id="a", prompt="x")])
+    await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="x")])
     with pytest.raises(ValueError, match=r"^tasks: task 'a' is not what it was"):
-        await ag.evaluate(Even, engine, out=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
+        await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
 
 
 async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cannot_be_read_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, settings = Scripted(lambda text: say("ab")), tmp_path / "settings.json"
-    await ag.evaluate(Even, engine, out=tmp_path)
-    await ag.evaluate(Even, engine, out=tmp_path, resume=True)
+    await ag.evaluate(Even, engine, output_dir=tmp_path)
+    await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
     assert caplog.messages == []
     begun = json.loads(settings.read_text())
     begun["envs"]["Even"]["sha256"] = "0" * 64
     settings.write_text(json.dumps(begun))
-    await ag.evaluate(Even, engine, out=tmp_path, resume=True)
+    await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
     [said] = caplog.messages
     assert said.startswith("resume: the env Even was (")
     assert "sha256 000000000000) when this was begun" in said
     settings.write_text("{")
     with pytest.raises(ValueError, match=r"^out: .*settings\.json cannot be read \("):
-        await ag.evaluate(Even, engine, out=tmp_path, resume=True)
+        await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
 
 
 async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^retry_failed: only an evaluation that is resumed has failed rollouts"):
-        await ag.evaluate(Even, Scripted([say("x")]), n=1, out=tmp_path, retry_failed=True)
+        await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
     with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder"):
         await ag.evaluate(Even, Scripted([]), resume=True)
     with pytest.raises(ValueError, match=r"^split: must be one of train, test"):
@@ -354,8 +354,8 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
     def by_task(text: str) -> ag.Message:
         return say("abc" if "Say 0" in text else "ab")
 
-    one = await ag.evaluate(Even, Scripted(lambda text: say("abc")), k=2, out=tmp_path / "one")
-    other = await ag.evaluate(Even, Scripted(by_task), k=2, out=tmp_path / "other", n=3)
+    one = await ag.evaluate(Even, Scripted(lambda text: say("abc")), k=2, output_dir=tmp_path / "one")
+    other = await ag.evaluate(Even, Scripted(by_task), k=2, output_dir=tmp_path / "other", n=3)
     folders = tmp_path / "one", tmp_path / "other"
     for given in ((one, other), folders):
         with pytest.raises(
@@ -374,7 +374,7 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
 async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     for name, prompt in (("one", "x"), ("other", "y")):
-        await ag.evaluate(Even, engine, out=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
+        await ag.evaluate(Even, engine, output_dir=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
     with pytest.raises(ValueError, match=r"^other: task 'a' is another one"):
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):

@@ -27,7 +27,7 @@ def command(*arguments: str) -> dict[str, Any]:
 def recipe(out: Path, *arguments: str) -> dict[str, Any]:
     """Run it to its end; the last line of its stdout."""
     done = subprocess.run(
-        **command("recipes.chase_grpo", *SMALL, "--out", str(out), *arguments), capture_output=True, check=False
+        **command("recipes.chase_grpo", *SMALL, "--output-dir", str(out), *arguments), capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -44,7 +44,7 @@ def rows_of(run: Path) -> list[dict[str, float]]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """Eight steps on one process."""
     out = tmp_path_factory.mktemp("alone")
-    return recipe(out, "--steps", "8"), out
+    return recipe(out, "--max-steps", "8"), out
 
 
 def test_the_reward_rises_and_the_held_out_score_agrees(alone: tuple[dict[str, Any], Path]) -> None:
@@ -82,11 +82,11 @@ def test_in_bfloat16_on_both_sides_the_reward_rises_as_high(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
     one = tmp_path / "one"
-    recipe(one, "--steps", "2")
+    recipe(one, "--max-steps", "2")
     _, *launch = torchrun(tmp_path / "logs")  # `command` gives the -m
     two = tmp_path / "two"
     done = subprocess.run(
-        **command(*launch, "-m", "recipes.chase_grpo", *SMALL, "--steps", "2", "--out", str(two)),
+        **command(*launch, "-m", "recipes.chase_grpo", *SMALL, "--max-steps", "2", "--output-dir", str(two)),
         capture_output=True,
         check=False,
     )
@@ -104,7 +104,7 @@ def test_two_processes_train_the_adapter_of_one(alone: tuple[dict[str, Any], Pat
 
 @pytest.mark.slow
 def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> None:
-    summary = recipe(tmp_path, "--steps", "8", "--train.method", "full", "--train.lr", "5e-4")
+    summary = recipe(tmp_path, "--max-steps", "8", "--train.method", "full", "--train.lr", "5e-4")
     rewards = [row["reward"] for row in rows_of(tmp_path)]
     assert rewards[-1] > rewards[0] + 0.3
     assert summary["eval_after"] > summary["eval_before"] + 0.3
@@ -116,7 +116,7 @@ def test_the_reward_rises_when_the_whole_model_is_trained(tmp_path: Path) -> Non
 def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path: Path) -> None:
     temporary, out = tmp_path / "tmp", tmp_path / "run"
     temporary.mkdir()
-    start = command("recipes.chase_grpo", *SMALL, "--out", str(out))
+    start = command("recipes.chase_grpo", *SMALL, "--output-dir", str(out))
     start["env"] |= {"TMPDIR": str(temporary)}
     with subprocess.Popen(**start, stderr=subprocess.PIPE, start_new_session=True) as running:
         assert running.stderr is not None

@@ -14,7 +14,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_a_careful_demonstrator_is_imitated_and_the_held_out_score_rises(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "recipes.chase_sft", "--sandbox", "unsafe", "--out", tmp_path, "--eval-tasks", "64"],
+        [
+            sys.executable,
+            "-m",
+            "recipes.chase_sft",
+            "--sandbox",
+            "unsafe",
+            "--output-dir",
+            tmp_path,
+            "--eval-tasks",
+            "64",
+        ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -50,19 +50,19 @@ def test_differences_are_of_equal_seeds() -> None:
 def test_methods_differ_in_their_credit_alone(env: str) -> None:
     runs = {method: run_of(SMALL, env, method, 3) for method in METHODS}
     assert {method: run.credit for method, run in runs.items()} == {method: method for method in METHODS}
-    base = replace(runs["outcome"], out=None, credit="value")
-    assert replace(runs["value"], out=None) == base
+    base = replace(runs["outcome"], output_dir=None, credit="value")
+    assert replace(runs["value"], output_dir=None) == base
     assert (base.seed, base.env, base.group_size, runs["branches"].group_size) == (3, env, 4, 2)
 
 
 def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
     run = run_of(replace(SMALL, folder=tmp_path), "bisect_long", "turn", 0)
-    assert run.out is not None
-    run.out.mkdir(parents=True)
-    (run.out / "metrics.jsonl").write_text("")
-    with hold_folder(run.out), pytest.raises(FolderInUse):
+    assert run.output_dir is not None
+    run.output_dir.mkdir(parents=True)
+    (run.output_dir / "metrics.jsonl").write_text("")
+    with hold_folder(run.output_dir), pytest.raises(FolderInUse):
         play(run, 1)
-    assert (run.out / "metrics.jsonl").exists()
+    assert (run.output_dir / "metrics.jsonl").exists()
 
 
 def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:

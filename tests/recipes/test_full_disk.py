@@ -33,7 +33,7 @@ def mounted(folder: Path, options: str) -> "subprocess.CompletedProcess[bytes]":
 
 
 def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path) -> None:
-    flags = [*SMALL, "--steps", "2", "--save-every", "1", "--out", str(disk / "run")]
+    flags = [*SMALL, "--max-steps", "2", "--save-every", "1", "--output-dir", str(disk / "run")]
     full = start(sys.executable, "-m", "recipes.chase_grpo", *flags)
     assert full.returncode == 1
     line = full.stderr.splitlines()[-1]
@@ -50,7 +50,9 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path)
 
 def test_a_disk_without_room_for_the_rollouts_is_one_line(disk: Path) -> None:
     (disk / "other").write_bytes(bytes(380_000))
-    full = start(sys.executable, "-m", "recipes.chase_grpo", *SMALL, "--steps", "1", "--out", str(disk / "run"))
+    full = start(
+        sys.executable, "-m", "recipes.chase_grpo", *SMALL, "--max-steps", "1", "--output-dir", str(disk / "run")
+    )
     assert full.returncode == 1
     assert full.stderr.splitlines()[-1].startswith(f"chase_grpo: {disk}/run/rollouts.sqlite: ")
     assert "Traceback" not in full.stderr

@@ -33,10 +33,21 @@ STEPS = 2 * STOPS
 """A stop comes in the first or the second step of its process, so that all of a chain have room."""
 # One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
 FLAGS = [
-    *("--sandbox", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "3", "--eval-tasks", "2"),
-    *("--eval-every", "1", "--steps", str(STEPS)),
+    *(
+        "--sandbox",
+        "unsafe",
+        "--engine.slots",
+        "1",
+        "--prompts-per-step",
+        "2",
+        "--group-size",
+        "3",
+        "--eval-tasks",
+        "2",
+    ),
+    *("--eval-every", "1", "--max-steps", str(STEPS)),
 ]
-FEW = [*FLAGS, "--steps", "4"]
+FEW = [*FLAGS, "--max-steps", "4"]
 _SUBREAPER = 36
 
 
@@ -131,7 +142,7 @@ def place(tmp_path: Path) -> Place:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The run that nobody stopped."""
     place = Place(tmp_path_factory.mktemp("whole"))
-    done = place.run(None, [*FLAGS, "--out", str(place.out)])
+    done = place.run(None, [*FLAGS, "--output-dir", str(place.out)])
     assert done.returncode == 0, done.stderr[-3000:]
     return place
 
@@ -214,7 +225,7 @@ def is_whole(place: Place) -> None:
 def test_a_signal_at_any_moment_keeps_the_last_finished_step_and_leaves_nothing_else(
     number: int, place: Place, whole: Place
 ) -> None:
-    flags = [*FLAGS, "--save-every", str(number % 2), "--out", str(place.out)]
+    flags = [*FLAGS, "--save-every", str(number % 2), "--output-dir", str(place.out)]
     for at in drawn()[number]:
         flags = stop(place, at, flags, seconds_of(at.part, whole)) or [
             *FLAGS,
@@ -245,7 +256,7 @@ def test_a_second_signal_leaves_no_process_and_a_run_that_goes_on(
     signals: tuple[str, str], place: Place, whole: Place
 ) -> None:
     at = Stop(part="collecting", occurrence=2, share=random.Random(str(signals)).random(), signals=signals)
-    begun = [*FLAGS, "--save-every", "1", "--out", str(place.out)]
+    begun = [*FLAGS, "--save-every", "1", "--output-dir", str(place.out)]
     with left_processes(come_to_an_end=True):
         done = place.run(at.moment(seconds_of(at.part, whole)), begun)
     assert done.returncode == CODES[signals[0]], done.stderr[-3000:]
@@ -260,7 +271,7 @@ def test_a_second_signal_leaves_no_process_and_a_run_that_goes_on(
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """The run of two processes that nobody stopped."""
     place = Place(tmp_path_factory.mktemp("pair"))
-    done = place.run(None, [*FEW, "--out", str(place.out)], torchrun(place.folder / "logs"))
+    done = place.run(None, [*FEW, "--output-dir", str(place.out)], torchrun(place.folder / "logs"))
     assert done.returncode == 0, done.stderr[-3000:]
     return place
 
@@ -282,7 +293,7 @@ def test_a_signal_to_torchrun_ends_all_processes_and_keeps_the_last_finished_ste
     launch = torchrun(place.folder / "logs")
     with left_processes() as left:
         stopped = place.run(
-            at.moment(seconds_of(part, pair)), [*FEW, "--save-every", "0", "--out", str(place.out)], launch
+            at.moment(seconds_of(part, pair)), [*FEW, "--save-every", "0", "--output-dir", str(place.out)], launch
         )
     assert stopped.returncode != 0
     assert left == []
@@ -307,7 +318,9 @@ def test_a_signal_while_a_server_is_started_leaves_none(part: str, seconds: floa
     (place.folder / "server.py").write_text(SLOW_SERVER)
     command = shlex.join([sys.executable, str(place.folder / "server.py")])
     at = Stop(part=part, occurrence=1, share=random.Random(part + name).random(), signals=[name])
-    flags = stop(place, at, [*FEW, "--engine", "sglang", "--engine.command", command, "--out", str(place.out)], seconds)
+    flags = stop(
+        place, at, [*FEW, "--engine", "sglang", "--engine.command", command, "--output-dir", str(place.out)], seconds
+    )
     is_whole(place)
     assert flags[-2:] == ["--resume", str(place.out)]
 
@@ -320,7 +333,9 @@ def test_a_signal_while_a_real_server_is_launched_leaves_a_run_that_goes_on(
 ) -> None:
     server = ["--engine", "sglang", "--engine.startup-s", "1200", "--engine.command", real_config().command]
     at = Stop(part="launching", occurrence=1, share=random.Random(name).random(), signals=[name])
-    flags = stop(place, at, [*FLAGS, "--steps", "1", *server, "--out", str(place.out)], seconds, all_files=False)
+    flags = stop(
+        place, at, [*FLAGS, "--max-steps", "1", *server, "--output-dir", str(place.out)], seconds, all_files=False
+    )
     is_whole(place)
     with left_processes() as left:
         done = place.run(None, flags)

@@ -17,7 +17,18 @@ from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
 # One rollout at a time: then the engine computes every token in the same shapes, and float noise is the same too.
-SMALL = ["--sandbox", "unsafe", "--engine.slots", "1", "--prompts", "2", "--group-size", "4", "--eval-tasks", "0"]
+SMALL = [
+    "--sandbox",
+    "unsafe",
+    "--engine.slots",
+    "1",
+    "--prompts-per-step",
+    "2",
+    "--group-size",
+    "4",
+    "--eval-tasks",
+    "0",
+]
 CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/", "throughput/")
 """How the names begin of what a log holds of wall time."""
 PROOF = ("sync/arrived", "sync/unproven")
@@ -34,7 +45,7 @@ def start(*command: str) -> "subprocess.CompletedProcess[str]":
 def play(steps: int, *flags: str, until: float | None = None) -> "subprocess.CompletedProcess[str]":
     """The recipe; `until` so many seconds after it began to train, or to its end."""
     script = ["-m", "recipes.chase_grpo"] if until is None else ["-m", "tests.recipes.killed_script", str(until)]
-    return start(*script, *SMALL, "--steps", str(steps), *flags)
+    return start(*script, *SMALL, "--max-steps", str(steps), *flags)
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -60,9 +71,9 @@ def summary(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     pair = [*torchrun(tmp_path / "logs"), "-m", "recipes.chase_grpo", *SMALL]
-    summary(play(2, "--out", str(one)))
-    summary(start(*pair, "--steps", "2", "--out", str(two)))
-    summary(start(*pair, "--steps", "4", "--resume", str(one)))
+    summary(play(2, "--output-dir", str(one)))
+    summary(start(*pair, "--max-steps", "2", "--output-dir", str(two)))
+    summary(start(*pair, "--max-steps", "4", "--resume", str(one)))
     summary(play(4, "--resume", str(two)))
     for mine, theirs in zip(metrics(one), metrics(two), strict=True):
         assert mine["step"] == theirs["step"]
@@ -77,7 +88,7 @@ def test_a_run_of_two_processes_goes_on_on_one_and_the_other_way_round(tmp_path:
 @pytest.mark.parametrize("killed", [4, pytest.param(20, marks=pytest.mark.proof)])
 def test_kills_at_random_moments_change_no_metric_and_no_weight(killed: int, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    wanted = summary(play(30, "--save-every", "2", "--out", str(whole)))
+    wanted = summary(play(30, "--save-every", "2", "--output-dir", str(whole)))
     dice = random.Random(5)
     kills = 0
     runs: list[Path] = []
@@ -87,7 +98,7 @@ def test_kills_at_random_moments_change_no_metric_and_no_weight(killed: int, tmp
         finished = False
         while not finished:
             begun = list((run / "checkpoints").glob("step-*"))
-            flags = ["--resume" if begun else "--out", str(run), "--save-every", "2"]
+            flags = ["--resume" if begun else "--output-dir", str(run), "--save-every", "2"]
             until = dice.uniform(0, 4) if kills < killed else None
             done = play(30, *flags, until=until)
             finished = done.returncode == 0

@@ -118,13 +118,13 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),
         (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang serves no DoRA"),
         (["--oversample.carry", "1"], "--oversample.carry: with stop='all'"),
-        (["--staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: a deadline cuts"),
-        (["--setps", "3"], "there is no option --setps; did you mean --steps?"),
+        (["--max-staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: a deadline cuts"),
+        (["--setps", "3"], "there is no option --setps; did you mean --max-steps?"),
         (["--train.lrr", "1"], "there is no option --train.lrr; did you mean --train.lr?"),
-        (["--steps", "x"], "--steps: must be a valid integer, unable to parse string as an integer, got 'x'"),
+        (["--max-steps", "x"], "--max-steps: must be a valid integer, unable to parse string as an integer, got 'x'"),
         (["--sandbox", "shoe"], "--sandbox: must be 'auto', 'docker', 'bubblewrap' or 'unsafe', got 'shoe'"),
-        (["--steps"], "--steps: needs a value after it"),
-        (["--steps", "3", "4"], "--steps: '4' is one word too many"),
+        (["--max-steps"], "--max-steps: needs a value after it"),
+        (["--max-steps", "3", "4"], "--max-steps: '4' is one word too many"),
         (["--train.dora", "0"], "'0' is one word too many"),
         (["3"], "'3' is one word too many"),
         (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, got 'loud'"),
@@ -165,7 +165,7 @@ def test_targets_of_the_adapter_are_named_on_the_command_line() -> None:
 
 def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
     assert settings(TURNS, []).credit == "turn"
-    assert settings(RECIPE, ["--advantage-level", "turn", "--advantage", "reinforce++"]).credit == "turn"
+    assert settings(RECIPE, ["--credit", "turn", "--advantage-estimator", "reinforce++"]).credit == "turn"
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_a_run_without_a_name_has_its_envs() -> None:
         (["--env", "no_such_module:Env"], "env 'no_such_module:Env': "),
         (["--model", "no/such/folder"], "model: there is no folder"),
         (["--teacher", "no/such/teacher"], "teacher: there is no folder no/such/teacher"),
-        (["--out", "README.md"], "README.md cannot be made (a file is in its way); name another folder"),
-        (["--out", "README.md/run"], "README.md/run cannot be made (a file is in its way)"),
-        (["--out", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
+        (["--output-dir", "README.md"], "README.md cannot be made (a file is in its way); name another folder"),
+        (["--output-dir", "README.md/run"], "README.md/run cannot be made (a file is in its way)"),
+        (["--output-dir", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
         (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
@@ -201,13 +201,15 @@ def test_a_wrong_setting_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    line = refused(*arguments, *([] if {"--resume", "--out"}.intersection(arguments) else ["--out", str(tmp_path)]))
+    line = refused(
+        *arguments, *([] if {"--resume", "--output-dir"}.intersection(arguments) else ["--output-dir", str(tmp_path)])
+    )
     assert line.startswith("chase_grpo: ")
     assert said in line
 
 
 def test_a_wrong_setting_ends_the_process_with_its_line_alone(tmp_path: Path) -> None:
-    done = recipe("--env", "chsae", "--out", str(tmp_path))
+    done = recipe("--env", "chsae", "--output-dir", str(tmp_path))
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("chase_grpo: env: ")
@@ -218,7 +220,7 @@ def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
-    done = recipe("--sandbox", "docker", "--out", str(tmp_path / "run"))
+    done = recipe("--sandbox", "docker", "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 1
     assert done.stderr.startswith("chase_grpo: sandbox: docker does not run here: ")
     assert done.stderr.endswith("`--sandbox auto` takes the best one\n")
@@ -228,7 +230,7 @@ def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
 
 @pytest.mark.parametrize("first", [WITHOUT_TORCH, "import sys; sys.modules['torch'] = None\n"])
 def test_a_missing_package_is_one_line(first: str) -> None:
-    done = recipe("--steps", "1", first=first)
+    done = recipe("--max-steps", "1", first=first)
     assert done.returncode == 1
     assert done.stderr == f"chase_grpo: torch is not installed: {install_line('train')}\n"
 
@@ -236,7 +238,7 @@ def test_a_missing_package_is_one_line(first: str) -> None:
 @pytest.mark.slow
 def test_a_shipped_model_that_is_not_installed_is_one_line(tmp_path: Path) -> None:
     done = recipe(
-        "--out", str(tmp_path), "--model", "tiny", first="import agentgym.hub as m; m.SHIPPED['tiny'] = 'x'\n"
+        "--output-dir", str(tmp_path), "--model", "tiny", first="import agentgym.hub as m; m.SHIPPED['tiny'] = 'x'\n"
     )
     assert done.returncode == 1
     assert done.stderr.startswith("chase_grpo: model: 'tiny' is not in this installation (")
@@ -252,7 +254,7 @@ def test_a_folder_that_is_no_whole_model_is_one_line(lacks: str, tmp_path: Path)
         (model / "config.json").write_text('{"model_type": "no_such_type"}')
     else:
         (model / "model.safetensors").write_bytes(b"")
-    line = refused("--out", str(tmp_path / "out"), "--model", str(model), "--steps", "0")
+    line = refused("--output-dir", str(tmp_path / "out"), "--model", str(model), "--max-steps", "0")
     assert line.startswith(
         f"chase_grpo: model: {model} cannot be loaded; give the folder of a whole model, or a name on "
     )
@@ -267,7 +269,7 @@ def test_the_command_line_names_a_shipped_model(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_bug_keeps_its_traceback() -> None:
-    done = recipe("--steps", "1", first=BUG)
+    done = recipe("--max-steps", "1", first=BUG)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "invalid literal for int()" in done.stderr
@@ -296,11 +298,11 @@ def test_whoever_stops_reading_the_help_is_shown_no_traceback() -> None:
 
 
 def test_a_run_that_is_resumed_keeps_its_steps_unless_others_are_given(tmp_path: Path) -> None:
-    write_settings(tmp_path, settings(RECIPE, ["--steps", "2"]))
-    assert settings(RECIPE, ["--resume", str(tmp_path)]).steps == 2
-    assert settings(RECIPE, ["--resume", str(tmp_path), "--steps", "7"]).steps == 7
-    assert settings(RECIPE, ["--resume", str(tmp_path), "--steps=7"]).steps == 7
-    assert settings(RECIPE, ["--resume", str(tmp_path / "none")]).steps == RECIPE.steps
+    write_settings(tmp_path, settings(RECIPE, ["--max-steps", "2"]))
+    assert settings(RECIPE, ["--resume", str(tmp_path)]).max_steps == 2
+    assert settings(RECIPE, ["--resume", str(tmp_path), "--max-steps", "7"]).max_steps == 7
+    assert settings(RECIPE, ["--resume", str(tmp_path), "--max-steps=7"]).max_steps == 7
+    assert settings(RECIPE, ["--resume", str(tmp_path / "none")]).max_steps == RECIPE.max_steps
 
 
 def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Path) -> None:

@@ -20,8 +20,19 @@ from agentgym.store.reader import RolloutStore
 from tests.torchrun import torchrun
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--sandbox", "unsafe", "--engine.slots", "8", "--prompts", "2", "--group-size", "4", "--eval-tasks", "2"]
-FLAGS = [*SMALL, "--steps", "3", "--save-every", "1"]
+SMALL = [
+    "--sandbox",
+    "unsafe",
+    "--engine.slots",
+    "8",
+    "--prompts-per-step",
+    "2",
+    "--group-size",
+    "4",
+    "--eval-tasks",
+    "2",
+]
+FLAGS = [*SMALL, "--max-steps", "3", "--save-every", "1"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 CODES = {"SIGINT": 130, "SIGTERM": 143}
 
@@ -33,7 +44,7 @@ def start(*command: str) -> "subprocess.CompletedProcess[str]":
 def stopped(moment: str, name: str, out: Path, *flags: str, steps: int = 0) -> str:
     """The one line that the stopped recipe says at its end, behind those of this many steps."""
     script = [sys.executable, "-m", "tests.recipes.stopped_script", moment, name]
-    done = start(*script, *FLAGS, *flags, "--out", str(out))
+    done = start(*script, *FLAGS, *flags, "--output-dir", str(out))
     assert done.returncode == CODES[name], done.stderr[-3000:]
     assert "Traceback" not in done.stderr, done.stderr[-3000:]
     said = [line for line in done.stderr.splitlines() if line.startswith("Stopped by ")]
@@ -98,13 +109,22 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
 @pytest.mark.parametrize("name", CODES)
 def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str, tmp_path: Path) -> None:
     said = stopped("importing", name, tmp_path / "run")
-    assert re.search(r"nothing was begun; to run it: .* --out ", said)
+    assert re.search(r"nothing was begun; to run it: .* --output-dir ", said)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_second_ctrl_c_ends_at_once_and_gives_the_terminal_its_cursor_back(tmp_path: Path) -> None:
     ours, terminals = pty.openpty()
-    script = [sys.executable, "-m", "tests.recipes.stopped_script", "twice", "SIGINT", *FLAGS, "--out", str(tmp_path)]
+    script = [
+        sys.executable,
+        "-m",
+        "tests.recipes.stopped_script",
+        "twice",
+        "SIGINT",
+        *FLAGS,
+        "--output-dir",
+        str(tmp_path),
+    ]
     environment = ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "500"}
     with subprocess.Popen(script, cwd=ROOT, env=environment, stderr=terminals) as running:
         os.close(terminals)
@@ -148,7 +168,7 @@ def test_under_torchrun_the_last_finished_step_is_kept(tmp_path: Path, method: s
     out, flags = tmp_path / "run", [*FLAGS, "--train.method", method]
     launch = torchrun(tmp_path / "logs")
     script = ["-m", "tests.recipes.stopped_script", "training", "SIGINT"]
-    done = start(sys.executable, *launch, *script, *flags, "--save-every", "0", "--out", str(out))
+    done = start(sys.executable, *launch, *script, *flags, "--save-every", "0", "--output-dir", str(out))
     said = [line for line in done.stderr.splitlines() if line.startswith("Stopped by Ctrl-C: 1 finished steps")]
     assert len(said) == 1, done.stderr[-3000:]
     assert steps_kept(out) == ["step-000001"]

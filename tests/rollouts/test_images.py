@@ -193,7 +193,7 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
     ],
 )
 def test_training_is_refused_before_a_model_is_loaded(tmp_path: Path, env: Any, told: str) -> None:
-    run = ag.RunConfig(recipe="r", env="e", model="none/such", steps=1, prompts=1, eval_tasks=0)
+    run = ag.RunConfig(recipe="r", env="e", model="none/such", max_steps=1, prompts_per_step=1, eval_tasks=0)
     with pytest.raises(ValueError, match=told), hold_checked(run, env, tmp_path / "run"):
         raise AssertionError
     assert not (tmp_path / "run").exists()

@@ -169,9 +169,9 @@ async def main(folder: Path) -> None:
     run = replace(
         SETTINGS,
         env="uneven",
-        out=folder / "run",
+        output_dir=folder / "run",
         engine=ag.TransformersConfig(slots=6),
-        staleness=1,
+        max_staleness=1,
         save_every=1,
         eval_every=2,
     )

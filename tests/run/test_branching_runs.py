@@ -26,7 +26,7 @@ from tests.rollouts.test_branches import Aided, Compares, play
 
 def test_branches_are_settings_of_a_run() -> None:
     assert bisect_branches.RECIPE.credit == "branches"
-    words = ["--advantage-level", "branches", "--branching.per-state", "3", "--branching.after", "tool_error"]
+    words = ["--credit", "branches", "--branching.per-state", "3", "--branching.after", "tool_error"]
     run = settings(chase_grpo.RECIPE, [*words, "--branching.tokens", "100", "--branching.no-train"])
     assert run.branching == ag.BranchingConfig(per_state=3, after="tool_error", tokens=100, train=False)
 
@@ -42,7 +42,7 @@ def test_branches_are_settings_of_a_run() -> None:
         ),
         ({"merge": False, "train": ag.TrainConfig(loss="gspo")}, "^merge: gspo needs each segment whole"),
         (
-            {"merge": False, "train": ag.TrainConfig(correction="sequence_mask")},
+            {"merge": False, "train": ag.TrainConfig(importance_sampling="sequence_mask")},
             "^merge: sequence_mask needs each segment whole",
         ),
     ],
@@ -58,7 +58,7 @@ def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: di
         (["--branching.every", "2"], "--branching.every: no branches are played; set credit branches, or"),
         (["--branching.no-train"], "--branching.no-train: no branches are played"),
         (["--gae.lam=0.5"], "--gae.lam: no critic is trained; set credit value, or"),
-        (["--advantage-level", "value", "--no-merge"], "--no-merge: a critic reads each segment whole; leave it out"),
+        (["--credit", "value", "--no-merge"], "--no-merge: a critic reads each segment whole; leave it out"),
         (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each segment whole in one sample; leave it"),
     ],
 )
@@ -74,14 +74,20 @@ async def test_an_env_that_cannot_branch_is_refused_before_the_model_is_loaded(t
             return [ag.Task(id=f"{split}{i}", prompt="Go.") for i in range(8)]
 
     ag.register("test-compares")(Tasked)
-    run = replace(bisect_branches.RECIPE, env="test-compares", model="no/such-model", out=tmp_path / "run")
+    run = replace(bisect_branches.RECIPE, env="test-compares", model="no/such-model", output_dir=tmp_path / "run")
     with pytest.raises(ValueError, match=r"branching: Tasked.group_reward compares whole rollouts"):
         await ag.train_policy(run)
 
 
 async def test_a_step_trains_every_token_that_was_sampled_and_keeps_every_branch(tmp_path: Path) -> None:
     run = replace(
-        bisect_branches.RECIPE, steps=1, prompts=2, group_size=2, eval_tasks=0, sandbox="unsafe", out=tmp_path / "run"
+        bisect_branches.RECIPE,
+        max_steps=1,
+        prompts_per_step=2,
+        group_size=2,
+        eval_tasks=0,
+        sandbox="unsafe",
+        output_dir=tmp_path / "run",
     )
     summary = await ag.train_policy(run)
     assert (summary["rollouts"], summary["failed"]) == (4, 0)

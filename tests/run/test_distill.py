@@ -23,7 +23,7 @@ SMALL = replace(
     chase_distill.RECIPE,
     model="tiny",
     sandbox="unsafe",
-    steps=6,
+    max_steps=6,
     eval_tasks=0,
     train=replace(TRAIN, device="cpu"),
     teacher_engine=ag.TransformersConfig(device="cpu"),
@@ -107,8 +107,8 @@ def test_a_refused_flag_of_either_engine_is_named(flag: str) -> None:
 
 
 def steps_of(run: ag.RunConfig) -> list[dict[str, float]]:
-    assert run.out is not None
-    return [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert run.output_dir is not None
+    return [json.loads(line) for line in (run.output_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("takes_adapters", [True, False])
@@ -122,7 +122,7 @@ async def test_a_server_that_runs_already_may_teach_whether_it_takes_adapters_or
 
 
 async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: Path) -> None:
-    run = replace(SMALL, teacher="tiny", steps=1, prompts=1, group_size=1, out=tmp_path / "run")
+    run = replace(SMALL, teacher="tiny", max_steps=1, prompts_per_step=1, group_size=1, output_dir=tmp_path / "run")
     await ag.train_policy(run)
     [row] = steps_of(run)
     assert abs(row["teacher/divergence"]) < 1e-4
@@ -138,7 +138,7 @@ async def test_the_students_divergence_from_its_teacher_falls(tmp_path: Path) ->
         for _ in range(10):
             await trainer.step(demonstrations(rollout))
         trainer.merge(tmp_path / "teacher")
-    run = replace(SMALL, teacher=tmp_path / "teacher", out=tmp_path / "run")
+    run = replace(SMALL, teacher=tmp_path / "teacher", output_dir=tmp_path / "run")
     summary = await ag.train_policy(run)
     rows = steps_of(run)
     far = [row["teacher/divergence"] for row in rows]

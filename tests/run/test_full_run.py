@@ -15,14 +15,16 @@ from agentgym.launch.train import train_policy
 from agentgym.store.run_settings import refuse_changes
 from tests.run.test_resume import SETTINGS, folder, metrics, resumed, steps, stop
 
-FULL = replace(SETTINGS, train=replace(SETTINGS.train, method="full", lr=1e-3), eval_every=2, prompts=2, steps=3)
+FULL = replace(
+    SETTINGS, train=replace(SETTINGS.train, method="full", lr=1e-3), eval_every=2, prompts_per_step=2, max_steps=3
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run that nobody stopped: its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
-    return out, asyncio.run(train_policy(replace(FULL, out=out)))
+    return out, asyncio.run(train_policy(replace(FULL, output_dir=out)))
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def test_each_step_changes_the_engine_and_is_proven(whole: tuple[Path, dict[str,
 async def test_a_run_that_is_stopped_in_a_step_goes_on_bit_for_bit_after_the_one_before(
     whole: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    run = replace(FULL, out=tmp_path / "run")
+    run = replace(FULL, output_dir=tmp_path / "run")
     await stop(run, 2 + 2 * 6 + 2 + 2)  # two evaluations, two steps, and two rollouts of the third
     assert steps(run) == ["step-000002"]
     left = weights(folder(run) / "model")
@@ -67,7 +69,7 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
 
 async def test_an_engine_without_load_weights_is_refused_before_the_first_rollout(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^train\.method: full gives .* Scripted has no `load_weights`"):
-        await train_policy(replace(FULL, out=tmp_path), engine=Scripted([say("1")]))
+        await train_policy(replace(FULL, output_dir=tmp_path), engine=Scripted([say("1")]))
 
 
 def test_an_adapter_for_servers_is_refused_and_merged_is_named() -> None:

@@ -17,7 +17,9 @@ from tests.torchrun import run_on_ranks
 
 pytestmark = pytest.mark.slow
 
-SMALL = replace(SETTINGS, prompts=4, steps=2, eval_tasks=3, train=replace(SETTINGS.train, rollouts_per_minibatch=None))
+SMALL = replace(
+    SETTINGS, prompts_per_step=4, max_steps=2, eval_tasks=3, train=replace(SETTINGS.train, rollouts_per_minibatch=None)
+)
 NAMES = ("mixture", "teacher")
 
 
@@ -47,7 +49,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folder of each run on two processes."""
     folder = tmp_path_factory.mktemp("two")
     make_teacher(folder / "model")
-    given = [replace(run, out=folder / name) for name, run in runs(folder).items()]
+    given = [replace(run, output_dir=folder / name) for name, run in runs(folder).items()]
     run_on_ranks(Path(__file__).with_name("ranks_script.py"), given, folder)
     return {name: folder / name for name in NAMES}
 
@@ -64,7 +66,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_on_two_processes_is_that_of_one(name: str, two: dict[str, Path], tmp_path: Path) -> None:
-    asyncio.run(ag.train_policy(replace(runs(two[name].parent)[name], out=tmp_path)))
+    asyncio.run(ag.train_policy(replace(runs(two[name].parent)[name], output_dir=tmp_path)))
     alone, shared = metrics(tmp_path), metrics(two[name])
     assert [row.keys() for row in shared] == [row.keys() for row in alone]
     for mine, theirs in zip(shared, alone, strict=True):

@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
     """Six rollouts and one mini-batch a step, two held-out tasks."""
-    return replace(SETTINGS, out=tmp_path / "run", steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6))
+    return replace(
+        SETTINGS, output_dir=tmp_path / "run", max_steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6)
+    )
 
 
 def stored(path: Path) -> list[StoredRollout]:
@@ -82,8 +84,8 @@ async def test_the_trainers_logprobs_and_the_advantages_stand_beside_the_rollout
 
 
 async def test_samples_by_turn_are_put_together_again(run: ag.RunConfig, tmp_path: Path) -> None:
-    await train_policy(replace(run, steps=1))
-    await train_policy(replace(run, steps=1, merge=False, out=tmp_path / "turns"))
+    await train_policy(replace(run, max_steps=1))
+    await train_policy(replace(run, max_steps=1, merge=False, output_dir=tmp_path / "turns"))
     pairs = list(zip(stored(folder(run)), stored(tmp_path / "turns"), strict=True))
     assert any(len(one.rollout.segments[0].turns) > 1 and one.advantages[0] for one, _ in pairs)
     for one, other in pairs:
@@ -94,7 +96,7 @@ async def test_samples_by_turn_are_put_together_again(run: ag.RunConfig, tmp_pat
 
 
 async def test_a_mini_batch_behind_another_one_has_no_gap_to_the_engine(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=1, train=replace(run.train, rollouts_per_minibatch=2)))
+    await train_policy(replace(run, max_steps=1, train=replace(run.train, rollouts_per_minibatch=2)))
     trained = [of for of in stored(folder(run)) if of.trainer_logprobs[0] is not None]
     assert {of.logprob_gap is None for of in trained} == {True, False}
 
@@ -109,7 +111,7 @@ async def test_a_resumed_run_has_each_rollout_once(run: ag.RunConfig) -> None:
 
 async def test_a_run_that_was_stopped_before_its_first_step_was_done_has_its_evaluation_once(run: ag.RunConfig) -> None:
     await stop(run, 2 + 3)
-    await train_policy(resumed(replace(run, steps=1)))
+    await train_policy(resumed(replace(run, max_steps=1)))
     assert places(folder(run)) == [("eval_before", 0)] * 2 + [("train", 0)] * 6 + [("eval_after", 1)] * 2
 
 
@@ -141,7 +143,7 @@ async def test_failed_rollouts_are_kept_with_what_they_failed_of(
     run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
-    await train_policy(replace(run, env="record_envs:Judged", eval_tasks=0, steps=1))
+    await train_policy(replace(run, env="record_envs:Judged", eval_tasks=0, max_steps=1))
     with RolloutStore(folder(run)) as store:
         failed = list(store.find(failed=True))
     assert failed

@@ -85,10 +85,10 @@ SETTINGS = ag.RunConfig(
     model=MODEL,
     engine=ag.TransformersConfig(slots=1),
     train=ag.TrainConfig(temperature=0.7, rollouts_per_minibatch=4, device="cpu"),
-    steps=4,
-    prompts=2,
+    max_steps=4,
+    prompts_per_step=2,
     group_size=3,
-    max_tokens=12,
+    max_turn_tokens=12,
     eval_tasks=2,
     save_every=2,
 )
@@ -96,14 +96,14 @@ SETTINGS = ag.RunConfig(
 
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
-    return replace(SETTINGS, out=tmp_path / "run")
+    return replace(SETTINGS, output_dir=tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The run that nobody stopped: its folder and its summary."""
     out = tmp_path_factory.mktemp("whole")
-    return out, asyncio.run(train_policy(replace(SETTINGS, out=out)))
+    return out, asyncio.run(train_policy(replace(SETTINGS, output_dir=out)))
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -124,12 +124,12 @@ def adapter(folder: Path) -> dict[str, Any]:
 
 
 def resumed(run: ag.RunConfig, **changes: Any) -> ag.RunConfig:
-    return replace(run, out=None, resume=run.out, **changes)
+    return replace(run, output_dir=None, resume=run.output_dir, **changes)
 
 
 def folder(run: ag.RunConfig) -> Path:
-    assert run.out is not None
-    return run.out
+    assert run.output_dir is not None
+    return run.output_dir
 
 
 def steps(run: ag.RunConfig) -> list[str]:
@@ -154,7 +154,7 @@ async def stop(run: ag.RunConfig, rollouts: int) -> None:
 
 
 async def test_a_run_in_two_parts_is_the_run_in_one(run: ag.RunConfig, whole: tuple[Path, dict[str, Any]]) -> None:
-    await train_policy(replace(run, steps=2))
+    await train_policy(replace(run, max_steps=2))
     parts = await train_policy(resumed(run))
     assert metrics(folder(run)) == metrics(whole[0])
     assert [row["step"] for row in metrics(folder(run))] == [0, 1, 2, 3]
@@ -175,7 +175,7 @@ async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_a
 
 
 async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_any(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=1, save_every=1))
+    await train_policy(replace(run, max_steps=1, save_every=1))
     await train_policy(resumed(run, steps=2, eval_tasks=0))
     for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
         with pytest.raises(ValueError, match=f"was begun with other settings; {said}: the run has "):
@@ -191,13 +191,13 @@ async def test_a_new_run_takes_no_folder_that_holds_something_else(
 ) -> None:
     out = tmp_path / "out"
     if held == "an evaluation":
-        await ag.evaluate(Terse, Scripted([say("x")]), n=2, out=out)
+        await ag.evaluate(Terse, Scripted([say("x")]), n=2, output_dir=out)
     else:
         out.mkdir()
         (out / ("settings.json" if held == "foreign settings" else "summary.json")).write_text('{"recipe": "mine"}')
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with pytest.raises(ValueError, match=rf"^out: {out} holds '\w+\.\w+', and no run; name a new folder, or an empty"):
-        await train_policy(replace(run, out=out))
+        await train_policy(replace(run, output_dir=out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -214,8 +214,8 @@ async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_
 
 
 async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.RunConfig) -> None:
-    ahead = replace(run, staleness=1, save_every=1, eval_tasks=0, engine=ag.TransformersConfig(slots=4))
-    await train_policy(replace(ahead, steps=2))
+    ahead = replace(run, max_staleness=1, save_every=1, eval_tasks=0, engine=ag.TransformersConfig(slots=4))
+    await train_policy(replace(ahead, max_steps=2))
     await train_policy(resumed(ahead, steps=5))
     rows = metrics(folder(run))
     for kind in ("rollouts", "groups", "requests"):
@@ -233,17 +233,17 @@ def test_a_checkpoint_in_another_form_is_refused_by_the_name_of_its_field() -> N
 
 
 async def test_only_as_many_checkpoints_as_asked_for_stay(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, save_every=1, keep=3, eval_tasks=0))
+    await train_policy(replace(run, save_every=1, keep_checkpoints=3, eval_tasks=0))
     assert steps(run) == ["step-000002", "step-000003", "step-000004"]
 
 
 async def test_without_an_interval_the_last_step_alone_is_kept(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=2, save_every=0, eval_tasks=0))
+    await train_policy(replace(run, max_steps=2, save_every=0, eval_tasks=0))
     assert steps(run) == ["step-000002"]
 
 
 async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=1, eval_tasks=0))
+    await train_policy(replace(run, max_steps=1, eval_tasks=0))
     changed = resumed(run, seed=1, train=replace(run.train, lora_alpha=64, rslora=True))
     with pytest.raises(ValueError, match=r"^resume: ") as refused:
         await train_policy(changed)
@@ -276,7 +276,7 @@ def test_evaluations_that_are_compared_stay_what_they_were(
 
 
 async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
-    await train_policy(replace(run, steps=2, eval_tasks=0))
+    await train_policy(replace(run, max_steps=2, eval_tasks=0))
     kept = metrics(folder(run))
     with pytest.raises(ValueError, match=r"^steps: the run in .* has done 2 steps; give at least 2, got 1"):
         await train_policy(resumed(run, steps=1))
@@ -298,7 +298,7 @@ async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> N
                 refused.append(str(error.value))
                 assert (folder(run) / "settings.json").read_bytes() == before
 
-    await train_policy(replace(run, steps=1, eval_tasks=0), callbacks=[Second()])
+    await train_policy(replace(run, max_steps=1, eval_tasks=0), callbacks=[Second()])
     assert len(refused) == 2
     assert not (folder(run) / ".lock").exists()
 
@@ -307,7 +307,7 @@ async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> N
 def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_path: Path, name: str) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / name).write_text("")
-    for run in (replace(SETTINGS, out=tmp_path), replace(SETTINGS, resume=tmp_path)):
+    for run in (replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)):
         field = "out" if run.resume is None else "resume"
         said = rf"^{field}: {tmp_path / name} is a file, and a run keeps a folder there; move it away"
         with pytest.raises(ValueError, match=said), hold_checked(run, Terse, tmp_path):
@@ -345,7 +345,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
     (tmp_path / kept).mkdir()
     (tmp_path / kept / "evaluation.json").write_text('{"step": 1, "reward": 0.5}')
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/reward": 0.5}\n')
-    new, again = replace(SETTINGS, out=tmp_path), replace(SETTINGS, resume=tmp_path)
+    new, again = replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)
     for run in (again,) if kept == "best" else (new, again):
         with hold_checked(run, Terse, tmp_path):  # no step was done
             pass
@@ -387,11 +387,11 @@ def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) ->
 async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
-    await ag.evaluate(Terse, Scripted([say("x")]), n=1, out=tmp_path / "eval")
+    await ag.evaluate(Terse, Scripted([say("x")]), n=1, output_dir=tmp_path / "eval")
     with pytest.raises(
         ValueError, match=r"^resume: .* holds no settings of one; an evaluation is resumed by `agentgym eval "
     ):
-        await train_policy(replace(run, out=None, resume=tmp_path / "eval"))
+        await train_policy(replace(run, output_dir=None, resume=tmp_path / "eval"))
 
 
 @pytest.mark.parametrize("damaged", ["[]", '{"settings": [1]}', '{"settings": null}', "{"])
@@ -415,7 +415,7 @@ async def test_a_run_that_was_stopped_before_its_first_step_was_done_begins_agai
 )
 def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
-    refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, steps=9, **changes))
+    refuse_changes(tmp_path, replace(SETTINGS, resume=tmp_path, max_steps=9, **changes))
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(run: ag.RunConfig, field
 
 
 def test_a_folder_may_be_given_as_text(run: ag.RunConfig) -> None:
-    assert replace(run, out="runs/x").out == Path("runs/x")  # type: ignore[arg-type]  # as users write it
+    assert replace(run, output_dir="runs/x").output_dir == Path("runs/x")  # type: ignore[arg-type]  # as users write it
 
 
 def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ SETTINGS = ag.RunConfig(
     env="wanders",
     model=MODEL,
     train=ag.TrainConfig(temperature=0.7, device="cpu"),
-    steps=5,
-    prompts=1,
+    max_steps=5,
+    prompts_per_step=1,
     group_size=2,
-    max_tokens=6,
+    max_turn_tokens=6,
     eval_tasks=0,
     save_every=2,
 )
@@ -65,7 +65,7 @@ FULL = 10_000
 
 @pytest.fixture
 def run(tmp_path: Path) -> ag.RunConfig:
-    return replace(SETTINGS, out=tmp_path / "run")
+    return replace(SETTINGS, output_dir=tmp_path / "run")
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
 def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
     run: ag.RunConfig, disk: ExitStack, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rollout(replace(run, steps=2), {})
+    rollout(replace(run, max_steps=2), {})
     adapter = (tmp_path / "run/adapter/adapter_model.safetensors").stat().st_size
     room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
-    rollout(replace(run, out=None, resume=tmp_path / "run", steps=4, save_every=0), {2: room})
+    rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
     assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
 
@@ -139,10 +139,10 @@ def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_th
 ) -> None:
     fill = lambda: disk.enter_context(files_up_to(FULL))  # noqa: E731
     with pytest.raises(AgentGymError, match=r"adapter could not be written.* 3 steps .* the checkpoint of step 2"):
-        rollout(replace(run, steps=3), {1: fill})
+        rollout(replace(run, max_steps=3), {1: fill})
     disk.close()
     assert last_checkpoint(tmp_path / "run/checkpoints").step == 2
-    rollout(replace(run, out=None, resume=tmp_path / "run", steps=3), {})
+    rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=3), {})
     assert_whole(tmp_path / "run", 3)
 
 
@@ -152,7 +152,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(f"{__name__}.ELSEWHERE", [tmp_path / "other"])
-    run = replace(SETTINGS, out=Path("run"), model=os.path.relpath(MODEL, tmp_path))
+    run = replace(SETTINGS, output_dir=Path("run"), model=os.path.relpath(MODEL, tmp_path))
     summary = rollout(run, {1: lambda: (tmp_path / "run").rename(tmp_path / "archive")})
     assert_whole(tmp_path / "archive", 5)
     assert summary["out"] == str(tmp_path / "archive")
@@ -230,7 +230,7 @@ def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
         disk.callback(LockedFolder(longest).close)
 
     with pytest.raises(FolderInUse, match="this process ends"):
-        rollout(replace(run, out=longest), {2: take})
+        rollout(replace(run, output_dir=longest), {2: take})
     assert "no folder can be made beside it ([Errno 36] File name too long" in caplog.text
     assert "what was trained after step 2 is lost" in caplog.text
     assert kept(longest) == ["step-000002"]

@@ -42,15 +42,15 @@ RECIPE = ag.RunConfig(
     recipe="judged",
     env=f"{__name__}:Judged",
     model="tiny",
-    steps=0,
+    max_steps=0,
     eval_tasks=1,
-    max_tokens=4,
+    max_turn_tokens=4,
     models={"judge": ag.ModelRoleConfig(model="anything", engine=CustomEngineConfig(name=f"{__name__}:approving"))},
 )
 
 
 async def test_a_run_opens_its_models_for_the_env(tmp_path: Path) -> None:
-    summary = await ag.train_policy(replace(RECIPE, out=tmp_path))
+    summary = await ag.train_policy(replace(RECIPE, output_dir=tmp_path))
     assert summary["eval_after"] == 1.0
     written = json.loads((tmp_path / "settings.json").read_text())["settings"]
     assert written["models"] == ["judge"]
@@ -65,13 +65,13 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
     async with chat_server(lambda request, number: said("yes")) as server:
         monkeypatch.setenv("JUDGE_URL", server.url)
         judge = {"judge": ag.ModelRoleConfig(model="tiny", engine=other)}
-        summary = await ag.train_policy(replace(RECIPE, out=tmp_path / "run", models=judge))
+        summary = await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "run", models=judge))
         assert summary["eval_after"] == 1.0
         with pytest.raises(ValueError, match="engine: Endpoint gives neither token ids"):
-            await ag.train_policy(replace(RECIPE, out=tmp_path / "policy", models=judge, engine=other))
+            await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "policy", models=judge, engine=other))
         with pytest.raises(ValueError, match="Endpoint gives neither token ids"):
             await ag.train_policy(
-                replace(RECIPE, out=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
+                replace(RECIPE, output_dir=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
             )
 
 

@@ -52,7 +52,7 @@ def test_the_flag_that_is_refused_is_named() -> None:
 def test_an_evaluation_has_its_own_sampling_and_takes_the_rest_from_training() -> None:
     flags = ["--eval-sampling.top-p", "0.9", "--eval-sampling.temperature", "0.2", "--train-sampling.stop", "END"]
     run = settings(
-        chase_grpo.RECIPE, [*flags, "--max-tokens", "9", "--chat-template-kwargs", "enable_thinking", "False"]
+        chase_grpo.RECIPE, [*flags, "--max-turn-tokens", "9", "--chat-template-kwargs", "enable_thinking", "False"]
     )
     assert run.sampling == Sampling(temperature=run.train.temperature, max_tokens=9, stop=("END",))
     assert run.held_out_sampling == Sampling(temperature=0.2, max_tokens=9, top_p=0.9, stop=("END",))
@@ -88,8 +88,8 @@ async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_tem
     template.write_text(SHOUTING)
     run = replace(
         SETTINGS,
-        out=tmp_path / "run",
-        steps=1,
+        output_dir=tmp_path / "run",
+        max_steps=1,
         chat_template=template,
         chat_template_kwargs={"loud": True},
         eval_rollouts=2,

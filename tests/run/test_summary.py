@@ -54,10 +54,10 @@ SETTINGS = ag.RunConfig(
     model="tiny",
     engine=ag.TransformersConfig(slots=8),
     train=ag.TrainConfig(temperature=0.7, device="cpu"),
-    steps=2,
-    prompts=4,
+    max_steps=2,
+    prompts_per_step=4,
     group_size=2,
-    max_tokens=40,
+    max_turn_tokens=40,
     eval_tasks=2,
 )
 
@@ -73,7 +73,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 async def test_a_run_that_learned_nothing_says_so_and_why(
     tmp_path: Path, made: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary = await ag.train_policy(replace(SETTINGS, env=made("Constant"), out=tmp_path))
+    summary = await ag.train_policy(replace(SETTINGS, env=made("Constant"), output_dir=tmp_path))
     assert summary["optimizer_steps"] == 0
     assert summary["groups_without_signal"] > 0
     assert summary["failed"] == sum(summary["failures"].values()) > 0
@@ -95,7 +95,7 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
 
 
 async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Callable[[str], str]) -> None:
-    run = replace(SETTINGS, env=made("Constant"), out=tmp_path)
+    run = replace(SETTINGS, env=made("Constant"), output_dir=tmp_path)
     summary = await ag.train_policy(run)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     held_out = [row for row in rows if "eval/reward" in row]
@@ -109,19 +109,19 @@ async def test_the_held_out_scores_stand_in_the_metrics(tmp_path: Path, made: Ca
 async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
     tmp_path: Path, made: Callable[[str], str]
 ) -> None:
-    run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", out=tmp_path)
+    run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; give it `@classmethod"):
         await ag.train_policy(run)
     with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, but at least 99"):
-        await ag.train_policy(replace(run, env=made("Constant"), prompts=99))
+        await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=99))
     with pytest.raises(
         ValueError,
         match=r"^prompts: .* has 40 tasks, but at least 42 are needed, since prompts and staleness put as many in",
     ):
-        await ag.train_policy(replace(run, env=made("Constant"), prompts=21, staleness=1))
+        await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=21, max_staleness=1))
     extra = ag.OversampleConfig(extra_groups=1, stop="target")
     with pytest.raises(ValueError, match=r"at least 41 are needed, since prompts and oversample\.extra_groups put"):
-        await ag.train_policy(replace(run, env=made("Constant"), prompts=40, oversample=extra))
+        await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=40, oversample=extra))
 
 
 def test_metrics_are_strict_json_and_count_what_is_not_finite(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def in_a_folder_of_its_own(folder: Path, *flags: str) -> "subprocess.CompletedPr
 
 @pytest.mark.slow
 def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_path: Path) -> None:
-    done = in_a_folder_of_its_own(tmp_path, "--max-tokens", "8")
+    done = in_a_folder_of_its_own(tmp_path, "--max-turn-tokens", "8")
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["steps"] == 1

@@ -106,7 +106,7 @@ async def test_a_task_of_the_chosen_env_is_played_as_before(tmp_path: Path) -> N
 
 def test_a_run_trains_on_the_chosen_tasks_alone(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("t11\nt12\nt13\n")
-    run = replace(SETTINGS, tasks_from=tmp_path / "ids", steps=2, eval_tasks=0, out=tmp_path / "run")
+    run = replace(SETTINGS, tasks_from=tmp_path / "ids", max_steps=2, eval_tasks=0, output_dir=tmp_path / "run")
     asyncio.run(ag.train_policy(run))
     with RolloutStore(tmp_path / "run") as store:
         ids = {row.group_id for row in store.summaries(limit=100)}
@@ -131,11 +131,11 @@ class DoubledHeldOut(Doubled):
 
 @pytest.mark.parametrize(("env", "split"), [(Doubled, "train"), (DoubledHeldOut, "test")])
 def test_two_tasks_of_one_id_are_refused_before_a_model_is_loaded(tmp_path: Path, env: type[Rows], split: str) -> None:
-    run = replace(SETTINGS, out=tmp_path, eval_tasks=4)
+    run = replace(SETTINGS, output_dir=tmp_path, eval_tasks=4)
     said = rf"^env: {env.__name__}.tasks\('{split}'\) has the id '{split}-0' twice, as number 0 and as number 2; give"
     with pytest.raises(ValueError, match=said), hold_checked(run, env, tmp_path):
         raise AssertionError
-    unused = replace(run, eval_tasks=2) if split == "test" else replace(run, steps=0)
+    unused = replace(run, eval_tasks=2) if split == "test" else replace(run, max_steps=0)
     with hold_checked(unused, env, tmp_path):
         pass
 

@@ -39,7 +39,9 @@ async def test_every_k_steps_and_at_the_end_a_run_is_evaluated_and_the_best_adap
     scores = iter([0.1, 0.2, 0.9, 0.9, 0.4])
     metrics = Evaluation.metrics
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
-    run = replace(SETTINGS, out=tmp_path, steps=4, eval_every=1, eval_rollouts=3, save_every=1, keep=9)
+    run = replace(
+        SETTINGS, output_dir=tmp_path, max_steps=4, eval_every=1, eval_rollouts=3, save_every=1, keep_checkpoints=9
+    )
     adapters: list[dict[str, Any]] = []
 
     class After(ag.Callback):
@@ -64,11 +66,11 @@ async def test_a_resumed_run_knows_its_best_evaluation_and_has_each_once(
     metrics = Evaluation.metrics
     scores = iter([0.1, 0.8, 0.3])
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
-    run = replace(SETTINGS, out=tmp_path, steps=2, eval_every=1, save_every=1)
+    run = replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_every=1, save_every=1)
     await ag.train_policy(run)
     again = iter([0.3, 0.2])
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(again)})
-    summary = await ag.train_policy(replace(run, out=None, resume=tmp_path, steps=3))
+    summary = await ag.train_policy(replace(run, output_dir=None, resume=tmp_path, max_steps=3))
     assert (summary["best_step"], summary["best_reward"]) == (1, 0.8)
     held_out = [(row["step"], row["eval/reward"]) for row in rows(tmp_path) if "eval/reward" in row]
     assert held_out == [(0, 0.1), (1, 0.8), (2, 0.3), (3, 0.2)]
@@ -80,10 +82,10 @@ async def test_the_best_policy_of_a_finished_run_stays_when_that_is_resumed_and_
     metrics = Evaluation.metrics
     scores = iter([0.1, 0.9, 0.6])
     monkeypatch.setattr(Evaluation, "metrics", lambda self: metrics(self) | {"eval/reward": next(scores)})
-    run = replace(SETTINGS, out=tmp_path, steps=1, eval_every=2)
+    run = replace(SETTINGS, output_dir=tmp_path, max_steps=1, eval_every=2)
     await ag.train_policy(run)  # its best evaluation came behind its last checkpoint
     best = weights(tmp_path / "best")
-    summary = await ag.train_policy(replace(run, out=None, resume=tmp_path, steps=2))
+    summary = await ag.train_policy(replace(run, output_dir=None, resume=tmp_path, max_steps=2))
     assert (summary["best_step"], summary["best_reward"], summary["eval_after"]) == (1, 0.9, 0.6)
     assert json.loads((tmp_path / "best" / "evaluation.json").read_text()) == {"step": 1, "reward": 0.9}
     kept = weights(tmp_path / "best")
@@ -130,7 +132,7 @@ class Aside(Hears):
 
 
 async def test_a_callback_hears_the_start_each_rollout_step_and_evaluation_and_the_end(tmp_path: Path) -> None:
-    run, here, aside = replace(SETTINGS, out=tmp_path, steps=1), Hears(), Aside()
+    run, here, aside = replace(SETTINGS, output_dir=tmp_path, max_steps=1), Hears(), Aside()
     summary = await ag.train_policy(run, callbacks=[here, aside])
     assert [each[0] for each in here.heard] == ["start", "evaluation", *["rollout"] * 6, "step", "evaluation", "end"]
     assert [each[0] for each in aside.heard] == [each[0] for each in here.heard]
@@ -154,7 +156,7 @@ async def test_a_callback_hears_that_a_run_failed_as_an_end_without_a_summary(tm
 
     stops = Stops()
     with pytest.raises(asyncio.CancelledError):
-        await ag.train_policy(replace(SETTINGS, out=tmp_path, steps=2, eval_tasks=0), callbacks=[stops])
+        await ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[stops])
     assert [told for told in stops.heard if told[0] == "end"] == [("end", {})]
 
 
@@ -180,7 +182,7 @@ async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_ru
             raise KeyError("mine")
 
     monkeypatch.setattr(loop, "open_tracker", lambda *_: Broken())
-    run = replace(SETTINGS, out=tmp_path, steps=2, eval_tasks=0, track=("wandb",))
+    run = replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0, report_to=("wandb",))
     seen: list[str] = []
     summary = await ag.train_policy(run, callbacks=[Note()])
     assert len(seen) == 12
@@ -208,7 +210,7 @@ async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> 
 
 
 async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp_path: Path) -> None:
-    summary = await ag.train_policy(replace(SETTINGS, out=tmp_path, steps=1))
+    summary = await ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=1))
     names = names_in(tmp_path)
     assert {"environment.json", "settings.json", "summary.json"} <= names
     assert ("reward.png" in names) == (importlib.util.find_spec("matplotlib") is not None)

@@ -17,7 +17,7 @@ CLOCKS = ("train/seconds", "rollout/seconds", "oversample/length_bias", "time/",
 
 
 def test_a_critic_has_settings() -> None:
-    words = ["--advantage-level", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
+    words = ["--credit", "value", "--gae.lam", "0.5", "--gae.gamma", "0.9", "--train.value-lr", "0.01"]
     run = settings(chase_long.RECIPE, [*words, "--train.value-epochs", "3", "--train.value-clip", "0.2"])
     assert run.gae == GAEConfig(gamma=0.9, lam=0.5)
     assert (run.train.value_lr, run.train.value_epochs, run.train.value_clip) == (0.01, 3, 0.2)
@@ -55,16 +55,16 @@ async def test_a_resumed_run_goes_on_with_its_critic(tmp_path: Path) -> None:
     small = replace(
         bisect_long.RECIPE,
         credit="value",
-        steps=4,
-        prompts=2,
+        max_steps=4,
+        prompts_per_step=2,
         group_size=2,
         eval_tasks=0,
         sandbox="unsafe",
         engine=ag.TransformersConfig(slots=1),  # one rollout at a time: float noise is the same too
     )
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    await ag.train_policy(replace(small, out=whole))
-    await ag.train_policy(replace(small, out=cut, steps=2))
+    await ag.train_policy(replace(small, output_dir=whole))
+    await ag.train_policy(replace(small, output_dir=cut, max_steps=2))
     await ag.train_policy(replace(small, resume=cut))
     assert metrics(cut) == metrics(whole)
     assert all(row["train/value_mean"] != 0 for row in metrics(whole)[1:])

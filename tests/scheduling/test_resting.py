@@ -113,12 +113,21 @@ def test_rest_asks_for_tasks_that_belong_to_one_process_by_id() -> None:
 
 
 def test_a_run_lays_tasks_to_rest_and_is_resumed_with_the_same_rule(tmp_path: Path) -> None:
-    run = replace(SETTINGS, env="six", prompts=6, group_size=2, rest_epochs=1, steps=1, eval_tasks=0, out=tmp_path)
-    run = replace(run, max_tokens=1)
+    run = replace(
+        SETTINGS,
+        env="six",
+        prompts_per_step=6,
+        group_size=2,
+        rest_epochs=1,
+        max_steps=1,
+        eval_tasks=0,
+        output_dir=tmp_path,
+    )
+    run = replace(run, max_turn_tokens=1)
     asyncio.run(ag.train_policy(run))
     [line] = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert line["curriculum/rested_solved"] == 2.0
     assert line["curriculum/resting"] >= 4.0
-    again = replace(run, out=None, resume=tmp_path)
+    again = replace(run, output_dir=None, resume=tmp_path)
     with pytest.raises(ValueError, match=r"rest_epochs: the run has 1, not 2"):
         asyncio.run(ag.train_policy(replace(again, rest_epochs=2)))

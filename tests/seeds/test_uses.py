@@ -100,8 +100,8 @@ RUN = ag.RunConfig(
     recipe="seeds",
     env=f"{__name__}:Chances",
     model="tiny",
-    steps=2,
-    prompts=2,
+    max_steps=2,
+    prompts_per_step=2,
     group_size=2,
     eval_tasks=2,
     eval_rollouts=2,
@@ -117,7 +117,7 @@ async def played(folder: Path) -> list[Seen]:
         for seed in (0, 1):
             RESETS.clear()
             JUDGE.asked.clear()
-            recorder, run = Recorder(engine), replace(RUN, seed=seed, out=folder / str(seed))
+            recorder, run = Recorder(engine), replace(RUN, seed=seed, output_dir=folder / str(seed))
             await engine.load_adapter(None, version=0)
             await ag.train_policy(run, engine=recorder)
             found.append(Seen(folder / str(seed), [*recorder.asked, *JUDGE.asked], [*RESETS]))
@@ -148,7 +148,7 @@ async def test_neighboring_runs_share_no_seed_at_all(runs: list[Seen]) -> None:
 async def test_the_rollouts_of_a_group_share_the_seed_of_their_env_and_groups_do_not(runs: list[Seen]) -> None:
     for run in runs:
         shared = Counter(run.resets_of("train"))
-        assert len(shared) == RUN.steps * RUN.prompts
+        assert len(shared) == RUN.max_steps * RUN.prompts_per_step
         assert set(shared.values()) == {RUN.group_size}
         assert len({seed for _, seed in shared}) == len(shared)
 
@@ -174,7 +174,7 @@ async def test_the_seed_of_the_evaluations_is_kept_and_an_evaluation_of_that_see
         assert begun_eval_seed(run.folder) == said["eval_seed"]
         RESETS.clear()
         out = tmp_path / str(seed)
-        await ag.evaluate(Chances, SPEAKER, n=2, k=2, seed=said["eval_seed"], out=out)
+        await ag.evaluate(Chances, SPEAKER, n=2, k=2, seed=said["eval_seed"], output_dir=out)
         assert set(RESETS) == set(run.resets_of("test"))
         assert json.loads((out / SUMMARY).read_text())["seed"] == begun_eval_seed(out) == said["eval_seed"]
 
@@ -188,7 +188,7 @@ def test_eval_seed_is_the_seed_of_evaluations_whatever_that_of_the_run() -> None
 
 async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) -> None:
     for name, seed in (("one", 3), ("same", 3), ("other", 4)):
-        await ag.evaluate(Chances, SPEAKER, n=2, seed=seed, out=tmp_path / name)
+        await ag.evaluate(Chances, SPEAKER, n=2, seed=seed, output_dir=tmp_path / name)
     alike = ag.compare(tmp_path / "one", tmp_path / "same")
     assert (alike.seeds, alike.luck) == ((3, 3), "seed 3 in both")
     found = ag.compare(tmp_path / "one", tmp_path / "other")
@@ -213,7 +213,7 @@ async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_
     with pytest.raises(ValueError, match=r"^resume: .*old was begun by an agentgym that derives seeds in another way"):
         await ag.evaluate(Chances, SPEAKER, resume=True, **given)
     with pytest.raises(ValueError, match=r"^resume: .* was begun by an agentgym that derives seeds in another way"):
-        await ag.train_policy(replace(RUN, steps=3, resume=runs[0].folder))
+        await ag.train_policy(replace(RUN, max_steps=3, resume=runs[0].folder))
 
 
 async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of_their_own() -> None:

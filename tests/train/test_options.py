@@ -115,7 +115,7 @@ def test_checkpointing_changes_memory_and_nothing_else(
     tiny_model: Path, batches: list[list[Sample]], layout: Any
 ) -> None:
     kept, again = (
-        metrics(tiny_model, replace(PLAIN, checkpointing=checkpointing, layout=layout), batches)
+        metrics(tiny_model, replace(PLAIN, gradient_checkpointing=checkpointing, layout=layout), batches)
         for checkpointing in (False, True)
     )
     assert_same(again, kept, rel=1e-6, atol=1e-7)
@@ -125,7 +125,9 @@ def test_checkpointing_changes_memory_and_nothing_else(
 def test_checkpointed_layers_keep_their_input_and_run_twice(
     tiny_model: Path, batches: list[list[Sample]], checkpointing: bool
 ) -> None:
-    with Trainer(tiny_model, replace(PLAIN, checkpointing=checkpointing, max_tokens_per_microbatch=None)) as trainer:
+    with Trainer(
+        tiny_model, replace(PLAIN, gradient_checkpointing=checkpointing, max_tokens_per_microbatch=None)
+    ) as trainer:
         runs: list[str] = []
         for layer in trainer._open_now.learner.policy.causal.get_decoder().layers:
             layer.mlp.register_forward_pre_hook(lambda *_: runs.append("mlp"))

@@ -150,7 +150,7 @@ def test_corrected_steps_do_not_depend_on_their_cut_into_micro_batches(
         adapters = []
         for max_tokens_per_microbatch in (None, 40):
             changed = replace(
-                config, correction=correction, is_cap=1.5, max_tokens_per_microbatch=max_tokens_per_microbatch
+                config, importance_sampling=correction, is_cap=1.5, max_tokens_per_microbatch=max_tokens_per_microbatch
             )
             with Trainer(tiny_model, changed) as trainer:
                 stats = trainer.train(stale)

@@ -48,11 +48,11 @@ SMALL = ag.RunConfig(
     env="envs.chase.env:Chase",
     model="tiny",
     sandbox="unsafe",
-    steps=1,
-    prompts=2,
+    max_steps=1,
+    prompts_per_step=2,
     group_size=2,
     eval_tasks=0,
-    max_tokens=16,
+    max_turn_tokens=16,
     train=ag.TrainConfig(device="cpu"),
 )
 
@@ -67,7 +67,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine: Any, tmp_path: Path) -> None:
-    run = replace(SMALL, out=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:Mine", slots=4))
+    run = replace(SMALL, output_dir=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:Mine", slots=4))
     summary = await ag.train_policy(run)
     assert summary["rollouts"] == 4
     assert mine.opened == ["in", "out"]
@@ -76,7 +76,7 @@ async def test_a_run_opens_the_engine_that_its_settings_name_and_closes_it(mine:
 
 async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(mine: Any, tmp_path: Path) -> None:
     async with mine.Mine("tiny") as engine:
-        await ag.train_policy(replace(SMALL, out=tmp_path / "run"), engine=engine)
+        await ag.train_policy(replace(SMALL, output_dir=tmp_path / "run"), engine=engine)
         assert engine.version == 1
         assert mine.opened == ["in"]
 
@@ -114,7 +114,7 @@ def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template
 
 
 async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, tmp_path: Path) -> None:
-    run = replace(SMALL, out=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:broken"))
+    run = replace(SMALL, output_dir=tmp_path / "run", engine=ag.CustomEngineConfig(name="mine_engine:broken"))
     with pytest.raises(TypeError, match="engine: must be an engine, got 'an engine'"):
         await ag.train_policy(run)
 
@@ -131,7 +131,7 @@ def test_an_engine_is_named_on_the_command_line() -> None:
 def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
     run = replace(SMALL, engine=ag.SGLangConfig(colocate="keep"))
     with pytest.raises(ValueError, match=r"^engine\.colocate, staleness: "):
-        replace(run, staleness=1)
+        replace(run, max_staleness=1)
 
 
 async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_the_envs(
@@ -139,7 +139,9 @@ async def test_a_run_warns_at_its_start_where_the_engines_context_is_less_than_t
 ) -> None:
     monkeypatch.setattr(Chase, "limits", replace(Chase.limits, context_tokens=2048))
     await ag.train_policy(
-        replace(SMALL, out=tmp_path / "run", engine=ag.TransformersConfig(slots=4, context_tokens=256), steps=0)
+        replace(
+            SMALL, output_dir=tmp_path / "run", engine=ag.TransformersConfig(slots=4, context_tokens=256), max_steps=0
+        )
     )
     [said] = [record.getMessage() for record in caplog.records if "limits.context_tokens" in record.getMessage()]
     assert said.endswith(

@@ -139,7 +139,7 @@ async def test_a_proof_of_a_whole_model_that_was_not_begun_before_the_first_step
 async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fault: Any, tmp_path: Path) -> None:
     run = replace(
         SETTINGS,
-        out=tmp_path / "run",
+        output_dir=tmp_path / "run",
         train=ag.TrainConfig(temperature=0.7, lr=2e-3, warmup_steps=0, device="cpu", dtype="bfloat16"),
         eval_tasks=0,
     )
@@ -159,7 +159,7 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
         with ended:
             await ag.train_policy(run, callbacks=[Note()], engine=engine)
     assert all(row["sync/arrived"] == pytest.approx(1, abs=0.25) and not row["sync/unproven"] for row in rows)
-    assert len(rows) == (run.steps if fault == "none" else 1)
+    assert len(rows) == (run.max_steps if fault == "none" else 1)
 
 
 async def test_an_update_too_small_to_tell_is_counted_and_proven_with_those_after_it() -> None:

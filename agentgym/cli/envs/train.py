@@ -29,7 +29,7 @@ def train(env: tyro.conf.Positional[str]) -> int:
 
     For example:
     $ agentgym train hello
-    $ agentgym train hello --steps 40 --train.lr 1e-3 --out runs/longer
+    $ agentgym train hello --max-steps 40 --train.lr 1e-3 --output-dir runs/longer
     $ agentgym train hello --model Qwen/Qwen3-0.6B --engine.dtype bfloat16
     $ torchrun --nproc-per-node 2 -m agentgym train hello
 
@@ -74,14 +74,16 @@ def recipe_of(name: str, env: str, model: str) -> "RunConfig":
     if model != TINY:
         return RunConfig(recipe=name, env=env, model=model)
     learning = TrainConfig(temperature=0.7, loss_agg=2000.0, grad_clip=0.05)
-    return RunConfig(recipe=name, env=env, model=model, steps=20, max_tokens=40, train=learning)  # Its turns are short.
+    return RunConfig(
+        recipe=name, env=env, model=model, max_steps=20, max_turn_tokens=40, train=learning
+    )  # Its turns are short.
 
 
 def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
     """Return what to look at after a run; `env` are the words that name its environment, with its parameters."""
     from agentgym.run.summary import look_lines
 
-    out = Path(summary["out"])
+    out = Path(summary["output_dir"])
     trained = out / "adapter" if (out / "adapter").is_dir() else out / "model"
     lines = [
         *look_lines(out),

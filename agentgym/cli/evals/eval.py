@@ -37,7 +37,7 @@ def evaluate_env(
     max_tokens: int | None = None,
     seed: int = 0,
     solved: float = 1.0,
-    out: Path | None = None,
+    output_dir: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     retry_failed: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     concurrency: int = 64,
@@ -66,7 +66,7 @@ def evaluate_env(
     $ agentgym eval nim --model tiny --env.skill 1
     $ agentgym eval my_env:Pointers --model tiny --n 64 --k 4
     $ agentgym eval my_env:Pointers --model runs/pointers/20260801-101500/adapter --temperature 0.7
-    $ agentgym eval my_env:Pointers --url http://localhost:8000/v1 --out runs/eval --resume
+    $ agentgym eval my_env:Pointers --url http://localhost:8000/v1 --output-dir runs/eval --resume
     $ agentgym eval my_env:Pointers --url https://api.openai.com/v1 --model gpt-5-mini --api-key-env OPENAI_API_KEY
     $ agentgym eval judge_essay --model my_model --models.judge.url http://localhost:8000/v1
     $ agentgym eval my_env:Pointers --model Qwen/Qwen3-0.6B --n 1000 --ray auto --workers 4
@@ -84,8 +84,8 @@ def evaluate_env(
         max_tokens: The maximum tokens of one turn, in addition to the limits of the environment.
         seed: The seed of everything random.
         solved: The least reward with which an attempt solves its task, for pass@k, pass^k and the table.
-        out: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
-        resume: Go on in --out: rollouts that are there are not played again.
+        output_dir: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
+        resume: Go on in --output-dir: rollouts that are there are not played again.
         retry_failed: With --resume, play rollouts without a reward again.
         concurrency: The maximum number of rollouts at once, and of requests to an endpoint.
         api_key_env: The environment variable with the key of the endpoint.
@@ -106,10 +106,10 @@ def evaluate_env(
         raise AgentGymError("--model, --url: give a model, such as --model tiny, or an endpoint, such as --url URL/v1")
     if n is not None and tasks:
         raise AgentGymError("--n, --tasks: give one of them; --tasks plays all that it names")
-    if resume and out is None:
-        raise AgentGymError("--resume: name the folder to go on in with --out")
+    if resume and output_dir is None:
+        raise AgentGymError("--resume: name the folder to go on in with --output-dir")
     cls, signals = find(env, parameters), list[signal.Signals]()
-    folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if out is None else whole_path(out)
+    folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
     try:
         chosen = _tasks(cls, split, tasks)
         settings = {
@@ -120,7 +120,7 @@ def evaluate_env(
             "sampling": Sampling(temperature=temperature, max_tokens=max_tokens),
             "seed": seed,
             "solved": solved,
-            "out": folder,
+            "output_dir": folder,
             "resume": resume,
             "retry_failed": retry_failed,
             "concurrency": concurrency,

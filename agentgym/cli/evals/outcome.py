@@ -34,11 +34,11 @@ def resuming(folder: Path) -> str:
     kept = list[str]()
     words = iter(sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval", "..."])
     for word in words:
-        if word == "--out":
+        if word == "--output-dir":
             next(words, None)
-        elif not word.startswith("--out=") and word not in ("--resume", "--retry-failed"):
+        elif not word.startswith("--output-dir=") and word not in ("--resume", "--retry-failed"):
             kept.append(word)
-    return command(*kept, "--out", folder, "--resume")
+    return command(*kept, "--output-dir", folder, "--resume")
 
 
 def _say(line: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def rescore_run(
     run: tyro.conf.Positional[Path],
     env: str | None = None,
-    out: Path | None = None,
+    output_dir: Path | None = None,
     phase: str | None = None,
     step: int | None = None,
     concurrency: int = 16,
@@ -45,7 +45,7 @@ def rescore_run(
     Args:
         run: The folder of a run or an evaluation; it holds rollouts.sqlite.
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class; by default the run's own.
-        out: The folder for the rollouts; by default rescored-TIME in the run's folder.
+        output_dir: The folder for the rollouts; by default rescored-TIME in the run's folder.
         phase: Only this phase, such as train or eval_after; by default all.
         step: Only the rollouts of this step.
         concurrency: The maximum number of rollouts that are scored at once.
@@ -55,7 +55,7 @@ def rescore_run(
             raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join(there)}")
     if concurrency < 1:
         raise AgentGymError(f"--concurrency: must be at least 1, got {concurrency}")
-    folder = new_folder(run, "rescored-") if out is None else whole_path(out)
+    folder = new_folder(run, "rescored-") if output_dir is None else whole_path(output_dir)
     try:
         cls = find(env) if env is not None else env_of(run)
         settings = {"phase": phase, "step": step, "concurrency": concurrency}
@@ -70,12 +70,12 @@ def rescore_run(
 
 
 async def _rescored(
-    run: Path, env: type[Env[Any]], out: Path, models: Mapping[str, ModelFlags], settings: Mapping[str, Any]
+    run: Path, env: type[Env[Any]], output_dir: Path, models: Mapping[str, ModelFlags], settings: Mapping[str, Any]
 ) -> "Rescored":
     from agentgym.evals.rescore import rescore
 
     async with opened_models(models) as named:
-        return await rescore(run, env, out, models=named, **settings)
+        return await rescore(run, env, output_dir, models=named, **settings)
 
 
 def env_of(run: Path) -> type[Env[Any]]:
@@ -103,7 +103,7 @@ def _say_changes(done: "Rescored") -> None:
     if done.failures:
         say(f"{'':<20}{len(done.failures)} have none any more; the first: {printable(done.failures[0])}")
     not_kept = f"none: {done.not_kept} rollouts could not be written, and nothing was kept"
-    say(f"{'folder':<20}{not_kept if done.not_kept else shown(done.out)}")
+    say(f"{'folder':<20}{not_kept if done.not_kept else shown(done.output_dir)}")
 
 
 def _line(name: str, change: "Change") -> str:

@@ -120,7 +120,7 @@ def policy_loss(
         clipped = _clip(masked_gap(logprobs_BR, old_BR, batch.loss_mask_BR), batch, config, sequence_B)
         weights_BR, corrected_BR = _correct(masked_gap(old_BR, batch.logprobs_BR, batch.loss_mask_BR), batch, config)
         term = replace(clipped, gain_BR=weights_BR * clipped.gain_BR, corrected_BR=corrected_BR)
-    elif config.correction != "none":
+    elif config.importance_sampling != "none":
         weights_BR, corrected_BR = _correct(gap_BR.detach(), batch, config)
         gain_BR = weights_BR * _one(gap_BR) * batch.advantages_BR
         term = _Term(gain_BR=gain_BR, stopped_BR=nothing_BR, corrected_BR=corrected_BR)
@@ -155,8 +155,8 @@ def _one(log_ratio_BR: Tensor) -> Tensor:
 def _correct(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Return each token's importance weight, and whether it was truncated or masked."""
     cap = config.is_cap
-    weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.correction, cap=cap)
-    return weights_BR, weights_BR == (0 if config.correction.endswith("mask") else cap)
+    weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.importance_sampling, cap=cap)
+    return weights_BR, weights_BR == (0 if config.importance_sampling.endswith("mask") else cap)
 
 
 def _clip(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig, sequence_B: Tensor | None) -> _Term:

@@ -45,7 +45,7 @@ def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
         "train/padding": 1 - real / computed,
         "train/micro_batches": float(len(forwards)),
     }
-    if config.correction != "none":
+    if config.importance_sampling != "none":
         metrics["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
     if config.kl_coef:
         metrics["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens

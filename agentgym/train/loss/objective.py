@@ -74,7 +74,7 @@ class Objective:
         from the divergence alone.
         """
         config = self.config
-        if config.loss in WHOLE_SEGMENTS or config.correction in WHOLE_SEGMENTS:
+        if config.loss in WHOLE_SEGMENTS or config.importance_sampling in WHOLE_SEGMENTS:
             return None
         possible_BR = batch.loss_mask_BR if config.kl_coef else batch.advantages_BR != 0
         return TokenLoss(
@@ -118,7 +118,7 @@ def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
     segments = {(sample.rollout_id, sample.segment) for sample in samples}
     if len(segments) == len(samples):
         return
-    for field, value in (("loss", config.loss), ("correction", config.correction)):
+    for field, value in (("loss", config.loss), ("correction", config.importance_sampling)):
         if value in WHOLE_SEGMENTS:
             raise ValueError(
                 f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "

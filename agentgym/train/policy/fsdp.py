@@ -57,7 +57,7 @@ def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> Polic
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     dtype = weight_type(config, ranks.device)
     load = partial(load_whole_policy, path, dtype=dtype, trained=False, layout=config.layout)
-    return _open(path, replace(config, checkpointing=False), ranks, sharded, load, None, trained=False)
+    return _open(path, replace(config, gradient_checkpointing=False), ranks, sharded, load, None, trained=False)
 
 
 def _open(
@@ -166,7 +166,7 @@ def shards_alone(config: TrainConfig, device: torch.device) -> bool:
 
 
 def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded: bool) -> None:
-    if config.checkpointing:
+    if config.gradient_checkpointing:
         checkpoint_layers(policy)
     if sharded:
         dtype = weight_type(config, ranks.device)

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentgym.view.report.folders import KeptRun
 
-OF_A_RUN = ("seed", "eval_seed", "out", "resume", "save_every", "keep", "track")
+OF_A_RUN = ("seed", "eval_seed", "output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
 """Settings that runs of one line may have otherwise: the seeds, and what changes neither tasks nor policy."""
 NAMED = 3
 """The most settings that a line's name has."""

@@ -174,17 +174,17 @@ class Written:
     lines: int
 
 
-def write_report(folders: Sequence[Path], out: Path | None, *, transcripts: int, version: str) -> Written:
+def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcripts: int, version: str) -> Written:
     """Write the report on the runs and evaluations of these folders, also while they go on; return what was written.
 
-    Without `out` it goes into `report` within the only folder that is named, or here. AgentGymError for a folder that
-    is not there or holds no run, and for an `out` that holds other files.
+    Without `output_dir` it goes into `report` within the only folder that is named, or here. AgentGymError for a folder
+    that is not there or holds no run, and for an `output_dir` that holds other files.
     """
     runs = kept_runs(folders)
     lines = lines_of(runs)
-    folder = out or (folders[0] / "report" if len(folders) == 1 else Path("report"))
-    if out is None and folder.is_symlink():
-        raise AgentGymError(f"--out: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
+    folder = output_dir or (folders[0] / "report" if len(folders) == 1 else Path("report"))
+    if output_dir is None and folder.is_symlink():
+        raise AgentGymError(f"--output-dir: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
     _make(folder)
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
@@ -203,13 +203,15 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise AgentGymError(f"--out: {folder} cannot be made ({error.strerror}); name another folder") from error
+        raise AgentGymError(f"--output-dir: {folder} cannot be made ({error.strerror}); name another folder") from error
     if there and PAGE not in there:
-        raise AgentGymError(f"--out: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report")
+        raise AgentGymError(
+            f"--output-dir: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report"
+        )
     own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
     for path in own:
         if path.is_dir() and not path.is_symlink():
-            raise AgentGymError(f"--out: {path} is a folder in the way of a report's file; remove it")
+            raise AgentGymError(f"--output-dir: {path} is a folder in the way of a report's file; remove it")
     for path in own:
         if path.suffix == ".png":
             path.unlink()

@@ -222,7 +222,7 @@ async def test_an_evaluation_with_images_is_kept_shown_scored_again_and_exported
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with chat_server(looks) as server, ag.Endpoint(server.url, model="m") as engine:
-        done = await ag.evaluate(Gallery, engine, out=tmp_path / "run")
+        done = await ag.evaluate(Gallery, engine, output_dir=tmp_path / "run")
     (rollout,) = done.groups.rollouts
     with RolloutStore(tmp_path / "run") as store:
         (stored,) = store.find()
@@ -236,14 +236,14 @@ async def test_an_evaluation_with_images_is_kept_shown_scored_again_and_exported
     again = await rescore(tmp_path / "run", Gallery, tmp_path / "again")
     assert again.reward.after == [1.0]
 
-    assert cli.main(["export", str(tmp_path / "run"), "--to", "openai", "--out", str(tmp_path / "a.jsonl")]) == 0
+    assert cli.main(["export", str(tmp_path / "run"), "--to", "openai", "--output", str(tmp_path / "a.jsonl")]) == 0
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert [message["role"] for message in line["messages"]] == ["user", "assistant", "tool", "user", "assistant"]
     assert line["messages"][3]["content"][-1] == GIF_PART
-    assert cli.main(["export", str(tmp_path / "run"), "--to", "sft", "--out", str(tmp_path / "b.jsonl")]) == 1
+    assert cli.main(["export", str(tmp_path / "run"), "--to", "sft", "--output", str(tmp_path / "b.jsonl")]) == 1
     assert "1 conversations with an image, for which the format has no place" in capsys.readouterr().err
 
-    assert cli.main(["export", str(tmp_path / "run"), "--to", "atif", "--out", str(tmp_path / "atif")]) == 0
+    assert cli.main(["export", str(tmp_path / "run"), "--to", "atif", "--output", str(tmp_path / "atif")]) == 0
     (file,) = (tmp_path / "atif").glob("*.json")
     assert "base64" not in file.read_text()
     sources = [

@@ -128,7 +128,7 @@ def test_an_adapter_of_a_base_that_is_no_model_is_a_sentence(base: Any, tmp_path
     folder = adapter(tmp_path / "adapter", base_model_name_or_path=base)
     out = str(tmp_path / "out")
     rollout, merged = commands.run(
-        ["eval", "chase", "--model", str(folder), "--n", "1", "--out", out], ["merge", str(folder), out]
+        ["eval", "chase", "--model", str(folder), "--n", "1", "--output-dir", out], ["merge", str(folder), out]
     )
     assert (wrong_with(rollout), wrong_with(merged)) == ([], [])
     assert (rollout["code"], merged["code"]) == (1, 1)

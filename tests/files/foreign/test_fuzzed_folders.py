@@ -70,7 +70,7 @@ class Fuzzed:
             files = sorted(folder.glob("*.json"))
             file = files[name % len(files)]
             file.write_text(json.dumps(changed_within(json.loads(file.read_text()), place, ODD[odd])))
-            (found,) = self.commands.run(["import", str(file), "--out", str(Path(around) / "out")])
+            (found,) = self.commands.run(["import", str(file), "--output-dir", str(Path(around) / "out")])
             assert wrong_with(found) == []
 
 

@@ -98,7 +98,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
 def test_a_trajectory_takes_no_more_than_its_file_explains(hostile: str, tmp_path: Path, commands: Worker) -> None:
     content, told = HOSTILE[hostile]
     (tmp_path / "a.json").write_text(json.dumps(content))
-    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert (found["code"], found["error"].startswith(f"agentgym: paths: {tmp_path / 'a.json'}: ")) == (1, True)
     assert told in found["error"]
@@ -117,7 +117,7 @@ def test_a_trajectory_takes_no_more_than_its_file_explains(hostile: str, tmp_pat
 )
 def test_json_that_no_parser_likes_is_a_sentence(content: str, told: str, tmp_path: Path, commands: Worker) -> None:
     (tmp_path / "a.json").write_text(content)
-    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert (found["code"], told in found["error"]) == (1, True), found["error"]
 
@@ -151,7 +151,7 @@ def test_a_trajectory_names_files_beside_it_alone(to: str, how: str, tmp_path: P
     (folder / "circle").symlink_to("circle")
     named = to.replace("{absolute}", str(tmp_path / "secret.json"))
     (folder / "a.json").write_text(json.dumps(referring(named, how)))
-    (found,) = commands.run(["import", str(folder / "a.json"), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(folder / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert found["code"] == 1
     assert str(folder) in found["error"]
@@ -168,7 +168,7 @@ def test_an_image_counts_as_often_as_it_is_named(tmp_path: Path, commands: Worke
     (tmp_path / "a.png").write_bytes(PNG)
     os.truncate(tmp_path / "a.png", 19_000_000)
     (tmp_path / "a.json").write_text(json.dumps(shown(100)))
-    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert found["code"] == 1
     assert "source.path: 'a.png': " in found["error"]
@@ -219,7 +219,7 @@ def test_the_documents_of_a_trajectory_are_in_memory_one_after_the_other(tmp_pat
 def test_a_file_of_any_name_is_imported(tmp_path: Path, commands: Worker) -> None:
     for name in ("1²2.json", "1².json", "٣.json", "10.json", "9.json"):
         (tmp_path / name).write_text(json.dumps(document(session_id=name)))
-    (found,) = commands.run(["import", str(tmp_path), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(tmp_path), "--output-dir", str(tmp_path / "out")])
     assert (wrong_with(found), found["code"]) == ([], 0)
     with RolloutStore(tmp_path / "out") as store:
         assert [row.rollout_id for row in store.summaries(order="written")][-2:] == ["9.json", "10.json"]
@@ -235,7 +235,7 @@ def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp
     (folder / "elsewhere.json").symlink_to(tmp_path / "secret.json")
     (tmp_path / "secret.json").write_text(json.dumps(document()))
     (folder / "deep.json").write_text(deep())
-    (found,) = commands.run(["import", str(folder), "--out", str(tmp_path / "out")])
+    (found,) = commands.run(["import", str(folder), "--output-dir", str(tmp_path / "out")])
     assert wrong_with(found) == []
     assert found["out"].splitlines() == [
         f"2 rollouts, 0 of them without a reward: {tmp_path / 'out'}",

@@ -66,7 +66,7 @@ def test_two_ranks_clip_to_the_same_old_logprobs_as_one_process_in_every_layout(
         warmup_steps=0,
         clip_eps_low=0.01,
         clip_eps_high=0.01,
-        correction="token_mask",
+        importance_sampling="token_mask",
         old_logprobs="trainer",
         rollouts_per_minibatch=2,
         max_tokens_per_microbatch=60,

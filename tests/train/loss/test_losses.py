@@ -47,7 +47,7 @@ def clipped(logprobs: Tensor, batch: Batch, loss_agg: Normalise = "token", total
 
 
 def metrics(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
-    return policy_loss(logprobs, entropy, batch, TrainConfig(correction=correction), denominator=1.0)[1]
+    return policy_loss(logprobs, entropy, batch, TrainConfig(importance_sampling=correction), denominator=1.0)[1]
 
 
 def weights_of(log_ratios: list[list[float]], correction: Correction, cap: float) -> Tensor:
@@ -172,7 +172,10 @@ LOSSES = [
     TrainConfig(loss="cispo"),
     TrainConfig(loss="gspo"),
     TrainConfig(dual_clip=3.0),
-    *(TrainConfig(correction=c) for c in ("token", "token_mask", "sequence", "sequence_mask", "geometric_mask")),
+    *(
+        TrainConfig(importance_sampling=c)
+        for c in ("token", "token_mask", "sequence", "sequence_mask", "geometric_mask")
+    ),
 ]
 
 
@@ -189,7 +192,7 @@ def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config
     assert torch.isfinite(loss)
     assert all(math.isfinite(value) for value in (sums.loss, sums.kl, sums.gap))
     assert logprobs.grad.abs().max() <= 2
-    assert (sums.clipped if config.correction == "none" else sums.corrected) == 2
+    assert (sums.clipped if config.importance_sampling == "none" else sums.corrected) == 2
 
 
 def test_the_bound_of_the_ratio_changes_none_that_float32_holds() -> None:
@@ -241,7 +244,7 @@ def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(cor
     advantages = [1.0, -2.0, 3.0]
     batch = collate([one_row([-2.0] * 3 + [0.0], [*advantages, 0.0], [1, 1, 1, 0])], pad_id=0)
     logprobs = torch.tensor([[*(ratio - 2 for ratio in LOG_RATIOS), 1e30]], requires_grad=True)
-    loss, _ = policy_loss(logprobs, logprobs, batch, TrainConfig(correction=correction), denominator=1.0)
+    loss, _ = policy_loss(logprobs, logprobs, batch, TrainConfig(importance_sampling=correction), denominator=1.0)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = [-w * a for w, a in zip(WEIGHTS[correction], advantages, strict=True)]
     assert float(loss.detach()) == pytest.approx(sum(expected), abs=1e-3)
@@ -265,7 +268,9 @@ def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
     corrections: list[Correction] = ["none", *WEIGHTS]
     for correction in corrections:
         logprobs = torch.full((1, 3), -1.0, requires_grad=True)
-        policy_loss(logprobs, logprobs, batch, TrainConfig(correction=correction), denominator=1.0)[0].backward()  # type: ignore[no-untyped-call]
+        policy_loss(logprobs, logprobs, batch, TrainConfig(importance_sampling=correction), denominator=1.0)[
+            0
+        ].backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == [[-1.0, 1.0, -2.0]]
 

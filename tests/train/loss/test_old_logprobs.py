@@ -29,7 +29,7 @@ CONFIG = TrainConfig(
     warmup_steps=0,
     device="cpu",
     rollouts_per_minibatch=3,
-    correction="token",
+    importance_sampling="token",
     old_logprobs="trainer",
 )
 
@@ -91,7 +91,9 @@ APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_minibatch": 8}
 def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups, loss: Any, correction: Any) -> None:
     rows, batch, old, start = drawn(groups_of)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
-    config = TrainConfig(loss=loss, clip_eps_low=0.1, clip_eps_high=0.1, correction=correction, is_cap=1.5, **APART)
+    config = TrainConfig(
+        loss=loss, clip_eps_low=0.1, clip_eps_high=0.1, importance_sampling=correction, is_cap=1.5, **APART
+    )
     value, sums = policy_loss(ours, torch.zeros_like(ours), batch, config, denominator=1.0, old_BR=old)
     expected, cut = plain(loss, correction, theirs, old, rows)
     value.backward()  # type: ignore[no-untyped-call]
@@ -109,7 +111,7 @@ def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups
 def test_where_the_engine_is_the_trainer_the_decoupled_loss_is_the_clipped_one(groups_of: Groups) -> None:
     _, batch, _, start = drawn(groups_of)
     gradients = []
-    decoupled = TrainConfig(correction="token", dual_clip=1.1, **APART)
+    decoupled = TrainConfig(importance_sampling="token", dual_clip=1.1, **APART)
     for old, config in ((batch.logprobs_BR, decoupled), (None, TrainConfig(dual_clip=1.1))):
         here = start.clone().requires_grad_()
         loss, sums = policy_loss(here, torch.zeros_like(here), batch, config, denominator=1.0, old_BR=old)
@@ -151,7 +153,7 @@ def rows(groups_of: Groups) -> list[Sample]:
 
 def test_with_an_engine_that_agrees_both_modes_are_the_same_run(tiny_model: Path, rows: list[Sample]) -> None:
     agreeing = of_the_trainer(tiny_model, rows)
-    by_engine = replace(CONFIG, old_logprobs="engine", correction="none")
+    by_engine = replace(CONFIG, old_logprobs="engine", importance_sampling="none")
     (stats, apart), (plainly, clipped) = (trained(tiny_model, config, agreeing) for config in (CONFIG, by_engine))
     assert stats["train/optimizer_steps"] == 3
     assert stats["train/clip_fraction"] == pytest.approx(plainly["train/clip_fraction"])
@@ -166,7 +168,7 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
     off = of_the_trainer(tiny_model, rows, shift=0.3)
     still = replace(CONFIG, lr=0.0)
     stats, _ = trained(tiny_model, still, off)
-    plainly, _ = trained(tiny_model, replace(still, old_logprobs="engine", correction="none"), off)
+    plainly, _ = trained(tiny_model, replace(still, old_logprobs="engine", importance_sampling="none"), off)
     shifted = np.concatenate([(np.arange(len(r.response_ids)) % 2)[r.loss_mask] for r in off])
     assert (stats["train/clip_fraction"], stats["train/correction_fraction"]) == (0, 0)
     worth = np.concatenate([r.advantages[r.loss_mask] for r in off])

@@ -27,7 +27,7 @@ MORE_POINTS = (
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run that goes on for longer than the tests take."""
     folder = tmp_path_factory.mktemp("live").resolve() / "long"
-    process = start_recipe("chase_grpo", folder, "--steps", "2000", "--eval-tasks", "0", "--save-every", "1000")
+    process = start_recipe("chase_grpo", folder, "--max-steps", "2000", "--eval-tasks", "0", "--save-every", "1000")
     yield folder
     process.terminate()
     process.wait()

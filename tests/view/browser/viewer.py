@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 def start_recipe(name: str, out: Path, *flags: str) -> "subprocess.Popen[bytes]":
     """Begin a training run of the tiny model."""
-    command = [sys.executable, "-m", f"recipes.{name}", "--sandbox", "unsafe", "--out", str(out), *flags]
+    command = [sys.executable, "-m", f"recipes.{name}", "--sandbox", "unsafe", "--output-dir", str(out), *flags]
     with log_of(out).open("wb") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=log)
 
@@ -39,7 +39,7 @@ def log_of(out: Path) -> Path:
 
 def train(steps: int, recipes: Mapping[Path, Sequence[str]]) -> None:
     """Train a few steps of each recipe, all at once; the keys are the runs' folders."""
-    flags = ("--steps", str(steps), "--eval-tasks", "16" if steps > 3 else "4")
+    flags = ("--max-steps", str(steps), "--eval-tasks", "16" if steps > 3 else "4")
     runs = {out: start_recipe(name, out, *flags, *more) for out, (name, *more) in recipes.items()}
     for out, process in runs.items():
         assert process.wait() == 0, log_of(out).read_text()

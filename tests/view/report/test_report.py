@@ -99,10 +99,10 @@ def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.C
     wicked = segment([(2, 4), (5, 9)], length=12, text=HOSTILE)
     groups = [group(rollout("a/0", 0.5, segments=(wicked,)))]
     plain = write_run(tmp_path / "a", [0.1], groups=groups, metrics={"stop/answer": 1.0})
-    tame = {tag for tag, _ in reported(capsys, plain, "--out", tmp_path / "tame").tags}
+    tame = {tag for tag, _ in reported(capsys, plain, "--output-dir", tmp_path / "tame").tags}
     name = HOSTILE.replace("\ud800", "").replace("\x00", "")
     wild = write_run(tmp_path / "b", [0.1], seed=1, groups=groups, recipe=name, metrics={f"stop/{name}": 1.0})
-    page = reported(capsys, plain, wild, "--out", tmp_path / "wild")
+    page = reported(capsys, plain, wild, "--output-dir", tmp_path / "wild")
     assert {tag for tag, _ in page.tags} == tame
     assert "<script>alert(1)</script>" in page.text
     assert r"\x1b[31mred\x00\u202e\ud800" in page.text
@@ -174,8 +174,14 @@ def test_a_report_is_written_again_in_its_folder(tmp_path: Path, capsys: pytest.
     [
         (["nowhere"], "runs: there is no folder nowhere; name the folder of a run, such as runs/RECIPE/TIME"),
         (["empty"], "runs: empty holds no metrics.jsonl and no rollouts.sqlite, nor does a folder in it; name the"),
-        (["run", "--out", "full"], "--out: full holds 'thesis.tex' and no report.html; name a new folder, or that of"),
-        (["run", "--out", "full/thesis.tex"], "--out: full/thesis.tex cannot be made (File exists); name another"),
+        (
+            ["run", "--output-dir", "full"],
+            "--output-dir: full holds 'thesis.tex' and no report.html; name a new folder, or that of",
+        ),
+        (
+            ["run", "--output-dir", "full/thesis.tex"],
+            "--output-dir: full/thesis.tex cannot be made (File exists); name another",
+        ),
         (["run", "--transcripts", "-1"], "--transcripts: must not be negative, got -1"),
         ([], "runs: name the folder of a run"),
         (["broken"], "runs: "),
@@ -206,7 +212,10 @@ def test_a_folder_in_the_way_of_a_file_of_the_report_is_a_sentence(
     (way.parent / "old.png").touch()
     (way.parent / "report.html").touch() if name != "report.html" else (way / "mine").touch()
     assert cli.main(["report", str(tmp_path / "run")]) == 1
-    assert capsys.readouterr().err == f"agentgym: --out: {way} is a folder in the way of a report's file; remove it\n"
+    assert (
+        capsys.readouterr().err
+        == f"agentgym: --output-dir: {way} is a folder in the way of a report's file; remove it\n"
+    )
     assert (way.parent / "old.png").exists()
 
 

@@ -36,7 +36,7 @@ const CLOSED = new Set(["other", "drops", "throughput"]);
 export async function show({ main, query, signal, runs }) {
   frame(null, "");
   title("runs");
-  if (!runs.length) return fill(main, h("h1", null, "Runs"), empty("There is no run in these folders yet.", "Start a training run with --out in one of them, or open the viewer on another folder: agentgym view RUN."));
+  if (!runs.length) return fill(main, h("h1", null, "Runs"), empty("There is no run in these folders yet.", "Start a training run with --output-dir in one of them, or open the viewer on another folder: agentgym view RUN."));
   const trained = runs.filter((run) => run.kind === "train");
   const chosen = query.runs === undefined ? trained.slice(0, UNASKED).map((run) => run.run) : query.runs.split(",").filter((id) => runs.some((run) => run.run === id));
   const page = new CurvesPage(main, signal, runs, chosen, query);

@@ -25,7 +25,7 @@ def test_the_recipe_trains_on_a_server_of_its_own_and_ends_it(tmp_path: Path) ->
         "sglang",
         "--engine.startup-s",
         "1200",
-        "--steps",
+        "--max-steps",
         "8",
         "--eval-tasks",
         "0",
@@ -33,7 +33,7 @@ def test_the_recipe_trains_on_a_server_of_its_own_and_ends_it(tmp_path: Path) ->
         "unsafe",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "recipes.chase_grpo", *words, "--out", str(tmp_path / "run")],
+        [sys.executable, "-m", "recipes.chase_grpo", *words, "--output-dir", str(tmp_path / "run")],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -28,15 +28,15 @@ def test_a_recipe_on_two_processes_learns_from_a_teacher_whose_server_the_first_
     flags = ["--model", str(MODEL), "--teacher", str(MODEL), "--teacher-engine", "sglang", "--train.device", "cpu"]
     flags += ["--teacher-engine.startup-s", "1200", "--teacher-engine.slots", "4", "--sandbox", "unsafe"]
     flags += [
-        "--steps",
+        "--max-steps",
         "2",
-        "--prompts",
+        "--prompts-per-step",
         "2",
         "--group-size",
         "1",
         "--eval-tasks",
         "0",
-        "--out",
+        "--output-dir",
         str(tmp_path / "run"),
     ]
     done = subprocess.run(
@@ -68,10 +68,10 @@ async def test_a_server_that_runs_already_teaches_although_it_takes_adapters(
         teacher=MODEL,
         teacher_engine=SGLangConfig(urls=(url,), slots=4),
         train=replace(SETTINGS.train, temperature=temperature),
-        steps=1,
+        max_steps=1,
         group_size=1,
         eval_tasks=0,
-        out=tmp_path,
+        output_dir=tmp_path,
     )
     await ag.train_policy(run)
     [row] = steps_of(tmp_path)
