@@ -147,7 +147,7 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
         Waits,
         tasks(engine, rows, policy),
         engine,
-        Schedule(n=policy.size, concurrency=min(places, len(rows)), oversample=policy.settings),
+        Schedule(group_size=policy.size, concurrency=min(places, len(rows)), oversample=policy.settings),
     ) as scheduler:
         for _ in range(batches):
             began = loop.time()

@@ -215,7 +215,7 @@ class ClusterScheduler(BatchScheduler):
         states = [dict(state) for state in self.states]
         lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:
-            begun += len(Share(rank, len(states)).of(range(self.schedule.prompts)))
+            begun += len(Share(rank, len(states)).of(range(self.schedule.prompts_per_step)))
             states[rank]["in_play"] = {**lost, "started": lost["started"] + begun}
         await answer(worker.begin.remote(self.schedule, states, alone=True))
         rollouts = (lost["started"] + lost["resumed"] + begun) * self.schedule.rollouts

@@ -90,7 +90,7 @@ class Collector:
         if schedule.sampling is not None and not schedule.sampling.whole:
             raise ValueError(f"sampling: {WHOLE}")
         sharding = Sharding(
-            prompts=schedule.prompts, rank=self.peers.rank, world=self.peers.world, by_id=schedule.by_id
+            prompts=schedule.prompts_per_step, rank=self.peers.rank, world=self.peers.world, by_id=schedule.by_id
         )
         sampler: TaskSampler[Any] = TaskSampler.for_training(
             self.env, sharding, seed=schedule.seed, rest_epochs=schedule.rest_epochs
@@ -114,7 +114,7 @@ class Collector:
         """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
         tasks = first_tasks(split_tasks(self.env, "test"), count)
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
-        schedule = Schedule(n=n, seed=seed, same_instance=False, sampling=sampling)
+        schedule = Schedule(group_size=n, seed=seed, same_instance=False, sampling=sampling)
         groups = await self.collect(tasks, schedule, must_score=must_score)
         return Evaluation(groups=groups, k=n, envs=envs, seed=seed)
 

@@ -232,10 +232,10 @@ class _Steps:
 def schedule_of(run: RunConfig) -> Schedule:
     """Return what a run plays."""
     return Schedule(
-        prompts=run.prompts_per_step,
-        n=run.group_size,
+        prompts_per_step=run.prompts_per_step,
+        group_size=run.group_size,
         oversample=run.oversample,
-        staleness=run.max_staleness,
+        max_staleness=run.max_staleness,
         rest_epochs=run.rest_epochs,
         solved=run.solved,
         seed=run.seed,

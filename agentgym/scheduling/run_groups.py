@@ -41,7 +41,7 @@ async def run_groups(
     states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one id. For more rollouts than
     are needed, or batch after batch, see `Scheduler`.
     """
-    schedule = Schedule(n=n, concurrency=concurrency, sampling=sampling, seed=seed, branching=branching)
+    schedule = Schedule(group_size=n, concurrency=concurrency, sampling=sampling, seed=seed, branching=branching)
     groups = await play_groups(env, tasks, engine, schedule, sandboxes=sandboxes, on_rollout=on_rollout, models=models)
     raise_if_all_failed(groups)
     return groups
@@ -63,7 +63,7 @@ async def play_groups(
     """
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])
-    at_once = min(schedule.concurrency or CONCURRENCY, max(1, schedule.n * len(tasks)))
+    at_once = min(schedule.concurrency or CONCURRENCY, max(1, schedule.group_size * len(tasks)))
     schedule = replace(schedule, concurrency=at_once)
     scheduler = Scheduler(env, tasks, engine, schedule, sandboxes=sandboxes, on_rollout=on_rollout, models=models)
     if not tasks:

@@ -12,13 +12,13 @@ from agentgym.types.completion import Sampling
 class Schedule:
     """Says what every process of a run plays, batch after batch."""
 
-    n: int
+    group_size: int
     """Scored rollouts in a group."""
-    prompts: int = 8
+    prompts_per_step: int = 8
     """Groups in a batch, of all processes together."""
     oversample: OversampleConfig = field(default_factory=OversampleConfig)
     """What is started beyond that, and what becomes of it."""
-    staleness: int = 0
+    max_staleness: int = 0
     """The most policy versions that a group's oldest token may be behind; above 0, later batches are played while one
     is trained on."""
     rest_epochs: int = 0
@@ -39,19 +39,19 @@ class Schedule:
     """Rollouts that one process plays at once; None: as the `Collector` says, or 64."""
 
     def __post_init__(self) -> None:
-        for name in ("n", "prompts", "concurrency"):
+        for name in ("group_size", "prompts_per_step", "concurrency"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, got {value}")
         if self.branching is not None:
             require_instance("branching", self.branching, BranchingConfig)
-        self.oversample.fits(group_size=self.n, staleness=self.staleness)
+        self.oversample.fits(group_size=self.group_size, staleness=self.max_staleness)
 
     @property
     def rollouts(self) -> int:
         """How many rollouts are started in a group."""
-        return self.n + self.oversample.extra_rollouts
+        return self.group_size + self.oversample.extra_rollouts
 
     @property
     def by_id(self) -> bool:
         """Whether a task belongs to one process alone, as one may play more for a batch than its share of that."""
-        return self.staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches
+        return self.max_staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches

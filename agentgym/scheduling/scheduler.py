@@ -64,7 +64,7 @@ class Scheduler(Generic[TaskT]):
         check_engine(engine)
         self._schedule, self._on_rollout = schedule, on_rollout
         self._sampler = tasks if isinstance(tasks, TaskSampler) else TaskSampler(tasks)
-        self._policy = BatchPolicy(schedule.oversample, schedule.staleness)
+        self._policy = BatchPolicy(schedule.oversample, schedule.max_staleness)
         self._ledger: Ledger[TaskT] = Ledger(schedule.rollouts, self._sampler.lost)
         self._gate = gate_of(engine, self._sampler.lost.requests)
         self._env = find_env(env)
@@ -106,7 +106,7 @@ class Scheduler(Generic[TaskT]):
         are played ahead. Where all rollouts failed the groups hold their errors; `raise_if_all_failed(groups)` raises
         the first one, once the batches of all processes are joined.
         """
-        wanted = self._schedule.prompts if wanted is None else wanted
+        wanted = self._schedule.prompts_per_step if wanted is None else wanted
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
         collect_old()  # Here, where the batch before has usually been let go.
@@ -155,7 +155,7 @@ class Scheduler(Generic[TaskT]):
     def _start(self, sampled: SampledTask[TaskT]) -> None:
         group = GroupState(
             sampled.task,
-            n=self._schedule.n,
+            n=self._schedule.group_size,
             seed=seed_for("group", self._schedule.seed, sampled.task.id, sampled.time),
             number=sampled.number,
             order=self._sampler.order,

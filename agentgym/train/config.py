@@ -12,8 +12,8 @@ from agentgym.hub import is_tiny
 
 Loss: TypeAlias = Literal["ppo", "cispo", "gspo", "gspo_rollout", "sft"]
 Divergence: TypeAlias = Literal["k1", "k2", "k3"]
-Correction: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
-Normalise: TypeAlias = Literal["token", "sample", "rollout"] | Above0
+ImportanceSampling: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
+LossAgg: TypeAlias = Literal["token", "sample", "rollout"] | Above0
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """The part of a running mean that is kept at each step."""
 
@@ -70,7 +70,7 @@ class TrainConfig:
     method full a second, frozen copy of the model."""
     kl_estimator: Divergence = "k3"
     """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
-    importance_sampling: Correction = "none"
+    importance_sampling: ImportanceSampling = "none"
     """Importance weight of tokens that another policy sampled: instead of the clipped ratio, or beside it where
     old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at is_cap;
     token_mask and sequence_mask set the weight to 0 outside of 1/is_cap..is_cap; geometric_mask does so
@@ -89,7 +89,7 @@ class TrainConfig:
     """Most that a step's loss lets the value of a state move, as in PPO's first code; None sets no bound."""
     grad_clip: Above0 = 1.0
     """Largest gradient norm; a larger gradient is scaled down to it."""
-    loss_agg: Normalise = "token"
+    loss_agg: LossAgg = "token"
     """Divisor of the loss: the mean over trained tokens, over samples, or over rollouts (each weighs the same, however
     many segments it has); a number divides the sum over trained tokens."""
     rollouts_per_minibatch: Positive | None = None
@@ -134,7 +134,9 @@ class TrainConfig:
         apart = self.old_logprobs == "trainer"
         ratio = apart or self.importance_sampling == "none"  # a ratio that a correction does not take the place of
         clips = ratio and self.loss != "sft"
-        clip_users = "only a ratio without a correction is clipped; set correction='none' and a loss that is not sft"
+        clip_users = (
+            "only a ratio without a correction is clipped; set importance_sampling='none' and a loss that is not sft"
+        )
         return [
             (
                 "old_logprobs",
@@ -144,9 +146,10 @@ class TrainConfig:
             ),
             (
                 "old_logprobs",
-                "correction",
+                "importance_sampling",
                 self.importance_sampling != "none",
-                "without a correction nothing weighs how far trainer and engine are apart; set correction='token'",
+                "without a correction nothing weighs how far trainer and engine are apart; set "
+                "importance_sampling='token'",
             ),
             (
                 "old_logprobs",
@@ -162,20 +165,25 @@ class TrainConfig:
                 "a falling rate needs a number of steps; set decay_steps",
             ),
             (
-                "correction",
+                "importance_sampling",
                 "loss",
                 self.loss == "ppo" or (apart and self.loss != "sft"),
                 f"{self.loss} takes no correction, it weighs off-policy tokens itself or has none; set loss='ppo'",
             ),
-            ("is_cap", "correction", self.importance_sampling != "none", "it bounds a correction; set correction"),
+            (
+                "is_cap",
+                "importance_sampling",
+                self.importance_sampling != "none",
+                "it bounds a correction; set importance_sampling",
+            ),
             (
                 "dual_clip",
-                "loss, correction",
+                "loss, importance_sampling",
                 self.loss == "ppo" and ratio,
-                "it bounds the clipped ratio of loss='ppo' with correction='none'; set these",
+                "it bounds the clipped ratio of loss='ppo' with importance_sampling='none'; set these",
             ),
-            ("clip_eps_low", "loss, correction", clips, clip_users),
-            ("clip_eps_high", "loss, correction", clips, clip_users),
+            ("clip_eps_low", "loss, importance_sampling", clips, clip_users),
+            ("clip_eps_high", "loss, importance_sampling", clips, clip_users),
             ("kl_estimator", "kl_coef", self.kl_coef > 0, "it estimates a divergence that weighs 0; set kl_coef"),
             *((field, "method", self.method == "lora", _NO_ADAPTER) for field in _LORA),
         ]
@@ -206,8 +214,8 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
     return peak * warm * (1 - 0.9 * fallen)
 
 
-WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "correction='token'"} | dict.fromkeys(
-    ("sequence_mask", "geometric_mask"), "correction='token_mask'"
+WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "importance_sampling='token'"} | dict.fromkeys(
+    ("sequence_mask", "geometric_mask"), "importance_sampling='token_mask'"
 )
 """Losses and corrections that need a whole segment, each with a setting that does not."""
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")

@@ -245,9 +245,11 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
         record = await stack.enter_async_context(open_recorder(folder, log, first=True, done=0))
         record.name_tokens(bytes_by_model(collector.engine, {}))
         few = Waits.tasks("test")[: 2 * workers]
-        await collector.collect(few, ag.Schedule(n=2, seed=seed))  # imports, first connections
+        await collector.collect(few, ag.Schedule(group_size=2, seed=seed))  # imports, first connections
         yield Driver(
-            await stack.enter_async_context(collector.schedule(ag.Schedule(prompts=prompts, n=GROUP, seed=seed))),
+            await stack.enter_async_context(
+                collector.schedule(ag.Schedule(prompts_per_step=prompts, group_size=GROUP, seed=seed))
+            ),
             trainer,
             record,
         )

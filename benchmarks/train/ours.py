@@ -110,7 +110,7 @@ async def steps(folder: Path) -> tuple[list[float], Done]:
     ):
         play = ag.Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
         sync: ag.WeightSync | None = None
-        async with play.schedule(ag.Schedule(prompts=BATCH // GROUP, n=GROUP)) as rollouts:
+        async with play.schedule(ag.Schedule(prompts_per_step=BATCH // GROUP, group_size=GROUP)) as rollouts:
             for step in range(len(Chatter.texts) * GROUP // BATCH):
                 began = time.process_time()
                 groups = await rollouts.collect()

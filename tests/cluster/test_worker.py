@@ -15,7 +15,7 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.schedule import Schedule
 
 RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts_per_step=4, group_size=2)
-ASKED = Schedule(prompts=4, n=2, seed=3)
+ASKED = Schedule(prompts_per_step=4, group_size=2, seed=3)
 
 
 def ids(groups: Sequence[ag.Group]) -> dict[str, list[int]]:
@@ -91,7 +91,7 @@ async def test_three_workers_go_on_where_two_stood() -> None:
 async def test_a_worker_evaluates_the_tasks_that_it_is_given_in_their_order() -> None:
     [worker] = await opened(1)
     tasks = ag.find_env("nim").tasks("test")[:3]
-    groups = await worker.play(list(tasks), Schedule(n=2, same_instance=False))
+    groups = await worker.play(list(tasks), Schedule(group_size=2, same_instance=False))
     assert [group.group_id for group in groups] == [task.id for task in tasks]
     assert [len(group.rollouts) for group in groups] == [2, 2, 2]
     assert np.isfinite([r.reward for g in groups for r in g.rollouts if r.reward is not None]).all()

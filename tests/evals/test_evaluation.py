@@ -64,7 +64,7 @@ async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> No
     with told:
         await ag.run_groups(Guess, Guess.tasks("test"), engine, n=1)
     with told:
-        ag.Scheduler(Guess, Guess.tasks("test"), engine, ag.Schedule(n=1))
+        ag.Scheduler(Guess, Guess.tasks("test"), engine, ag.Schedule(group_size=1))
 
 
 async def test_the_held_out_tasks_are_played_k_times_each() -> None:

@@ -480,7 +480,7 @@ async def test_the_size_of_a_rollout_is_its_own_and_that_of_its_branches_stands_
 
 
 async def test_the_branches_of_a_scheduled_rollout_are_counted_with_it() -> None:
-    settings = Schedule(n=2, branching=BranchingConfig(per_state=2))
+    settings = Schedule(group_size=2, branching=BranchingConfig(per_state=2))
     async with Scheduler(letters(), [TASK], Dice(), settings) as scheduler:
         groups = await scheduler.collect(1)
     rollouts = groups.rollouts
@@ -527,7 +527,7 @@ async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wron
     with pytest.raises(ValueError, match=said):
         await run_groups(letters(), [TASK], Dice(), n=2, branching=wrong)
     with pytest.raises(ValueError, match=said):
-        Schedule(n=2, branching=wrong)
+        Schedule(group_size=2, branching=wrong)
 
 
 @pytest.mark.parametrize("field", ["per_state", "every", "tokens"])

@@ -106,7 +106,7 @@ async def by_run_groups(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
 
 
 async def by_scheduler(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
-    async with Scheduler(env, tasks, Scripted(SCRIPT), Schedule(n=1)) as scheduler:
+    async with Scheduler(env, tasks, Scripted(SCRIPT), Schedule(group_size=1)) as scheduler:
         return list((await scheduler.collect(len(tasks))).rollouts)
 
 

@@ -244,7 +244,7 @@ async def test_a_group_has_a_signal_where_one_of_its_roles_has() -> None:
     assert batch.groups_without_signal == 0
     assert set(advantages_of(batch, segment=0).values()) == {0.0}
     assert set(advantages_of(batch, segment=1).values()) == {1.0, -1.0}
-    schedule = ag.Schedule(n=4, oversample=ag.OversampleConfig(replace=1))
+    schedule = ag.Schedule(group_size=4, oversample=ag.OversampleConfig(replace=1))
     async with ag.Scheduler(Calm, [TASK, ag.Task(id="u", prompt="?")], Words(**WORDS), schedule) as scheduler:
         assert [group.group_id for group in await scheduler.collect(1)] == ["t"]
 

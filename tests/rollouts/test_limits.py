@@ -256,7 +256,7 @@ def held_at_the_door(seconds: float) -> Groups:
 
     async def play() -> Groups:
         engine, cut = Slow(reply), OversampleConfig(stop="target", extra_groups=1, carry=2)
-        async with Scheduler(Research, tasks, engine, Schedule(n=1, oversample=cut)) as scheduler:
+        async with Scheduler(Research, tasks, engine, Schedule(group_size=1, oversample=cut)) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000.0)
             await engine.load_adapter(None, version=1)

@@ -128,7 +128,7 @@ async def test_a_rollout_whose_task_is_cancelled_from_outside_is_a_failed_one_an
 
     seen: list[Rollout] = []
     async with Scheduler(
-        Selfish, tasks("bad", "good"), Scripted(SCRIPT), Schedule(n=1), on_rollout=seen.append
+        Selfish, tasks("bad", "good"), Scripted(SCRIPT), Schedule(group_size=1), on_rollout=seen.append
     ) as scheduler:
         groups = await scheduler.collect(2)
     assert [r.error for r in groups.rollouts] == ["AgentGymError: its task was cancelled from outside", None]

@@ -69,28 +69,28 @@ def largest_gap(trainer: Trainer, rollout: ag.Rollout) -> float:
 
 async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play: Collector) -> None:
     tasks = ChaseCompaction.tasks("train")[:8]
-    before = await play.collect(list(tasks), Schedule(n=4, seed=0))
+    before = await play.collect(list(tasks), Schedule(group_size=4, seed=0))
     assert any(len(r.segments) > 1 for r in before.rollouts)
     assert max(largest_gap(trainer_of(play), r) for r in before.rollouts) < 1e-4
     await trainer_of(play).step(ag.build_samples(before))
     probe = before.rollouts[0].segments[0].token_ids.tolist()
     await WeightSync(trainer_of(play), play.engine, probe, SAMPLING, tolerance=1e-4)(1)
-    after = await play.collect(list(tasks), Schedule(n=4, seed=1))
+    after = await play.collect(list(tasks), Schedule(group_size=4, seed=1))
     assert max(largest_gap(trainer_of(play), r) for r in after.rollouts) < 1e-4
     assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {1}
 
 
 async def test_the_same_seed_gives_the_same_rollouts(play: Collector) -> None:
     tasks = list(ChaseCompaction.tasks("train")[:4])
-    first, again = [await play.collect(tasks, Schedule(n=4, seed=3)) for _ in range(2)]
-    other = await play.collect(tasks, Schedule(n=4, seed=4))
+    first, again = [await play.collect(tasks, Schedule(group_size=4, seed=3)) for _ in range(2)]
+    other = await play.collect(tasks, Schedule(group_size=4, seed=4))
     ids = [[s.token_ids.tolist() for r in groups.rollouts for s in r.segments] for groups in (first, again, other)]
     assert ids[0] == ids[1]
     assert ids[0] != ids[2]
 
 
 async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play: Collector) -> None:
-    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(n=4, seed=0))
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     norms = []
     for merge in (True, False):
         config = replace(trainer_of(play).config, loss_agg="rollout")
@@ -104,7 +104,7 @@ async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.M
     async def lose(self: TransformersEngine, adapter: Adapter | None, *, version: int) -> None:
         """An engine that says yes and changes nothing."""
 
-    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(n=4, seed=0))
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     await trainer_of(play).step(ag.build_samples(groups))
     monkeypatch.setattr(TransformersEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
@@ -112,7 +112,7 @@ async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.M
 
 
 async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_path: Path) -> None:
-    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(n=4, seed=0))
+    groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
     await trainer_of(play).step(ag.build_samples(groups))
     trainer_of(play).save(tmp_path / "adapter")
     await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
@@ -137,7 +137,7 @@ async def test_log_probabilities_that_are_no_numbers_are_an_error(
 async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_bound(play: Collector) -> None:
     versions: list[set[int]] = []
     sync = WeightSync(trainer_of(play), play.engine, list(range(20, 60)), SAMPLING, tolerance=1e-4)
-    async with play.schedule(Schedule(prompts=4, n=4, staleness=1)) as rollouts:
+    async with play.schedule(Schedule(prompts_per_step=4, group_size=4, max_staleness=1)) as rollouts:
         for step in range(5):
             groups = await rollouts.collect()
             turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
@@ -153,7 +153,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
     seen: list[set[int]] = []
     settings = OversampleConfig(stop="target", extra_groups=2, carry=3)
     sync = WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)
-    async with play.schedule(Schedule(prompts=2, n=4, oversample=settings)) as rollouts:
+    async with play.schedule(Schedule(prompts_per_step=2, group_size=4, oversample=settings)) as rollouts:
         for step in range(6):
             groups = await rollouts.collect()
             for group in groups:
@@ -250,14 +250,14 @@ def named(*names: str) -> list[ag.Task]:
 
 @pytest.mark.parametrize("other", ["sound", "broken"])
 async def test_a_share_of_a_batch_may_fail_altogether_and_the_whole_batch_may_not(other: str) -> None:
-    theirs = await play_groups(Halves, named(other), Scripted([say("1")]), Schedule(n=2))
+    theirs = await play_groups(Halves, named(other), Scripted([say("1")]), Schedule(group_size=2))
     trainer: Any = Share(lambda mine: [(theirs.groups, None)] if isinstance(mine[0], tuple) else list(theirs))
     play = Collector(Halves, Scripted([say("1")]), trainer, None, ag.Sampling())
     judged = nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed")
     with judged:
-        groups = await play.collect(named("bad", other), Schedule(n=2, seed=0))
+        groups = await play.collect(named("bad", other), Schedule(group_size=2, seed=0))
         assert [len(group.scored) for group in groups] == [0, 2]
-    async with Scheduler(Halves, named("bad"), Scripted([say("1")]), Schedule(n=2)) as scheduler:
+    async with Scheduler(Halves, named("bad"), Scripted([say("1")]), Schedule(group_size=2)) as scheduler:
         with nullcontext() if other == "sound" else pytest.raises(AgentGymError, match="all 4 rollouts failed"):
             await DistributedScheduler(scheduler, trainer, wanted=1).collect()
 
@@ -276,7 +276,7 @@ async def test_a_collector_completes_a_schedule_and_changes_nothing_that_it_says
     asked: list[tuple[float, int]] = []
     play = Collector(Sound, Asked([say("1")]), peers.Share(), None, ag.Sampling(temperature=0.5), concurrency=2)
     together = asyncio.Barrier(2)
-    await play.collect(named("a", "b"), Schedule(n=2))
+    await play.collect(named("a", "b"), Schedule(group_size=2))
     together = asyncio.Barrier(4)
-    await play.collect(named("a", "b"), Schedule(n=2, sampling=ag.Sampling(temperature=0.25), concurrency=4))
+    await play.collect(named("a", "b"), Schedule(group_size=2, sampling=ag.Sampling(temperature=0.25), concurrency=4))
     assert asked == [(0.5, 2)] * 4 + [(0.25, 4)] * 4

@@ -56,7 +56,8 @@ async def groups_of(*answers: list[Any]) -> ag.Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
     rollout = [
-        await play_groups(Told, [t], Scripted(said), ag.Schedule(n=2)) for t, said in zip(tasks, answers, strict=True)
+        await play_groups(Told, [t], Scripted(said), ag.Schedule(group_size=2))
+        for t, said in zip(tasks, answers, strict=True)
     ]
     return ag.Groups([group for groups in rollout for group in groups])
 

@@ -33,7 +33,7 @@ def test_training_refuses_to_draw_from_a_part_and_says_why_and_what_to_do(part: 
 async def test_a_collector_refuses_it_too() -> None:
     collector = ag.Collector(ag.find_env("terse"), Scripted([say("1")]), None, None, Sampling(top_p=0.5))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^sampling: training scores each token"):
-        async with collector.schedule(ag.Schedule(prompts=1, n=2)):
+        async with collector.schedule(ag.Schedule(prompts_per_step=1, group_size=2)):
             pass
 
 

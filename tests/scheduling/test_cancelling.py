@@ -42,7 +42,7 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
         env,
         tasks(),
         engine,
-        Schedule(n=1, oversample=cut(extra_groups=1)),
+        Schedule(group_size=1, oversample=cut(extra_groups=1)),
         on_rollout=lambda done: seen.append(done.rollout_id),
     ) as scheduler:
         groups = await scheduler.collect(1)
@@ -55,7 +55,9 @@ async def test_a_rollout_that_ends_while_it_is_being_cancelled_does_not_count() 
 async def test_a_task_is_not_drawn_again_while_its_cancelled_rollout_closes() -> None:
     env = stubborn()
     names = map(task, [0, 1, 1, 2, 3])
-    async with Scheduler(env, names, Scripted([say("1")]), Schedule(n=1, oversample=cut(extra_groups=1))) as scheduler:
+    async with Scheduler(
+        env, names, Scripted([say("1")]), Schedule(group_size=1, oversample=cut(extra_groups=1))
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         second = asyncio.create_task(scheduler.collect(1))
         await settle()
@@ -91,7 +93,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
             return call("look") if session.startswith("t0") else say("1")
 
     engine = Mixed(lambda name, turn: False)
-    async with Scheduler(Deaf, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1))) as scheduler:
+    async with Scheduler(Deaf, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1))) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
     assert (ids(groups), asked) == (["t1"], ["t0/0/0", "t1/0/0"])
@@ -101,7 +103,7 @@ async def test_a_turn_of_a_dropped_rollout_is_not_asked_of_the_engine() -> None:
 async def test_leaving_cancels_what_is_in_play(sandboxes: FakeSandboxPool) -> None:
     engine = Held(lambda name, turn: name == "t0/0")
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
+        Boxed, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
     ) as scheduler:
         await scheduler.collect(1)
         assert len(sandboxes.leased) == 1
@@ -111,7 +113,7 @@ async def test_leaving_cancels_what_is_in_play(sandboxes: FakeSandboxPool) -> No
 async def test_an_error_of_the_block_comes_out_as_it_is() -> None:
     async def play() -> None:
         async with Scheduler(
-            Say, tasks(), Held(lambda name, turn: name != "t0/0"), Schedule(n=1, staleness=1)
+            Say, tasks(), Held(lambda name, turn: name != "t0/0"), Schedule(group_size=1, max_staleness=1)
         ) as scheduler:
             await scheduler.collect(1)
             raise KeyError
@@ -127,7 +129,7 @@ async def test_an_error_of_a_caller_ends_everything_and_comes_out(sandboxes: Fak
     engine = Held(lambda name, turn: name != "t1/0")
     with pytest.raises(ExceptionGroup) as raised:
         async with Scheduler(
-            Boxed, tasks(), engine, Schedule(n=1), sandboxes=sandboxes, on_rollout=refuse
+            Boxed, tasks(), engine, Schedule(group_size=1), sandboxes=sandboxes, on_rollout=refuse
         ) as scheduler:
             await scheduler.collect(3)
     assert [repr(error) for error in raised.value.exceptions] == ["LookupError('t1/0')"]

@@ -22,7 +22,7 @@ async def test_what_is_cut_goes_on_with_its_sandbox_and_its_segment_under_the_ne
 ) -> None:
     engine = Held(lambda name, turn: name == "t0/1" and turn == 1, call("look"), call("look"), say("1"))
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=2, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
+        Boxed, tasks(), engine, Schedule(group_size=2, oversample=cut(extra_groups=1, carry=1)), sandboxes=sandboxes
     ) as scheduler:
         first = await scheduler.collect(1)
         assert ids(first) == ["t1"]
@@ -45,7 +45,9 @@ async def test_what_is_cut_goes_on_with_its_sandbox_and_its_segment_under_the_ne
 
 async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
-    async with Scheduler(Say, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1))) as scheduler:
+    async with Scheduler(
+        Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
         await engine.load_adapter(None, version=1)
         second = asyncio.create_task(scheduler.collect(1))
@@ -57,7 +59,9 @@ async def test_a_group_that_has_come_to_the_bound_is_waited_for() -> None:
 
 async def test_a_group_that_is_older_than_the_bound_is_dropped() -> None:
     engine = Held(lambda name, turn: name == "t0/0")
-    async with Scheduler(Say, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1))) as scheduler:
+    async with Scheduler(
+        Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
+    ) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
         await engine.load_adapter(None, version=2)
         second = await scheduler.collect(1)
@@ -77,7 +81,7 @@ def test_a_rollouts_time_limit_stands_still_while_it_waits_for_the_next_batch() 
     async def play() -> Groups:
         engine = Slow([call("look"), say("1")])
         async with Scheduler(
-            Limited, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1))
+            Limited, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
         ) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000)
@@ -96,7 +100,9 @@ def test_the_time_at_the_shut_door_is_no_time_of_play() -> None:
 
     async def play() -> Groups:
         engine = Slow([call("look"), say("1")])
-        async with Scheduler(Say, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=1))) as scheduler:
+        async with Scheduler(
+            Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=1))
+        ) as scheduler:
             await scheduler.collect(1)
             await asyncio.sleep(1000)
             await engine.load_adapter(None, version=1)

@@ -27,7 +27,7 @@ async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra
     stuck = {f"t{i}/0" for i in range(extra)}
     engine = Held(lambda name, turn: name in stuck)
     async with Scheduler(
-        Say, tasks(), engine, Schedule(n=1, concurrency=200, oversample=cut(extra_groups=extra))
+        Say, tasks(), engine, Schedule(group_size=1, concurrency=200, oversample=cut(extra_groups=extra))
     ) as scheduler:
         groups = await scheduler.collect(wanted)
         assert ids(groups) == [f"t{i}" for i in range(extra, extra + wanted)]
@@ -39,7 +39,7 @@ async def test_a_batch_stops_at_its_target_and_drops_the_rest(wanted: int, extra
 
 async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_others() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
-    async with Scheduler(Say, tasks(), engine, Schedule(n=3, oversample=cut(extra_rollouts=2))) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=3, oversample=cut(extra_rollouts=2))) as scheduler:
         groups = await scheduler.collect(2)
         await settle()
         assert engine.cancelled == {"t0/0", "t0/3", "t1/0", "t1/3"}
@@ -49,7 +49,7 @@ async def test_a_group_is_whole_with_its_first_scored_rollouts_and_cancels_the_o
 
 async def test_a_dropped_rollout_that_never_began_is_no_cut_one() -> None:
     engine = Held(lambda name, turn: name != "t0/0")
-    schedule = Schedule(n=1, concurrency=1, oversample=cut(extra_groups=3))
+    schedule = Schedule(group_size=1, concurrency=1, oversample=cut(extra_groups=3))
     async with Scheduler(Say, tasks(), engine, schedule) as scheduler:
         stats = batch_stats(await scheduler.collect(1))
     assert stats.rollouts.dropped == 3
@@ -82,7 +82,7 @@ async def test_a_cut_reaches_the_engine_the_tool_and_the_sandbox(sandboxes: Fake
 
     engine = Mixed(lambda name, turn: name.startswith("t1"))
     async with Scheduler(
-        Boxed, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=2)), sandboxes=sandboxes
+        Boxed, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=2)), sandboxes=sandboxes
     ) as scheduler:
         groups = await scheduler.collect(1)
         await settle()
@@ -101,7 +101,7 @@ async def test_a_cut_frees_the_slots_of_the_local_engine() -> None:
     settings, sampling = cut(extra_groups=3), ag.Sampling(temperature=2.0, max_tokens=300)
     async with (
         TransformersEngine(MODEL, TransformersConfig(slots=4)) as engine,
-        Scheduler(Chatty, tasks(), engine, Schedule(n=1, sampling=sampling, oversample=settings)) as scheduler,
+        Scheduler(Chatty, tasks(), engine, Schedule(group_size=1, sampling=sampling, oversample=settings)) as scheduler,
     ):
         for _ in range(3):
             groups = await scheduler.collect(1)
@@ -126,7 +126,7 @@ def test_a_deadline_is_half_again_the_time_that_most_took() -> None:
             Say,
             map(task, (1, 2, 3, 4, 5, 6, 7, 8, 11, 13)),
             Slow([say("1")]),
-            Schedule(n=1, oversample=OversampleConfig(stop="deadline")),
+            Schedule(group_size=1, oversample=OversampleConfig(stop="deadline")),
         ) as scheduler:
             groups = await scheduler.collect(10)
             return asyncio.get_running_loop().time(), groups
@@ -148,7 +148,9 @@ def test_the_kept_ones_being_shorter_is_measured() -> None:
             return await super().generate(token_ids, session=session, **given)
 
     async def play() -> Groups:
-        async with Scheduler(Say, tasks(), Uneven([]), Schedule(n=1, oversample=cut(extra_groups=1))) as scheduler:
+        async with Scheduler(
+            Say, tasks(), Uneven([]), Schedule(group_size=1, oversample=cut(extra_groups=1))
+        ) as scheduler:
             return await scheduler.collect(2)
 
     numbers = run_in_virtual_time(play()).metrics()

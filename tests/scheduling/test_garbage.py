@@ -111,7 +111,7 @@ def test_nothing_is_collected_where_nothing_is_played() -> None:
 
 
 async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
-    settings = ag.Schedule(n=1)
+    settings = ag.Schedule(group_size=1)
     other = TASK.model_copy(update={"id": "u"})
     async with ag.Scheduler(Asks, [TASK, other], Scripted([say("so")]), settings) as scheduler:
         await scheduler.collect(1)

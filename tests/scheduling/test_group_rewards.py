@@ -156,7 +156,7 @@ async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_r
         Compared,
         [TASK],
         Third(),
-        ag.Schedule(n=2, oversample=ag.OversampleConfig(extra_rollouts=1, stop="target")),
+        ag.Schedule(group_size=2, oversample=ag.OversampleConfig(extra_rollouts=1, stop="target")),
         on_rollout=lambda rollout: ended.append(rollout.reward),
     ) as scheduler:
         groups = await scheduler.collect(1)
@@ -181,7 +181,7 @@ async def test_leaving_the_scheduler_cancels_a_group_reward_that_waits(no_leaks:
             await asyncio.Event().wait()
             return []
 
-    async with ag.Scheduler(Waits, [TASK], Scripted([say("x")]), ag.Schedule(n=1)) as scheduler:
+    async with ag.Scheduler(Waits, [TASK], Scripted([say("x")]), ag.Schedule(group_size=1)) as scheduler:
         collecting = asyncio.create_task(scheduler.collect(1))
         await began.wait()
         collecting.cancel()

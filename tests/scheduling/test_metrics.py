@@ -100,9 +100,11 @@ def test_every_count_of_a_rollout_is_known_as_one() -> None:
 
 async def test_the_share_of_a_group_that_was_cut_is_given() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
-    async with ag.Scheduler(Say, tasks(), engine, ag.Schedule(n=3, oversample=cut(extra_rollouts=2))) as scheduler:
+    async with ag.Scheduler(
+        Say, tasks(), engine, ag.Schedule(group_size=3, oversample=cut(extra_rollouts=2))
+    ) as scheduler:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == pytest.approx(2 / 5)
-    async with ag.Scheduler(Say, tasks(), Scripted([say("1")]), ag.Schedule(n=3)) as scheduler:
+    async with ag.Scheduler(Say, tasks(), Scripted([say("1")]), ag.Schedule(group_size=3)) as scheduler:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == 0
 
 

@@ -31,7 +31,10 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
     for replace, accepted in ((0, 4), (1, 5)):
         started.clear()
         async with Scheduler(
-            Watched, tasks(), Some(), Schedule(n=2, staleness=1, oversample=OversampleConfig(replace=replace))
+            Watched,
+            tasks(),
+            Some(),
+            Schedule(group_size=2, max_staleness=1, oversample=OversampleConfig(replace=replace)),
         ) as scheduler:
             collecting = asyncio.create_task(scheduler.collect(2))
             await settle()
@@ -42,7 +45,7 @@ async def test_no_more_groups_are_accepted_than_the_bound_lets_in_and_a_filtered
 
 async def test_the_next_batch_is_played_while_this_one_is_trained_on() -> None:
     engine = Scripted([say("1")])
-    async with Scheduler(Say, tasks(), engine, Schedule(n=1, staleness=1)) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, max_staleness=1)) as scheduler:
         first = await scheduler.collect(2)
         await settle()  # training
         await engine.load_adapter(None, version=1)
@@ -63,7 +66,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
             return await super().generate(token_ids, **given)
 
     engine, seen, stalest = Uneven([call("look"), call("look"), say("1")]), list[str](), 0
-    async with Scheduler(Say, tasks(), engine, Schedule(n=3, staleness=staleness)) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=3, max_staleness=staleness)) as scheduler:
         for version in range(1, 40):
             groups = await scheduler.collect(2)
             versions = [v.version for r in groups.rollouts for s in r.segments for t in s.turns for v in t.versions]
@@ -79,7 +82,7 @@ async def test_no_group_is_ever_staler_than_the_bound_and_none_is_lost(staleness
 
 
 async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
-    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(n=1, staleness=2)) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(group_size=1, max_staleness=2)) as scheduler:
         batches = [await scheduler.collect(2, to_come=to_come) for to_come in (3, 2, 1, 0)]
     assert [batch_stats(groups).rollouts.started for groups in batches] == [6, 2, 0, 0]
     assert [batch_stats(groups).rollouts.carried for groups in batches] == [4, 4, 2, 0]
@@ -87,7 +90,7 @@ async def test_nothing_is_played_ahead_of_the_last_batch() -> None:
 
 async def test_more_groups_come_than_were_wanted_where_they_would_be_too_old_for_the_next_batch() -> None:
     engine = Held(lambda name, turn: False)
-    async with Scheduler(Say, tasks(), engine, Schedule(n=1, staleness=2)) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, max_staleness=2)) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t0"]
         await settle()  # two more are ready, sampled under version 0
         await engine.load_adapter(None, version=2)

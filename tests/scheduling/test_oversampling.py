@@ -40,7 +40,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: di
 )
 def test_settings_that_do_not_fit_the_run_are_refused_by_name(field: str, settings: Any, staleness: int) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        Scheduler(Say, tasks(), Scripted([]), Schedule(n=1, oversample=settings, staleness=staleness))
+        Scheduler(Say, tasks(), Scripted([]), Schedule(group_size=1, oversample=settings, max_staleness=staleness))
 
 
 def test_shares_are_rounded_before_they_are_cut() -> None:

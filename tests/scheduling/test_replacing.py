@@ -8,7 +8,9 @@ from tests.scheduling.scheduled import Say, Signals, batch_stats, ids, tasks
 
 
 async def test_groups_without_signal_are_replaced_and_counted() -> None:
-    async with Scheduler(Say, tasks(), Signals(), Schedule(n=2, oversample=OversampleConfig(replace=10))) as scheduler:
+    async with Scheduler(
+        Say, tasks(), Signals(), Schedule(group_size=2, oversample=OversampleConfig(replace=10))
+    ) as scheduler:
         groups = await scheduler.collect(3)
     assert ids(groups) == ["t1", "t3", "t5"]
     assert batch_stats(groups).groups == LifecycleCounts(started=6, finished=3, dropped=3)
@@ -19,7 +21,9 @@ async def test_groups_without_signal_are_replaced_and_counted() -> None:
 
 
 async def test_no_more_groups_are_replaced_than_the_bound_and_the_next_batch_has_a_bound_of_its_own() -> None:
-    async with Scheduler(Say, tasks(), Signals(), Schedule(n=2, oversample=OversampleConfig(replace=1))) as scheduler:
+    async with Scheduler(
+        Say, tasks(), Signals(), Schedule(group_size=2, oversample=OversampleConfig(replace=1))
+    ) as scheduler:
         first, second = [await scheduler.collect(3) for _ in range(2)]
     assert [batch_stats(g).without_signal for g in (first, second)] == [1, 1]
     assert (ids(first), ids(second)) == (["t1", "t2", "t3"], ["t5", "t6", "t7"])

@@ -247,7 +247,7 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
 
 
 async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
-    async with ag.Scheduler(Say, tasks(9), ZERO, ag.Schedule(prompts=3, n=1)) as scheduler:
+    async with ag.Scheduler(Say, tasks(9), ZERO, ag.Schedule(prompts_per_step=3, group_size=1)) as scheduler:
         assert [group.group_id for group in await scheduler.collect()] == ["t0", "t1", "t2"]
         assert [group.group_id for group in await scheduler.collect(2)] == ["t3", "t4"]
 
@@ -255,4 +255,4 @@ async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
 @pytest.mark.parametrize("field", ["n", "prompts", "concurrency"])
 def test_a_schedule_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
-        replace(ag.Schedule(n=1), **{field: 0})  # type: ignore[arg-type]
+        replace(ag.Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]

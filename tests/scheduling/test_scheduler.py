@@ -26,7 +26,7 @@ async def test_a_task_is_not_drawn_again_while_it_is_in_play() -> None:
     engine = Held(lambda name, turn: name == "t0/0" and not engine.let.is_set())
     names = [0, 1, 2, 0, 1, 2]
     async with Scheduler(
-        Say, map(task, names), engine, Schedule(n=1, oversample=cut(extra_groups=1, carry=5))
+        Say, map(task, names), engine, Schedule(group_size=1, oversample=cut(extra_groups=1, carry=5))
     ) as scheduler:
         first, second = [await scheduler.collect(1) for _ in range(2)]
         assert (ids(first), ids(second)) == (["t1"], ["t2"])
@@ -40,7 +40,7 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
         while True:
             yield from tasks(2)
 
-    async with Scheduler(Say, again(), Scripted([say("1")]), Schedule(n=1)) as scheduler:
+    async with Scheduler(Say, again(), Scripted([say("1")]), Schedule(group_size=1)) as scheduler:
         with pytest.raises(ValueError, match=r"^tasks: all of them are in play \(2\)"):
             await scheduler.collect(3)
 
@@ -70,12 +70,12 @@ async def test_a_few_tasks_more_than_are_in_play_are_enough(count: int, prompts:
         rng = random.Random(seed)
         sampler = TaskSampler.for_training(Few, Sharding(prompts=prompts, by_id=True), seed=seed)
         answers = Slow(lambda turn: say("1"))
-        async with Scheduler(Few, sampler, answers, Schedule(n=2, seed=seed, **settings)) as scheduler:
+        async with Scheduler(Few, sampler, answers, Schedule(group_size=2, seed=seed, **settings)) as scheduler:
             assert [len(await scheduler.collect(prompts)) for _ in range(30)] == [prompts] * 30
 
 
 async def test_where_the_tasks_run_out_the_batch_is_smaller() -> None:
-    async with Scheduler(Say, tasks(3), Scripted([say("1")]), Schedule(n=1)) as scheduler:
+    async with Scheduler(Say, tasks(3), Scripted([say("1")]), Schedule(group_size=1)) as scheduler:
         assert [len(await scheduler.collect(2)) for _ in range(3)] == [2, 1, 0]
 
 
@@ -87,7 +87,7 @@ async def test_a_failed_rollout_does_not_make_a_group_whole_where_another_can() 
 
     made = iter(range(100))
     async with Scheduler(
-        Bad, tasks(), Scripted([say("1")]), Schedule(n=2, oversample=cut(extra_rollouts=1))
+        Bad, tasks(), Scripted([say("1")]), Schedule(group_size=2, oversample=cut(extra_rollouts=1))
     ) as scheduler:
         groups = await scheduler.collect(1)
     assert [r.reward for r in groups.rollouts] == [None, 1.0, 1.0]
@@ -100,7 +100,7 @@ async def test_groups_that_can_not_become_whole_end_the_batch_all_the_same() -> 
             if self.task.id == "t0":
                 raise ValueError("broken")
 
-    async with Scheduler(Bad, tasks(), Scripted([say("1")]), Schedule(n=2)) as scheduler:
+    async with Scheduler(Bad, tasks(), Scripted([say("1")]), Schedule(group_size=2)) as scheduler:
         groups = await scheduler.collect(2)
     assert batch_stats(groups).groups == LifecycleCounts(started=2, finished=1, failed=1)
     assert batch_stats(groups).rollouts == LifecycleCounts(started=4, finished=2, failed=2)
@@ -111,7 +111,7 @@ async def test_a_batch_in_which_all_fail_is_left_to_the_caller_to_judge() -> Non
         async def setup(self) -> None:
             raise ValueError("broken")
 
-    async with Scheduler(Bad, tasks(), Scripted([]), Schedule(n=2)) as scheduler:
+    async with Scheduler(Bad, tasks(), Scripted([]), Schedule(group_size=2)) as scheduler:
         groups = await scheduler.collect(1)
     assert batch_stats(groups).rollouts == LifecycleCounts(started=2, failed=2)
     with pytest.raises(AgentGymError, match=r"^all 2 rollouts failed; the first one: EnvError: Bad.setup: ValueError"):
@@ -161,7 +161,7 @@ async def test_under_faults_everything_that_was_started_is_in_one_count(name: st
         Boxed,
         tasks(),
         engine,
-        Schedule(n=4, concurrency=16, oversample=settings, staleness=staleness),
+        Schedule(group_size=4, concurrency=16, oversample=settings, max_staleness=staleness),
         sandboxes=sandboxes,
     ) as scheduler:
         totals: dict[str, int] = {}

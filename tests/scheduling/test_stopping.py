@@ -23,12 +23,14 @@ def resumed(state: dict[str, Any]) -> TaskSampler[ag.Task]:
 async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_and_its_tasks_are_played() -> None:
     engine = Held(lambda name, turn: name.startswith(("t1/", "t3/")))
     settings = cut(extra_groups=2, carry=5)
-    async with Scheduler(Say, tasks(), engine, Schedule(n=2, oversample=settings)) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=2, oversample=settings)) as scheduler:
         first = await scheduler.collect(2)
         state = scheduler.state_dict()
     assert (batch_stats(first).groups.carried, batch_stats(first).requests.carried) == (2, 4)
     assert (state["drawn"], state["unplayed"], state["batches"]) == (4, [1, 3], 1)
-    async with Scheduler(Say, resumed(state), Scripted([say("1")]), Schedule(n=2, oversample=settings)) as scheduler:
+    async with Scheduler(
+        Say, resumed(state), Scripted([say("1")]), Schedule(group_size=2, oversample=settings)
+    ) as scheduler:
         second = await scheduler.collect(2)
         third = await scheduler.collect(2)
     assert ids(second) == ["t1", "t3"]
@@ -40,13 +42,15 @@ async def test_what_was_carried_when_a_run_stopped_is_dropped_by_the_next_one_an
 
 
 async def test_what_was_played_ahead_when_a_run_stopped_is_counted_as_started_and_dropped() -> None:
-    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(n=2, staleness=1)) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(group_size=2, max_staleness=1)) as scheduler:
         first = await scheduler.collect(3)
         await settle()
         state = scheduler.state_dict()
     assert batch_stats(first).groups.carried == 3
     assert state["in_play"]["tokens"] > 0
-    async with Scheduler(Say, resumed(state), Scripted([say("1")]), Schedule(n=2, staleness=1)) as scheduler:
+    async with Scheduler(
+        Say, resumed(state), Scripted([say("1")]), Schedule(group_size=2, max_staleness=1)
+    ) as scheduler:
         second = batch_stats(await scheduler.collect(3))
     assert second.groups.resumed + second.groups.started == 3 + 6
     assert (second.groups.finished, second.groups.dropped, second.groups.carried) == (3, 3, 3)
@@ -61,11 +65,11 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
             seeds.append(seed)
             return await super().reset(seed=seed, options=options)
 
-    async with Scheduler(Seeded, tasks(), Scripted([say("1")]), Schedule(n=1, seed=5)) as scheduler:
+    async with Scheduler(Seeded, tasks(), Scripted([say("1")]), Schedule(group_size=1, seed=5)) as scheduler:
         await scheduler.collect(2)
         state = scheduler.state_dict()
         await scheduler.collect(2)
-    async with Scheduler(Seeded, resumed(state), Scripted([say("1")]), Schedule(n=1, seed=5)) as scheduler:
+    async with Scheduler(Seeded, resumed(state), Scripted([say("1")]), Schedule(group_size=1, seed=5)) as scheduler:
         await scheduler.collect(2)
     assert seeds[2:4] == seeds[4:]
     assert len(set(seeds)) == 4
@@ -73,22 +77,24 @@ async def test_the_draws_of_a_run_that_goes_on_are_those_of_one_that_did_not_sto
 
 async def test_what_was_dropped_before_a_stop_is_not_played_again() -> None:
     engine = Held(lambda name, turn: not name.startswith("t1/"))
-    async with Scheduler(Say, tasks(), engine, Schedule(n=1, oversample=cut(extra_groups=2))) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=1, oversample=cut(extra_groups=2))) as scheduler:
         assert ids(await scheduler.collect(1)) == ["t1"]
         state = scheduler.state_dict()
     assert (state["drawn"], state["unplayed"], state["in_play"]["resumed"]) == (3, [], 0)
-    async with Scheduler(Say, resumed(state), Scripted([say("1")]), Schedule(n=1)) as scheduler:
+    async with Scheduler(Say, resumed(state), Scripted([say("1")]), Schedule(group_size=1)) as scheduler:
         assert ids(await scheduler.collect(2)) == ["t3", "t4"]
 
 
 async def test_what_was_replaced_ahead_of_a_stop_is_in_play_until_it_is_counted_and_outlives_a_second_stop() -> None:
     replacing = OversampleConfig(replace=10)
-    async with Scheduler(Say, tasks(), Signals(), Schedule(n=2, staleness=1, oversample=replacing)) as scheduler:
+    async with Scheduler(
+        Say, tasks(), Signals(), Schedule(group_size=2, max_staleness=1, oversample=replacing)
+    ) as scheduler:
         await scheduler.collect(3)
         await settle()
         state = scheduler.state_dict()
     groups = state["in_play"]["started"] + state["in_play"]["resumed"]
     assert groups > 3 == len(state["unplayed"])
     assert state["in_play"]["tokens"] == groups * 2 * len("1<")
-    async with Scheduler(Say, resumed(state), Signals(), Schedule(n=2, staleness=1)) as scheduler:
+    async with Scheduler(Say, resumed(state), Signals(), Schedule(group_size=2, max_staleness=1)) as scheduler:
         assert scheduler.state_dict() == state

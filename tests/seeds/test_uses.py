@@ -239,7 +239,7 @@ async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_o
 async def test_a_task_that_comes_again_is_played_with_other_seeds_also_within_a_batch() -> None:
     RESETS.clear()
     tasks = (ag.Task(id=f"{number % 2}", prompt="say") for number in range(64))
-    schedule = Schedule(n=2, seed=3, oversample=OversampleConfig(replace=3))
+    schedule = Schedule(group_size=2, seed=3, oversample=OversampleConfig(replace=3))
     async with Scheduler(Chances, tasks, SPEAKER, schedule) as scheduler:
         batches = [await scheduler.collect(1) for _ in range(3)]
     assert sum(len(batch) for batch in batches) == 3
@@ -255,7 +255,7 @@ async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_a
     for shares in ([tasks], [tasks[0::2], tasks[1::2]]):
         RESETS.clear()
         for share in shares:
-            await play_groups(Chances, share, SPEAKER, ag.Schedule(n=2, seed=3, same_instance=same_instance))
+            await play_groups(Chances, share, SPEAKER, ag.Schedule(group_size=2, seed=3, same_instance=same_instance))
         found.append(set(RESETS))
     assert found[0] == found[1]
     assert len(found[0]) == (5 if same_instance else 10)
@@ -268,7 +268,7 @@ async def test_the_batches_of_a_run_have_the_same_seeds_on_any_number_of_process
         for rank in range(world):
             sharding = Sharding(prompts=2, rank=rank, world=world)
             sampler: TaskSampler[ag.Task] = TaskSampler.for_training(Chances, sharding, seed=3)
-            async with Scheduler(Chances, sampler, SPEAKER, Schedule(n=2, seed=3)) as scheduler:
+            async with Scheduler(Chances, sampler, SPEAKER, Schedule(group_size=2, seed=3)) as scheduler:
                 for _ in range(3):
                     await scheduler.collect(sharding.share)
         found.append(sorted(RESETS))

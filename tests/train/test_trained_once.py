@@ -106,7 +106,7 @@ async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step
     async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
         play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed in range(2):
-            groups = await play.collect(Guess.tasks("train"), ag.Schedule(n=2, seed=seed))
+            groups = await play.collect(Guess.tasks("train"), ag.Schedule(group_size=2, seed=seed))
             samples = ag.build_samples(groups)
             assert samples.trained_tokens > 0
             await trainer.step(samples)
@@ -120,7 +120,7 @@ async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
             (1, nullcontext()),
             (0, pytest.raises(ValueError, match="of its own")),
         ):
-            async with play.schedule(ag.Schedule(prompts=2, n=2, seed=seed)) as rollouts:
+            async with play.schedule(ag.Schedule(prompts_per_step=2, group_size=2, seed=seed)) as rollouts:
                 groups = await rollouts.collect()
             assert [group.place for group in groups] == [(f"Guess, seed {seed}", i) for i in range(2)]
             with judged:

@@ -94,7 +94,8 @@ class Watch(Callback):
         return {
             "mismatch": (
                 f"The engine's and the trainer's log-probabilities drift apart: {last:.2g} nats a token in the last "
-                f"{FIRST} steps, {first:.2g} in the first; take a lower train.lr or staleness, or set train.correction."
+                f"{FIRST} steps, {first:.2g} in the first; take a lower train.lr or max_staleness, or set "
+                f"train.importance_sampling."
             )
         }
 

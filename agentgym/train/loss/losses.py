@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from agentgym.train.batching.batch import Batch
-from agentgym.train.config import Correction, Divergence, Loss, Normalise, TrainConfig
+from agentgym.train.config import Divergence, ImportanceSampling, Loss, LossAgg, TrainConfig
 from agentgym.types.sample import Sample
 
 LARGEST_LOG_RATIO = 88.72
@@ -46,7 +46,7 @@ class LossSums:
     """Number of tokens more than LARGEST_K3_GAP below the reference, where k3 is a line."""
 
 
-def denominator(samples: Sequence[Sample], loss_agg: Normalise) -> float:
+def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
     """Return what a mini-batch's sum is divided by: its trained tokens, samples or rollouts, or a constant.
 
     Samples and rollouts of which no token is trained do not count.
@@ -62,7 +62,7 @@ def denominator(samples: Sequence[Sample], loss_agg: Normalise) -> float:
     return float(loss_agg)
 
 
-def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: Normalise) -> Tensor:
+def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: LossAgg) -> Tensor:
     """Return the sum over the trained tokens, each times its weight; divided by `denominator` it is the mean.
 
     ::
@@ -155,7 +155,9 @@ def _one(log_ratio_BR: Tensor) -> Tensor:
 def _correct(log_ratio_BR: Tensor, batch: Batch, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Return each token's importance weight, and whether it was truncated or masked."""
     cap = config.is_cap
-    weights_BR = importance_weights(log_ratio_BR, batch.loss_mask_BR, correction=config.importance_sampling, cap=cap)
+    weights_BR = importance_weights(
+        log_ratio_BR, batch.loss_mask_BR, importance_sampling=config.importance_sampling, cap=cap
+    )
     return weights_BR, weights_BR == (0 if config.importance_sampling.endswith("mask") else cap)
 
 
@@ -242,7 +244,9 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 
 
 @torch.no_grad()
-def importance_weights(log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, correction: Correction, cap: float) -> Tensor:
+def importance_weights(
+    log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, importance_sampling: ImportanceSampling, cap: float
+) -> Tensor:
     """Return the weight of each token that another policy sampled; `log_ratio_BR` is 0 where nothing is trained.
 
     ::
@@ -256,12 +260,12 @@ def importance_weights(log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, correction
     R leaves any range as a sample grows longer; g is on the scale of one token, however long the sample.
     """
     judged_BR = log_ratio_BR
-    if correction in ("sequence", "sequence_mask"):
+    if importance_sampling in ("sequence", "sequence_mask"):
         judged_BR = log_ratio_BR = log_ratio_BR.sum(-1, keepdim=True).expand_as(log_ratio_BR)
-    elif correction == "geometric_mask":
+    elif importance_sampling == "geometric_mask":
         judged_BR = _sample_mean(log_ratio_BR, loss_mask_BR)[:, None].expand_as(log_ratio_BR)
     ratio_BR = log_ratio_BR.clamp(max=LARGEST_LOG_RATIO).exp()
-    if correction in ("token", "sequence"):
+    if importance_sampling in ("token", "sequence"):
         return ratio_BR.clamp(max=cap)
     judged_BR = judged_BR.exp()
     return torch.where((judged_BR <= cap) & (judged_BR >= 1 / cap), ratio_BR, 0.0)

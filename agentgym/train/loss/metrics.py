@@ -46,7 +46,7 @@ def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
         "train/micro_batches": float(len(forwards)),
     }
     if config.importance_sampling != "none":
-        metrics["train/correction_fraction"] = sum(f.sums.corrected for f in taken) / tokens
+        metrics["train/is_fraction"] = sum(f.sums.corrected for f in taken) / tokens
     if config.kl_coef:
         metrics["train/reference_kl"] = sum(f.sums.reference_kl for f in taken) / tokens
         if config.kl_estimator == "k3":

@@ -118,7 +118,7 @@ def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
     segments = {(sample.rollout_id, sample.segment) for sample in samples}
     if len(segments) == len(samples):
         return
-    for field, value in (("loss", config.loss), ("correction", config.importance_sampling)):
+    for field, value in (("loss", config.loss), ("importance_sampling", config.importance_sampling)):
         if value in WHOLE_SEGMENTS:
             raise ValueError(
                 f"{field}: {value} needs each segment whole in one sample, but {len(segments)} segments were cut into "

@@ -77,7 +77,7 @@ def test_two_ranks_clip_to_the_same_old_logprobs_as_one_process_in_every_layout(
     assert expected["train/clip_fraction"] > 0
     assert expected["train/optimizer_steps"] == 3
     for how, (stats, found) in run(2, work, tmp_path).items():
-        for name in ("loss", "grad_norm", "clip_fraction", "correction_fraction"):
+        for name in ("loss", "grad_norm", "clip_fraction", "is_fraction"):
             assert stats[f"train/{name}"] == pytest.approx(expected[f"train/{name}"], rel=1e-3), (how, name)
         for mine, theirs in zip(found, gradients, strict=True):
             assert float((mine - theirs).norm()) <= 1e-3 * float(theirs.norm()) + 1e-9, how

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import Batch, collate
-from agentgym.train.config import Correction, Normalise, TrainConfig
+from agentgym.train.config import ImportanceSampling, LossAgg, TrainConfig
 from agentgym.train.loss.losses import (
     LARGEST_LOG_RATIO,
     LossSums,
@@ -42,17 +42,23 @@ def one_row(logprobs: list[float], advantages: list[float], mask: list[int], *, 
     )
 
 
-def clipped(logprobs: Tensor, batch: Batch, loss_agg: Normalise = "token", total: float = 1.0) -> Tensor:
+def clipped(logprobs: Tensor, batch: Batch, loss_agg: LossAgg = "token", total: float = 1.0) -> Tensor:
     return policy_loss(logprobs, logprobs, batch, TrainConfig(loss_agg=loss_agg), denominator=total)[0]
 
 
-def metrics(logprobs: Tensor, entropy: Tensor, batch: Batch, *, correction: Correction = "none") -> LossSums:
-    return policy_loss(logprobs, entropy, batch, TrainConfig(importance_sampling=correction), denominator=1.0)[1]
+def metrics(
+    logprobs: Tensor, entropy: Tensor, batch: Batch, *, importance_sampling: ImportanceSampling = "none"
+) -> LossSums:
+    return policy_loss(logprobs, entropy, batch, TrainConfig(importance_sampling=importance_sampling), denominator=1.0)[
+        1
+    ]
 
 
-def weights_of(log_ratios: list[list[float]], correction: Correction, cap: float) -> Tensor:
+def weights_of(log_ratios: list[list[float]], importance_sampling: ImportanceSampling, cap: float) -> Tensor:
     log_ratio = torch.tensor(log_ratios)
-    return importance_weights(log_ratio, torch.ones_like(log_ratio).bool(), correction=correction, cap=cap)
+    return importance_weights(
+        log_ratio, torch.ones_like(log_ratio).bool(), importance_sampling=importance_sampling, cap=cap
+    )
 
 
 # Means
@@ -179,7 +185,9 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("config", LOSSES, ids=lambda c: c.correction if c.correction != "none" else c.loss)
+@pytest.mark.parametrize(
+    "config", LOSSES, ids=lambda c: c.importance_sampling if c.importance_sampling != "none" else c.loss
+)
 def test_a_ratio_beyond_float32_is_stopped_by_the_clip_and_spoils_nothing(config: TrainConfig) -> None:
     # Both rows are of good tokens; under dual_clip the second is bad, and the bound stops it.
     batch = collate(
@@ -204,7 +212,7 @@ def test_the_bound_of_the_ratio_changes_none_that_float32_holds() -> None:
 # Importance weights
 
 LOG_RATIOS = [0.5, -0.5, 1.0]
-WEIGHTS: dict[Correction, list[float]] = {
+WEIGHTS: dict[ImportanceSampling, list[float]] = {
     "token": [1.6487, 0.6065, 2.0],
     "token_mask": [1.6487, 0.6065, 0.0],
     "sequence": [2.0, 2.0, 2.0],
@@ -213,40 +221,44 @@ WEIGHTS: dict[Correction, list[float]] = {
 }
 
 
-@pytest.mark.parametrize("correction", WEIGHTS)
-def test_importance_weights_by_hand(correction: Correction) -> None:
-    weights = weights_of([LOG_RATIOS], correction, 2.0)
-    assert weights.tolist()[0] == pytest.approx(WEIGHTS[correction], abs=1e-4)
+@pytest.mark.parametrize("importance_sampling", WEIGHTS)
+def test_importance_weights_by_hand(importance_sampling: ImportanceSampling) -> None:
+    weights = weights_of([LOG_RATIOS], importance_sampling, 2.0)
+    assert weights.tolist()[0] == pytest.approx(WEIGHTS[importance_sampling], abs=1e-4)
 
 
-@pytest.mark.parametrize("correction", ["sequence", "sequence_mask"])
-def test_a_sequences_weight_is_the_product_of_its_tokens(correction: Correction) -> None:
-    weights = weights_of([LOG_RATIOS, [-0.4, -0.1, 0.0]], correction, 3.0)
+@pytest.mark.parametrize("importance_sampling", ["sequence", "sequence_mask"])
+def test_a_sequences_weight_is_the_product_of_its_tokens(importance_sampling: ImportanceSampling) -> None:
+    weights = weights_of([LOG_RATIOS, [-0.4, -0.1, 0.0]], importance_sampling, 3.0)
     assert weights[:, 0].tolist() == pytest.approx([math.exp(1.0), math.exp(-0.5)])
     assert torch.equal(weights, weights[:, :1].expand(2, 3))
 
 
-@pytest.mark.parametrize("correction", ["token_mask", "sequence_mask", "geometric_mask"])
-def test_a_mask_drops_what_has_become_too_rare_as_well(correction: Correction) -> None:
-    assert weights_of([[-0.8]], correction, 2.0).tolist() == [[0.0]]
+@pytest.mark.parametrize("importance_sampling", ["token_mask", "sequence_mask", "geometric_mask"])
+def test_a_mask_drops_what_has_become_too_rare_as_well(importance_sampling: ImportanceSampling) -> None:
+    assert weights_of([[-0.8]], importance_sampling, 2.0).tolist() == [[0.0]]
 
 
 def test_the_geometric_mean_is_of_the_trained_tokens_and_does_not_grow_with_their_number() -> None:
     log_ratio, mask = torch.tensor([[0.0, 0.9], [0.6, 0.6]]), torch.tensor([[False, True], [True, True]])
-    weights = importance_weights(log_ratio, mask, correction="geometric_mask", cap=2.0)  # log 2 = 0.69
+    weights = importance_weights(log_ratio, mask, importance_sampling="geometric_mask", cap=2.0)  # log 2 = 0.69
     assert weights[0].tolist() == [0, 0]
     assert weights[1].tolist() == pytest.approx([math.exp(0.6)] * 2)
-    assert importance_weights(log_ratio, mask, correction="sequence_mask", cap=2.0)[1].tolist() == [0, 0]
+    assert importance_weights(log_ratio, mask, importance_sampling="sequence_mask", cap=2.0)[1].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("correction", WEIGHTS)
-def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(correction: Correction) -> None:
+@pytest.mark.parametrize("importance_sampling", WEIGHTS)
+def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(
+    importance_sampling: ImportanceSampling,
+) -> None:
     advantages = [1.0, -2.0, 3.0]
     batch = collate([one_row([-2.0] * 3 + [0.0], [*advantages, 0.0], [1, 1, 1, 0])], pad_id=0)
     logprobs = torch.tensor([[*(ratio - 2 for ratio in LOG_RATIOS), 1e30]], requires_grad=True)
-    loss, _ = policy_loss(logprobs, logprobs, batch, TrainConfig(importance_sampling=correction), denominator=1.0)
+    loss, _ = policy_loss(
+        logprobs, logprobs, batch, TrainConfig(importance_sampling=importance_sampling), denominator=1.0
+    )
     loss.backward()  # type: ignore[no-untyped-call]
-    expected = [-w * a for w, a in zip(WEIGHTS[correction], advantages, strict=True)]
+    expected = [-w * a for w, a in zip(WEIGHTS[importance_sampling], advantages, strict=True)]
     assert float(loss.detach()) == pytest.approx(sum(expected), abs=1e-3)
     assert logprobs.grad is not None
     assert logprobs.grad.tolist()[0] == pytest.approx([*expected, 0.0], abs=1e-3)
@@ -255,20 +267,20 @@ def test_the_gradient_of_a_corrected_token_is_its_weight_times_its_advantage(cor
 def test_truncated_and_masked_tokens_are_counted() -> None:
     batch = collate([one_row([-2.0] * 3, [1] * 3, [1] * 3)], pad_id=0)
     logprobs = torch.tensor([[ratio - 2 for ratio in LOG_RATIOS]])
-    counted: dict[Correction, float] = {"token": 1, "token_mask": 1, "sequence": 3, "sequence_mask": 3}
-    for correction, count in counted.items():
-        sums = metrics(logprobs, logprobs, batch, correction=correction)
+    counted: dict[ImportanceSampling, float] = {"token": 1, "token_mask": 1, "sequence": 3, "sequence_mask": 3}
+    for importance_sampling, count in counted.items():
+        sums = metrics(logprobs, logprobs, batch, importance_sampling=importance_sampling)
         assert (sums.corrected, sums.clipped) == (count, 0)
-    assert metrics(logprobs, logprobs, batch, correction="geometric_mask").corrected == 0
-    assert metrics(logprobs + 1, logprobs, batch, correction="geometric_mask").corrected == 3
+    assert metrics(logprobs, logprobs, batch, importance_sampling="geometric_mask").corrected == 0
+    assert metrics(logprobs + 1, logprobs, batch, importance_sampling="geometric_mask").corrected == 3
 
 
 def test_on_policy_all_corrections_are_the_plain_gradient() -> None:
     batch = collate([one_row([-1.0] * 3, [1, -1, 2], [1, 1, 1])], pad_id=0)
-    corrections: list[Correction] = ["none", *WEIGHTS]
-    for correction in corrections:
+    corrections: list[ImportanceSampling] = ["none", *WEIGHTS]
+    for importance_sampling in corrections:
         logprobs = torch.full((1, 3), -1.0, requires_grad=True)
-        policy_loss(logprobs, logprobs, batch, TrainConfig(importance_sampling=correction), denominator=1.0)[
+        policy_loss(logprobs, logprobs, batch, TrainConfig(importance_sampling=importance_sampling), denominator=1.0)[
             0
         ].backward()  # type: ignore[no-untyped-call]
         assert logprobs.grad is not None
@@ -288,7 +300,7 @@ def policy(tiny_model: Path) -> PolicyModel:
     return policy
 
 
-def gradient(policy: PolicyModel, rows: list[Sample], loss_agg: Normalise, size: int, pad_id: int = 0) -> Tensor:
+def gradient(policy: PolicyModel, rows: list[Sample], loss_agg: LossAgg, size: int, pad_id: int = 0) -> Tensor:
     """The whole gradient as one vector, by micro-batches of `size` rows."""
     policy.zero_grad()
     total = denominator(rows, loss_agg)
@@ -306,7 +318,7 @@ def assert_same(got: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("loss_agg", ["token", "sample", "rollout", 100.0])
 def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
-    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: Normalise
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: LossAgg
 ) -> None:
     rows = list(build_samples(groups_of(1), merge=False))
     whole = gradient(policy, rows, loss_agg, len(rows))
@@ -316,7 +328,7 @@ def test_micro_batches_of_one_two_and_all_give_the_same_gradient(
 
 @pytest.mark.parametrize("loss_agg", ["token", "rollout", 100.0])
 def test_merged_and_per_turn_samples_give_the_same_gradient(
-    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: Normalise
+    policy: PolicyModel, groups_of: Callable[..., list[Group]], loss_agg: LossAgg
 ) -> None:
     steps, merged = list(build_samples(groups_of(2), merge=False)), list(build_samples(groups_of(2)))
     assert len(steps) > len(merged)

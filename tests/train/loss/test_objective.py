@@ -309,9 +309,9 @@ def test_the_divergence_holds_the_policy_near_its_reference(
     ("change", "instead"),
     [
         ({"loss": "gspo"}, "loss='gspo_rollout'"),
-        ({"correction": "sequence"}, "correction='token'"),
-        ({"correction": "sequence_mask"}, "correction='token_mask'"),
-        ({"correction": "geometric_mask"}, "correction='token_mask'"),
+        ({"importance_sampling": "sequence"}, "importance_sampling='token'"),
+        ({"importance_sampling": "sequence_mask"}, "importance_sampling='token_mask'"),
+        ({"importance_sampling": "geometric_mask"}, "importance_sampling='token_mask'"),
     ],
 )
 def test_a_segment_in_parts_is_refused(

@@ -45,7 +45,7 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def plain(loss: str, correction: str, here: Tensor, old: Tensor, rows: list[Sample]) -> tuple[Tensor, int]:
+def plain(loss: str, importance_sampling: str, here: Tensor, old: Tensor, rows: list[Sample]) -> tuple[Tensor, int]:
     """Hilton et al. 2021, token by token: the sum of -w min(r A, clip(r) A), and the tokens that w was cut for."""
     total, cut = torch.zeros(()), 0
     for row, h, o in zip(rows, here, old, strict=True):
@@ -57,8 +57,8 @@ def plain(loss: str, correction: str, here: Tensor, old: Tensor, rows: list[Samp
         behavior = torch.from_numpy(np.array(row.logprobs))[kept].exp()
         advantage = torch.from_numpy(np.array(row.advantages))[kept]
         raw = proximal / behavior
-        weight = WEIGHTS[correction](raw)
-        whole = raw.prod().expand(len(raw)) if correction.startswith("sequence") else raw
+        weight = WEIGHTS[importance_sampling](raw)
+        whole = raw.prod().expand(len(raw)) if importance_sampling.startswith("sequence") else raw
         cut += int((~torch.isclose(weight, whole)).sum())
         r = prob / proximal
         if loss == "cispo":
@@ -83,19 +83,21 @@ def drawn(groups_of: Groups) -> tuple[list[Sample], Batch, Tensor, Tensor]:
 
 
 APART: dict[str, Any] = {"old_logprobs": "trainer", "rollouts_per_minibatch": 8}
-"""Settings with which a correction weighs how far the trainer's log-probabilities are from the engine's."""
+"""Settings with which a importance_sampling weighs how far the trainer's log-probabilities are from the engine's."""
 
 
-@pytest.mark.parametrize("correction", WEIGHTS)
+@pytest.mark.parametrize("importance_sampling", WEIGHTS)
 @pytest.mark.parametrize("loss", ["ppo", "cispo", "gspo"])
-def test_the_decoupled_gradient_is_that_of_a_plain_computation(groups_of: Groups, loss: Any, correction: Any) -> None:
+def test_the_decoupled_gradient_is_that_of_a_plain_computation(
+    groups_of: Groups, loss: Any, importance_sampling: Any
+) -> None:
     rows, batch, old, start = drawn(groups_of)
     ours, theirs = start.clone().requires_grad_(), start.clone().requires_grad_()
     config = TrainConfig(
-        loss=loss, clip_eps_low=0.1, clip_eps_high=0.1, importance_sampling=correction, is_cap=1.5, **APART
+        loss=loss, clip_eps_low=0.1, clip_eps_high=0.1, importance_sampling=importance_sampling, is_cap=1.5, **APART
     )
     value, sums = policy_loss(ours, torch.zeros_like(ours), batch, config, denominator=1.0, old_BR=old)
-    expected, cut = plain(loss, correction, theirs, old, rows)
+    expected, cut = plain(loss, importance_sampling, theirs, old, rows)
     value.backward()  # type: ignore[no-untyped-call]
     expected.backward()  # type: ignore[no-untyped-call]
     assert ours.grad is not None
@@ -158,7 +160,7 @@ def test_with_an_engine_that_agrees_both_modes_are_the_same_run(tiny_model: Path
     assert stats["train/optimizer_steps"] == 3
     assert stats["train/clip_fraction"] == pytest.approx(plainly["train/clip_fraction"])
     assert stats["train/clip_fraction"] > 0
-    assert stats["train/correction_fraction"] == 0
+    assert stats["train/is_fraction"] == 0
     assert stats["train/loss"] == pytest.approx(plainly["train/loss"], abs=1e-5)
     assert distance(apart, clipped) < 1e-4
 
@@ -170,12 +172,12 @@ def test_what_the_engine_is_off_by_is_weighed_and_never_clipped(tiny_model: Path
     stats, _ = trained(tiny_model, still, off)
     plainly, _ = trained(tiny_model, replace(still, old_logprobs="engine", importance_sampling="none"), off)
     shifted = np.concatenate([(np.arange(len(r.response_ids)) % 2)[r.loss_mask] for r in off])
-    assert (stats["train/clip_fraction"], stats["train/correction_fraction"]) == (0, 0)
+    assert (stats["train/clip_fraction"], stats["train/is_fraction"]) == (0, 0)
     worth = np.concatenate([r.advantages[r.loss_mask] for r in off])
     assert plainly["train/clip_fraction"] == pytest.approx(((worth > 0) & (shifted == 1)).mean())
     truncated, _ = trained(tiny_model, replace(still, is_cap=1.2), off)
     assert truncated["train/clip_fraction"] == 0
-    assert truncated["train/correction_fraction"] == pytest.approx(shifted.mean())
+    assert truncated["train/is_fraction"] == pytest.approx(shifted.mean())
     # A token's term is -w A while nothing has moved: by hand over the three mini-batches.
     terms = [
         [
@@ -223,7 +225,7 @@ def test_layouts_and_micro_batches_change_nothing(tiny_model: Path, rows: list[S
     ]
     for cut in cuts:
         again, other = trained(tiny_model, replace(config, **cut), rows)
-        for name in ("loss", "grad_norm", "clip_fraction", "correction_fraction"):
+        for name in ("loss", "grad_norm", "clip_fraction", "is_fraction"):
             assert again[f"train/{name}"] == pytest.approx(stats[f"train/{name}"], rel=1e-4), (cut, name)
         assert distance(adapter, other) < 1e-3
 
@@ -259,7 +261,7 @@ async def test_what_is_kept_of_every_mini_batch_is_of_the_policy_before_them(
         np.testing.assert_allclose(logprobs, agreeing[name].logprobs[agreeing[name].loss_mask], atol=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"loss": "gspo"}, {"correction": "sequence"}])
+@pytest.mark.parametrize("change", [{"loss": "gspo"}, {"importance_sampling": "sequence"}])
 def test_segments_in_parts_are_refused_by_the_field_that_needs_them_whole(
     tiny_model: Path, groups_of: Groups, change: dict[str, Any]
 ) -> None:

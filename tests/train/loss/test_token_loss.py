@@ -24,10 +24,14 @@ BY_TOKEN: list[dict[str, Any]] = [
     {"loss": "cispo"},
     {"loss": "gspo_rollout", "rollouts_per_minibatch": 4},
     {"loss": "sft"},
-    {"correction": "token", "old_logprobs": "trainer", "rollouts_per_minibatch": 4},
-    {"correction": "token_mask", "max_tokens_per_microbatch": 60},
+    {"importance_sampling": "token", "old_logprobs": "trainer", "rollouts_per_minibatch": 4},
+    {"importance_sampling": "token_mask", "max_tokens_per_microbatch": 60},
 ]
-BY_SEGMENT: list[dict[str, Any]] = [{"loss": "gspo"}, {"correction": "sequence"}, {"correction": "geometric_mask"}]
+BY_SEGMENT: list[dict[str, Any]] = [
+    {"loss": "gspo"},
+    {"importance_sampling": "sequence"},
+    {"importance_sampling": "geometric_mask"},
+]
 
 
 @pytest.fixture

@@ -97,14 +97,14 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url:
     ):
         play = Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), WARM, concurrency=16)
         tasks = list(ChaseCompaction.tasks("train")[:4])
-        before = await play.collect(tasks, ag.Schedule(n=4, seed=0))
+        before = await play.collect(tasks, ag.Schedule(group_size=4, seed=0))
         assert largest_gap(trainer, before) < 1e-4
         probe = before.rollouts[0].segments[0].token_ids.tolist()
         sync = WeightSync(trainer, engine, probe, WARM, tolerance=1e-4)
         for version in (1, 2):
             await trainer.step(ag.build_samples(before))
             assert (await sync(version))["sync/logprob_gap"] < 1e-4
-        after = await play.collect(tasks, ag.Schedule(n=4, seed=1))
+        after = await play.collect(tasks, ag.Schedule(group_size=4, seed=1))
         assert largest_gap(trainer, after) < 1e-4
         assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {2}
         await engine.load_adapter(None, version=3)
