@@ -27,8 +27,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 import agentgym as ag
+from agentgym.train import Trainer
 from agentgym.train.batching.layouts import Layout
 from agentgym.train.usage import TERA, peak_flops
+from agentgym.types import Sample
 from benchmarks.harness import Goal, at_least, at_most, load_workloads, process_peak_mib, report, report_parser
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
@@ -106,7 +108,7 @@ def make_model(folder: Path, size: Size, device: str = "cpu") -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
-def make_samples(workloads: Path | None, seed: int, size: Size) -> list[ag.Sample]:
+def make_samples(workloads: Path | None, seed: int, size: Size) -> list[Sample]:
     """The workload's lengths with random ids; groups of 8 share their prompt."""
     prompt, completion, group = load_workloads(workloads).rl_lengths(seed=seed, n=size.samples)
     rng = np.random.default_rng(seed)
@@ -119,10 +121,10 @@ def make_samples(workloads: Path | None, seed: int, size: Size) -> list[ag.Sampl
     ]
 
 
-def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator, size: Size) -> ag.Sample:
+def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator, size: Size) -> Sample:
     """One rollout of one turn, with an advantage of 1 or -1."""
     count = max(count, 1)
-    return ag.Sample(
+    return Sample(
         group_id=f"{group}",
         rollout_id=f"{i}",
         segment=0,
@@ -136,7 +138,7 @@ def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator
     )
 
 
-def flops(rows: Sequence[ag.Sample], size: Size, *, shared: bool) -> float:
+def flops(rows: Sequence[Sample], size: Size, *, shared: bool) -> float:
     """Of training an adapter on these rows, no token computed twice; with `shared`, a group's prompt once.
 
     ::
@@ -176,7 +178,7 @@ def config(
     )
 
 
-def step(folder: Path, rows: Sequence[ag.Sample], train: ag.TrainConfig, size: Size) -> dict[str, float]:
+def step(folder: Path, rows: Sequence[Sample], train: ag.TrainConfig, size: Size) -> dict[str, float]:
     """Seconds of a step in the median, and peak memory; nothing if it does not fit the device or fails."""
     on_gpu = train.device == "cuda"
     if on_gpu:
@@ -184,7 +186,7 @@ def step(folder: Path, rows: Sequence[ag.Sample], train: ag.TrainConfig, size: S
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     try:
-        with ag.Trainer(folder, train) as trainer:
+        with Trainer(folder, train) as trainer:
             trained = [timed(trainer, rows, on_gpu=on_gpu) for _ in range(size.steps)]
     except torch.OutOfMemoryError as error:
         log(f"out of memory: {error}")
@@ -198,7 +200,7 @@ def step(folder: Path, rows: Sequence[ag.Sample], train: ag.TrainConfig, size: S
     return found | ({"reserved_mib": torch.cuda.max_memory_reserved() / 2**20} if on_gpu else {})
 
 
-def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> tuple[float, float]:
+def timed(trainer: Trainer, rows: Sequence[Sample], *, on_gpu: bool) -> tuple[float, float]:
     """Return the seconds of a step and the most memory that the GPU held in it, MiB; 0 on a CPU."""
     began = time.perf_counter()
     figures = trainer.train(rows)
@@ -215,7 +217,7 @@ def log(line: str) -> None:
 
 def speeds(
     folder: Path,
-    rows: Sequence[ag.Sample],
+    rows: Sequence[Sample],
     size: Size,
     device: str,
     peak: float | None,
@@ -242,16 +244,16 @@ def speeds(
     return figures
 
 
-def parity(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str) -> dict[str, float]:
+def parity(folder: Path, rows: Sequence[Sample], size: Size, device: str) -> dict[str, float]:
     """How far the tree (FlexAttention on a GPU) is from left-padded rows (SDPA), in float32.
 
     Largest difference of a log-probability, nats; relative differences of loss and gradient norm.
     """
     base = config(size, "padded", checkpointing=True, dtype="float32", device=device)
-    with ag.Trainer(folder, base) as trainer:
+    with Trainer(folder, base) as trainer:
         scored = [replace(row, logprobs=scores(trainer, row)) for row in rows]
         padded = trainer.train(scored)
-    with ag.Trainer(folder, replace(base, layout="tree")) as trainer:
+    with Trainer(folder, replace(base, layout="tree")) as trainer:
         tree = trainer.train(scored)
     figures = {"tree_parity_logprob_gap": tree["train/logprob_gap"]}
     for name in ("loss", "grad_norm"):
@@ -260,7 +262,7 @@ def parity(folder: Path, rows: Sequence[ag.Sample], size: Size, device: str) -> 
     return figures
 
 
-def scores(trainer: ag.Trainer, row: ag.Sample) -> Any:
+def scores(trainer: Trainer, row: Sample) -> Any:
     ids = np.concatenate([row.prompt_ids, row.response_ids]).tolist()
     return trainer.score(ids, sampling=ag.Sampling())[-len(row.response_ids) :]
 

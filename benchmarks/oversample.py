@@ -24,6 +24,7 @@ from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.oversampling import DEADLINE_FACTOR, DEADLINE_SHARE, OversampleConfig, share_of
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
+from agentgym.types import Group
 from agentgym.types.completion import Completion, Version
 from agentgym.types.messages import Message
 from agentgym.types.task import StepResult, Task
@@ -161,7 +162,7 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
     return Batches(seconds=seconds, whole_groups=whole, kept_s=kept, batch_stats=total(accounts))
 
 
-def _whole(groups: Sequence[ag.Group], policy: Policy) -> int:
+def _whole(groups: Sequence[Group], policy: Policy) -> int:
     """Groups of 8 that are all there; where the scheduler saw single rollouts, neighbors are taken for a group."""
     if policy.size > 1:
         return sum(len(group.scored) == policy.size for group in groups)

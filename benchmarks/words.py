@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import agentgym as ag
 from agentgym.chat.word_cache import WordCache
 from agentgym.environments.registry import find_env
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion, Sampling
 from benchmarks.driver.instant import Instant, word_tokenizer
 from benchmarks.driver.measured import Measured
@@ -75,7 +75,7 @@ def engine_of(texts: list[str], script: list[str], *, cached: bool) -> Script:
 
 async def played(env: Any, tasks: Sequence[Any], engine: Script, sandboxes: Any, ids: list[float]) -> int:
     """How many turns were played; `ids` takes in how many ids a turn were not sampled."""
-    groups = await ag.run_groups(env, tasks, engine, n=GROUP, sandboxes=sandboxes)
+    groups = await run_groups(env, tasks, engine, n=GROUP, sandboxes=sandboxes)
     segments = [segment for rollout in groups.rollouts for segment in rollout.segments]
     turns = sum(len(segment.turns) for segment in segments)
     ids.append(sum(int((~segment.sampled).sum()) for segment in segments) / turns)

@@ -15,10 +15,12 @@ import tyro
 import agentgym as ag
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import Scripted
+from agentgym.run import Collector
 from agentgym.samples import demonstrations
 from agentgym.sandboxes.choose import Kind
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.seeds import seed_for
+from agentgym.train import Trainer
 from agentgym.weight_sync.sync import load_policy
 from envs.chase.demo import Sloppiness, demonstrate
 from envs.chase.env import Chase
@@ -34,11 +36,11 @@ class ChaseSFT:
 
     model: Path | str = "tiny"
     """Folder or Hugging Face name of the model that imitates; "tiny" comes with the library."""
-    out: Path = Path("runs/chase_sft")
+    output_dir: Path = Path("runs/chase_sft")
     """Folder of the adapter, or of the model."""
     seed: int = 0
     """Decides the demonstrations and the adapter's start."""
-    steps: int = 20
+    max_steps: int = 20
     """Optimizer steps."""
     batch: int = 32
     """Demonstrations in a step."""
@@ -70,21 +72,21 @@ async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> l
 async def main(config: ChaseSFT) -> None:
     async with (
         ag.TransformersEngine(config.model) as engine,
-        ag.Trainer(config.model, config.train, seed=config.seed) as trainer,
+        Trainer(config.model, config.train, seed=config.seed) as trainer,
         ag.AnySandbox(kind=config.sandbox).open(ag.TransformersConfig().slots) as sandboxes,
     ):
-        play = ag.Collector(Chase, engine, trainer, sandboxes, ag.Sampling(temperature=0.7, max_tokens=40))
+        play = Collector(Chase, engine, trainer, sandboxes, ag.Sampling(temperature=0.7, max_tokens=40))
         before = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward
         losses = []
-        for step in range(config.steps):
+        for step in range(config.max_steps):
             shown = range(step * config.batch, (step + 1) * config.batch)
             stats = await trainer.step(demonstrations(await demonstrated(engine.tokenizer, shown, config.seed)))
             losses.append(stats["train/loss"])
         await load_policy(trainer, engine, version=1)
         after = (await play.evaluate(config.eval_tasks, seed=config.seed)).reward
-        trainer.save(config.out / ("adapter" if trainer.adapts else "model"))
+        trainer.save(config.output_dir / ("adapter" if trainer.adapts else "model"))
     summary = {"recipe": "chase_sft", "loss_first": losses[0], "loss_last": losses[-1]}
-    print(json.dumps(summary | {"eval_before": before, "eval_after": after, "out": str(config.out)}))
+    print(json.dumps(summary | {"eval_before": before, "eval_after": after, "output_dir": str(config.output_dir)}))
 
 
 if __name__ == "__main__":

@@ -183,8 +183,7 @@ def show(credit: Credit, env: str) -> dict[str, Any]:
     print(f"\n{env}, {budget:,.0f} tokens\n")
     print("\n".join(table(curves)))
     with needs_extra():
-        from agentgym.view.report.plots import Curve as Line
-        from agentgym.view.report.plots import draw_curves
+        from agentgym.view.report.plots import Curve as Line, draw_curves
     ends = [round(end) for end in np.linspace(0, budget, BINS + 1)[1:]]
     lines = [
         Line(method, [dict(zip(ends, found.tolist(), strict=True)) for found in of_seed.values()])

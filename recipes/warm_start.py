@@ -32,6 +32,7 @@ from agentgym.train.batching.batch import collate
 from agentgym.train.config import TrainConfig
 from agentgym.train.loss.objective import Objective
 from agentgym.train.policy.model import PolicyModel
+from agentgym.types import Sample
 from envs.bisect import demo as bisect_demo
 from envs.bisect.env import Bisect
 from envs.chase import demo as chase_demo
@@ -57,11 +58,11 @@ class WarmStart:
 
     env: Literal["chase", "chase_compaction", "bisect", "tictactoe"] = "chase"
     """The environment that is demonstrated."""
-    out: Path | None = None
+    output_dir: Path | None = None
     """Folder of the checkpoint; without it recipes/checkpoints/ENV."""
     seed: int = 0
     """Decides the weights, the demonstrations and their order."""
-    steps: int = 180
+    max_steps: int = 180
     """Optimizer steps."""
     batch: int = 32
     """Samples in a step."""
@@ -173,13 +174,13 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 20) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def train(model: Qwen3ForCausalLM, data: Sequence[ag.Sample], config: WarmStart) -> float:
+def train(model: Qwen3ForCausalLM, data: Sequence[Sample], config: WarmStart) -> float:
     """Full-parameter training on demonstrations; the last batch's loss on the assistant's tokens, nats."""
     order = random.Random(config.seed)
     policy = PolicyModel(model)
     optimizer = optimizers(model, config)
     rates = [[group["lr"] for group in o.param_groups] for o in optimizer]
-    for step in track(range(config.steps), f"{config.steps} steps", console=console, transient=True):
+    for step in track(range(config.max_steps), f"{config.max_steps} steps", console=console, transient=True):
         rows = order.sample(data, config.batch)
         batch = collate(rows, pad_id=0)
         objective = Objective(config=IMITATE, denominator=float(batch.advantages_BR.sum()))
@@ -189,7 +190,7 @@ def train(model: Qwen3ForCausalLM, data: Sequence[ag.Sample], config: WarmStart)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o, base in zip(optimizer, rates, strict=True):
             for group, rate in zip(o.param_groups, base, strict=True):
-                group["lr"] = rate * schedule(step, config.steps)
+                group["lr"] = rate * schedule(step, config.max_steps)
             o.step()
             o.zero_grad(set_to_none=True)
     return -float(logprobs_BR.detach()[batch.advantages_BR == 1].mean())
@@ -198,7 +199,7 @@ def train(model: Qwen3ForCausalLM, data: Sequence[ag.Sample], config: WarmStart)
 async def main(config: WarmStart) -> None:
     torch.set_num_threads(1)
     subject = SUBJECTS[config.env]
-    out = config.out or CHECKPOINTS / config.env
+    out = config.output_dir or CHECKPOINTS / config.env
     untrained = HuggingFaceTokenizer(make_tokenizer([], vocabulary=300))
     spoken = await demonstrated(subject, untrained, 150, seed=config.seed + 1)
     tokenizer = make_tokenizer([untrained.decode(s.token_ids.tolist()) for r in spoken for s in r.segments])
@@ -216,7 +217,7 @@ async def main(config: WarmStart) -> None:
         "demonstrator_reward": sum(r.reward or 0.0 for r in rollout) / len(rollout),
         "tokens_per_rollout": sum(lengths) / len(lengths),
         "loss": loss,
-        "out": str(out),
+        "output_dir": str(out),
     }
     print(json.dumps(summary))
 

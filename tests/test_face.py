@@ -13,6 +13,7 @@ import pytest
 import agentgym
 
 ROOT = Path(__file__).parents[1]
+STUBS = sorted((ROOT / "agentgym").rglob("__init__.pyi"))
 DUNDERS = {"__doc__", "__file__", "__name__", "__path__", "__version__"}
 
 
@@ -32,7 +33,7 @@ def test_no_name_of_the_face_hides_a_module() -> None:
 
 
 def test_the_module_of_samples_can_be_imported_by_its_name() -> None:
-    code = "import agentgym as ag, agentgym.samples as s; print(type(s).__name__, s.build_samples is ag.build_samples)"
+    code = "import agentgym.samples as s; print(type(s).__name__, callable(s.build_samples))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stderr, done.stdout) == ("", "module True\n")
 
@@ -45,9 +46,20 @@ def test_each_class_and_function_of_the_face_says_what_it_is(name: str) -> None:
         assert made.__module__.startswith("agentgym."), name
 
 
-def test_each_name_is_the_one_that_type_checkers_read_in_the_stub() -> None:
-    stub = ast.parse((ROOT / "agentgym/__init__.pyi").read_text())
-    homes = {each.name: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for each in node.names}
-    assert set(homes) == set(agentgym.__all__) - DUNDERS
+def test_the_face_has_what_an_env_and_a_recipe_need_and_no_more() -> None:
+    assert len(dir(agentgym)) <= 60
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda stub: str(stub.parent.relative_to(ROOT)))
+def test_each_name_is_the_one_that_type_checkers_read_in_the_stub(stub: Path) -> None:
+    package = importlib.import_module(".".join(stub.parent.relative_to(ROOT).parts))
+    tree = ast.parse(stub.read_text())
+    homes = {each.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}
+    assert set(homes) == set(package.__all__) - DUNDERS
     for name, module in homes.items():
-        assert getattr(importlib.import_module(f"agentgym.{module}"), name) is getattr(agentgym, name)
+        assert getattr(importlib.import_module(f"{package.__name__}.{module}"), name) is getattr(package, name)
+
+
+def test_a_name_that_a_room_has_not_is_an_attribute_error_that_names_the_room() -> None:
+    with pytest.raises(AttributeError, match=r"'agentgym\.train' has no attribute 'Trainr'"):
+        getattr(importlib.import_module("agentgym.train"), "Trainr")  # noqa: B009

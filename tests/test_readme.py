@@ -45,7 +45,7 @@ def run(folder: Path, installed: Installed) -> tuple[Path, set[str]]:
     summary = json.loads(done.stdout)
     assert summary["optimizer_steps"] == 2
     assert summary["failed"] == 0
-    out = folder / str(summary["out"])
+    out = folder / str(summary["output_dir"])
     return out, {path.name for path in out.iterdir()}
 
 

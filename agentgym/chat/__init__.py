@@ -1,1 +1,5 @@
 """Messages to token ids, and token ids to messages."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -91,7 +91,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
         run = _applied(recipe, {name: of for name, of in given.settings.items() if name != "eval_sampling"})
         if sampling:
             run = _applied(replace(run, eval_sampling=run.held_out_sampling), {"eval_sampling": sampling})
-        if run.resume is not None and "steps" not in given.settings:
+        if run.resume is not None and "max_steps" not in given.settings:
             run = replace(run, max_steps=begun_steps(run.resume, run.max_steps))
         run = _with_env(run, given.env)
     except ValueError as error:

@@ -19,8 +19,7 @@ from agentgym.cli.envs.play import play
 from agentgym.cli.envs.serve import serve
 from agentgym.cli.envs.train import train, train_by_flags
 from agentgym.cli.evals.eval import compare_runs, evaluate_env
-from agentgym.cli.evals.models import PREFIX as MODELS
-from agentgym.cli.evals.models import models_in
+from agentgym.cli.evals.models import PREFIX as MODELS, models_in
 from agentgym.cli.evals.rescore import rescore_run
 from agentgym.cli.exports import export_run, import_atif
 from agentgym.cli.flags import commanded, open_flags
@@ -70,8 +69,8 @@ COMMANDS: Mapping[str, Any] = {
     "merge": merge,
     "new": new,
     "play": play,
-    "rescore": rescore_run,
     "report": report,
+    "rescore": rescore_run,
     "sandbox": {"build": build},
     "serve": serve,
     "show": show,

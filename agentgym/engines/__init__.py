@@ -1,1 +1,5 @@
 """Engines: token ids in, token ids and their log-probabilities out."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -1,1 +1,5 @@
 """Environments: what the model can do in a task, and what it is worth."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

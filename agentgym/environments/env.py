@@ -27,8 +27,7 @@ from agentgym.tools.declarations import (
     check_read,
     check_settings,
 )
-from agentgym.tools.tool_threads import Threads
-from agentgym.tools.tool_threads import threads_ended as threads_ended
+from agentgym.tools.tool_threads import Threads, threads_ended as threads_ended
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout
 from agentgym.types.task import StepResult, Task

@@ -2,11 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
+
+import lazy_loader
 
 from agentgym.errors import AgentGymError
 
@@ -79,3 +82,20 @@ class needs_extra:
         if name in EXTRAS:
             raise MissingPackage(f"{name} is not installed: {install_line(EXTRAS[name])}", name=name) from None
         return False
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are those of its `__init__.pyi`.
+
+    A module is imported when one of its names is first used; if it needs an optional package that is not installed,
+    the error says how to install it.
+    """
+    load, listed, names = lazy_loader.attach_stub(package, file)
+
+    def loaded(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with needs_extra():
+            return load(name)
+
+    return loaded, listed, names

@@ -24,7 +24,7 @@ from agentgym.files.foreign.opening import read_bytes
 from agentgym.files.held import Change
 from agentgym.seeds import VERSION as DERIVATION
 from agentgym.store.reader import RolloutStore
-from agentgym.store.run_settings import SETTINGS, begun_envs, refuse_other_derivation, versions
+from agentgym.store.run_settings import FORMAT, SETTINGS, begun_envs, refuse_other_format, versions
 from agentgym.store.schema import FILE
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -186,7 +186,7 @@ def kept_in(
             raise ValueError(f"output_dir: {folder} holds rollouts already; resume it, or name another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
-            refuse_other_derivation(folder)
+            refuse_other_format(folder)
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
@@ -199,7 +199,7 @@ def kept_in(
                     f"output_dir: {folder} holds {files[0]!r}, and no evaluation; name a new folder, or an empty one"
                 )
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
-            content = {**settings, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
+            content = {**settings, "format": FORMAT, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
         hold_models(folder, fingerprints)
         with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay

@@ -1,1 +1,5 @@
 """Models that an env asks by name: questions, judges and simulated users."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -327,7 +327,7 @@ _GENERATE = boundary(EngineError, "generate")
 def _ids_of(completion: Any, budget: int) -> "array[int]":
     """The ids of an engine's answer; EngineError for a turn that was aborted or is longer than was asked for."""
     if not isinstance(completion, Completion):
-        raise EngineError(f"the engine must answer with an ag.Completion, got {completion!r:.80}")
+        raise EngineError(f"the engine must answer with an agentgym.types.Completion, got {completion!r:.80}")
     if completion.finish_reason == "abort":
         raise EngineError("the engine aborted the turn")
     if len(completion.token_ids) > budget:

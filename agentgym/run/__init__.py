@@ -1,1 +1,5 @@
 """A training run: its settings, its loop, its log and what it needs to go on after a stop."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

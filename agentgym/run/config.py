@@ -47,7 +47,7 @@ WHOLE = (
 
 _NOT_IN_TRAINING = {
     "temperature": "set train.temperature, which the trainer scores at, too",
-    "max_tokens": "set the run's max_tokens, which holds for evaluations, too",
+    "max_tokens": "set the run's max_turn_tokens, which holds for evaluations, too",
     **dict.fromkeys(("top_p", "top_k", "min_p"), WHOLE),
 }
 """The settings of `Sampling` that train_sampling cannot have otherwise than by default, each with the reason."""
@@ -181,7 +181,7 @@ class RunConfig:
         ):
             raise ValueError(
                 "chat_template, chat_template_kwargs: an engine of your own brings its own tokenizer; set them there "
-                "(ag.chat_tokenizer takes both), and leave them out here"
+                "(agentgym.chat.chat_tokenizer takes both), and leave them out here"
             )
         if self.train.dora and isinstance(self.engine, SGLangConfig):
             raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")

@@ -36,8 +36,7 @@ from agentgym.run.config import RunConfig
 from agentgym.run.evaluation import Evaluations
 from agentgym.run.lost import PREFIX, Losses
 from agentgym.run.metrics.clock import StepClock
-from agentgym.run.metrics.environment import FILE as SURROUNDINGS
-from agentgym.run.metrics.environment import write_surroundings
+from agentgym.run.metrics.environment import FILE as SURROUNDINGS, write_surroundings
 from agentgym.run.metrics.watch import Watch
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.open_collector import engine_counts, own_template

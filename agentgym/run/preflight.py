@@ -38,7 +38,7 @@ from agentgym.store.run_settings import (
     begun_envs,
     is_run,
     refuse_changes,
-    refuse_other_derivation,
+    refuse_other_format,
     write_settings,
 )
 from agentgym.store.schema import FILE as STORE
@@ -102,7 +102,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
         if run.resume is None:
             refuse_second_run(folder)
         else:
-            refuse_other_derivation(folder)
+            refuse_other_format(folder)
             refuse_changes(folder, run)
             refuse_lost_checkpoints(folder)
             refuse_fewer_steps(folder, run.max_steps)

@@ -104,7 +104,7 @@ def failure_kinds(store: RolloutStore) -> list[FailureKind]:
 
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
     """Return the edges and the counts of equal bins over the rewards; both are empty if no rollout has a reward."""
-    where, values = conditions(store, filters, store.far_rewards(filters.phase) if filters.suspicious else set())
+    where, values = conditions(filters, store.far_rewards(filters.phase) if filters.suspicious else set())
     with store.one_moment(), store.sound("rewards"):
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
         low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]

@@ -204,8 +204,6 @@ class RolloutStore:
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
         """Return the bytes of the token ids that the run kept; `model` is the segment's, "" for the policy."""
-        if not self.query("SELECT 1 FROM sqlite_master WHERE name = 'vocabulary'"):
-            return {}
         rows = self.query("SELECT model, ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
         with self.sound("vocabulary"):
             return found_among([of for _, *of in rows], ids)
@@ -291,11 +289,6 @@ class RolloutStore:
         if wrong := misplaced(names, rows):
             raise damaged(self.path, ValueError(wrong))
         return rows
-
-    @property
-    def counts_tools(self) -> bool:
-        """Whether the store counts the tool calls of each rollout, as stores of version 3 do."""
-        return any(name == "tool_calls" for _, name, *_ in self.query("PRAGMA main.table_info(rollouts)"))
 
     def _opened(self) -> ForeignDatabase:
         if self._database is None:

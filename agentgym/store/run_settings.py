@@ -19,6 +19,8 @@ from agentgym.types.env_version import EnvVersion, as_json
 
 SETTINGS = "settings.json"
 """The file in the run's folder that holds every setting, and the versions of what it was begun with."""
+FORMAT = 2
+"""The version of the names in that file; what was begun with another one is not resumed."""
 
 MAY_DIFFER = (
     *("recipe", "output_dir", "resume", "max_steps", "save_every", "keep_checkpoints", "solved", "sandbox", "merge"),
@@ -79,6 +81,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
         before = _evaluated(folder)
         evaluated, seed = (before, begun_eval_seed(folder)) if before else ({}, seed)
     content = {
+        "format": FORMAT,
         "versions": versions(),
         "seeds": {"derivation": DERIVATION, "evaluation": seed},
         "envs": as_json(envs),
@@ -172,7 +175,7 @@ def rescored_from(folder: Path) -> str | None:
 def begun_steps(folder: Path, otherwise: int) -> int:
     """Return the steps of the run in `folder`, as it was last begun or resumed; `otherwise` where none can be read."""
     try:
-        return int(_begun(folder)["steps"])
+        return int(_begun(folder)["max_steps"])
     except (ValueError, KeyError, TypeError):
         return otherwise
 
@@ -186,15 +189,25 @@ def begun_eval_seed(folder: Path) -> int | None:
         return None
 
 
-def refuse_other_derivation(folder: Path, field: str = "resume") -> None:
-    """Raise ValueError where what is in `folder` was begun by an agentgym that derives seeds in another way."""
+def refuse_other_format(folder: Path) -> None:
+    """Refuse to resume what is in `folder` if its settings have other names, or its seeds were derived in another way.
+
+    Raises:
+        ValueError: It was begun by another version of agentgym; the message says what to do.
+    """
     try:
-        derivation = _kept(folder)["seeds"]["derivation"]
+        kept = _kept(folder)
+        form, derivation = kept.get("format"), kept["seeds"]["derivation"]
     except (OSError, ValueError, KeyError, TypeError):
-        derivation = None
+        form, derivation = FORMAT, None
+    if form != FORMAT:
+        raise ValueError(
+            f"resume: {folder} was begun by an agentgym whose settings have other names; finish it with that agentgym, "
+            "or begin anew in another folder"
+        )
     if derivation != DERIVATION:
         raise ValueError(
-            f"{field}: {folder} was begun by an agentgym that derives seeds in another way, and the rest would be "
+            f"resume: {folder} was begun by an agentgym that derives seeds in another way, and the rest would be "
             "played with other draws; finish it with that agentgym, or begin anew in another folder"
         )
 

@@ -21,14 +21,8 @@ _LOG = logging.getLogger(__name__)
 FILE = "rollouts.sqlite"
 """The store's name in a run's folder."""
 
-VERSION = 3
-"""Raised whenever a table changes; a store of an unknown version is refused by name."""
-
-READABLE = (2, 3)
-"""The versions that can be read; a writer brings an older one up to date."""
-
-ADDED = {"tool_calls": "INTEGER", "tool_errors": "INTEGER"}
-"""The columns of rollouts that version 2 has not; they are NULL for rollouts that were written before."""
+VERSION = 4
+"""Raised whenever a table or a name in it changes; a store of another version is refused by name."""
 
 OPEN_SECONDS = 5.0
 """How long a writer waits for another process that holds the file."""
@@ -104,8 +98,6 @@ def _table(name: str, body: str) -> Table:
         columns=[column for column, *_ in columns],
         key=key[1].split(", ") if key else [column for column, _, rule in columns if "KEY" in rule],
         indexes={index: of.split(", ") for index, of in re.findall(_INDEX.format(name), TABLES)},
-        added=ADDED,
-        is_added=name == "vocabulary",
     )
 
 
@@ -174,9 +166,7 @@ def open_store(path: Path) -> sqlite3.Connection:
         else:
             _say_shared(path, kind)
             connection.execute("PRAGMA journal_mode = TRUNCATE")
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {_missing(connection)} {TABLES} PRAGMA user_version = {VERSION}; COMMIT;"
-        )
+        connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         return connection
     except sqlite3.Error as error:
         connection.close()
@@ -231,18 +221,11 @@ def _recover(path: Path) -> str:
 
 def _check_version(path: Path, found: int) -> None:
     """Raise StoreError for a version that cannot be read; 0 means that nothing has been written yet."""
-    if found not in (0, *READABLE):
+    if found not in (0, VERSION):
         raise StoreError(
-            f"{path}: the store has version {found}, and this agentgym reads versions {READABLE[0]} to {VERSION}; "
+            f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
             "use the agentgym that wrote it (settings.json beside it names the version)"
         )
-
-
-def _missing(connection: sqlite3.Connection) -> str:
-    """The statements that add the columns which a store of an earlier version has not."""
-    there = {name for _, name, *_ in connection.execute("PRAGMA main.table_info(rollouts)")}
-    names = [name for name in ADDED if there and name not in there]
-    return " ".join(f"ALTER TABLE rollouts ADD COLUMN {name} {ADDED[name]};" for name in names)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

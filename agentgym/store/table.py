@@ -66,10 +66,11 @@ def page(
     """Return how many rollouts meet the filters, and those from `offset` on; those without a value stand at the end."""
     with store.one_moment():
         far = store.far_rewards(filters.phase)
-        where, values = conditions(store, filters, far)
+        where, values = conditions(filters, far)
         total = int(store.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
-        sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap, {counts(store)} FROM rollouts WHERE {where}"
-        ordered = _order(store, sort, descending)
+        columns = f"number, {SUMMARY_COLUMNS}, suspicious, logprob_gap, tool_calls, tool_errors"
+        sql = f"SELECT {columns} FROM rollouts WHERE {where}"
+        ordered = _order(sort, descending)
         rows = store.query(f"{sql} ORDER BY {ordered} LIMIT ? OFFSET ?", *values, limit, min(offset, LARGEST))
     return total, [_row(row, far) for row in rows]
 
@@ -79,12 +80,7 @@ def rows_of(store: RolloutStore, filters: Filters) -> list[TableRow]:
     return page(store, filters, limit=LARGEST)[1]
 
 
-def counts(store: RolloutStore) -> str:
-    """Return the columns of tool calls and of those that failed; NULL in a store that has none."""
-    return "tool_calls, tool_errors" if store.counts_tools else "NULL AS tool_calls, NULL AS tool_errors"
-
-
-def conditions(store: RolloutStore, filters: Filters, far: set[int]) -> tuple[str, list[object]]:
+def conditions(filters: Filters, far: set[int]) -> tuple[str, list[object]]:
     """Return the conditions as SQL, and its values."""
     where, values = ["1"], list[object]()
 
@@ -116,15 +112,15 @@ def conditions(store: RolloutStore, filters: Filters, far: set[int]) -> tuple[st
             json.dumps(sorted(far)),
         )
     if filters.tool_errors:
-        add("tool_errors > 0" if store.counts_tools else "0")
+        add("tool_errors > 0")
     if filters.among is not None:
         add("number IN (SELECT value FROM json_each(?))", json.dumps(list(filters.among)))
     return " AND ".join(where), values
 
 
-def _order(store: RolloutStore, sort: str, descending: bool) -> str:
+def _order(sort: str, descending: bool) -> str:
     column, way = SORTS[sort], " DESC" if descending else ""
-    if column == "number" or (column == "tool_errors" and not store.counts_tools):
+    if column == "number":
         return f"number{way}"
     missing = f"{column} IS NULL, " if column in ("reward", "tool_errors") else ""
     return f"{missing}{column}{way}, number{way}"

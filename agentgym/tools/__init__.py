@@ -1,1 +1,5 @@
 """Tools from typed methods, and the threads that plain ones run in."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -9,8 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 from typing import Any
 
-from pydantic_core import SchemaError as PatternError
-from pydantic_core import SchemaValidator, ValidationError, core_schema
+from pydantic_core import SchemaError as PatternError, SchemaValidator, ValidationError, core_schema
 
 from agentgym.errors.extras import needs_extra
 from agentgym.tools.tool import WrongArguments

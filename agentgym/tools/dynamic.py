@@ -93,11 +93,14 @@ def by_name(given: Any, declared: Collection[str]) -> dict[str, DynamicTool]:
     :raises ValueError: where two have one name, or one has that of a declared tool.
     """
     if isinstance(given, DynamicTool) or not isinstance(given, Sequence):
-        raise TypeError(f"must return a list of ag.DynamicTool, got {given!r:.80}")
+        raise TypeError(f"must return a list of agentgym.tools.DynamicTool, got {given!r:.80}")
     found: dict[str, DynamicTool] = {}
     for made in given:
         if not isinstance(made, DynamicTool):
-            raise TypeError(f"must return a list of ag.DynamicTool, got one with {made!r:.80}; see ag.tools_of")
+            raise TypeError(
+                f"must return a list of agentgym.tools.DynamicTool, got one with {made!r:.80}; see "
+                f"agentgym.tools.tools_of"
+            )
         if made.name in declared:
             raise ValueError(f"{made.name!r} is the name of a declared tool, too; give one of them another name")
         if made.name in found:

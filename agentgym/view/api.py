@@ -72,7 +72,7 @@ class Api:
     def in_short(self, run: Run) -> dict[str, Any]:
         """Return a run in a few metrics."""
         progress = self.runs.progress(run)
-        (many, failed), steps = _counts(run), run.settings().get("steps")
+        (many, failed), steps = _counts(run), run.settings().get("max_steps")
         return {
             "run": run.key,
             "name": run.name,

@@ -1,1 +1,5 @@
 """Weight sync: gives the engine each new policy, and checks that it samples from it."""
+
+from agentgym.errors.extras import lazy_names as _lazy_names
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import agentgym as ag
 from agentgym.engines.base import Engine
 from agentgym.run.metrics.batch import batch_metrics
+from agentgym.scheduling import run_groups
 from benchmarks.driver.dialogs import QUESTION, Tool
 
 DIALOGS = 48
@@ -47,7 +48,7 @@ async def rollouts(
     engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder
 ) -> list[ag.Rollout]:
     """The rollouts of every dialog, all of them started at once, and the collection that they leave for later."""
-    groups = await ag.run_groups(env, tasks, engine, n=GROUP, concurrency=GROUP * len(tasks))
+    groups = await run_groups(env, tasks, engine, n=GROUP, concurrency=GROUP * len(tasks))
     collect_put_off()
     batch_metrics(groups)  # the other kit's generator makes such figures of a batch, too
     assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error

@@ -42,6 +42,7 @@ from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import agentgym as ag
+from agentgym.engines import SGLangEngine
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang import http, prompts
 from agentgym.engines.sglang.http import JsonClient
@@ -159,7 +160,7 @@ async def measured(module: ModuleType, seed: int, *, quick: bool) -> dict[str, f
     figures: dict[str, float] = {}
     with TemporaryDirectory() as folder, answering(dialogs, served(ready.tokenizer, Path(folder))) as url:
         config = ag.SGLangConfig(context_tokens=Instant.context_tokens)
-        async with ag.SGLangEngine.attach(url, config=config, tokenizer=ready.tokenizer) as remote:
+        async with SGLangEngine.attach(url, config=config, tokenizer=ready.tokenizer) as remote:
             gc.collect()
             gc.freeze()  # what was imported is not looked through again and again
             for name, work in works.items():

@@ -11,6 +11,7 @@ from typing import Any
 import agentgym as ag
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.engines.base import Engine
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion, Sampling
 from benchmarks.driver.dialogs import call_in, tracebacks
 from benchmarks.driver.instant import Instant, replies, word_tokenizer
@@ -51,7 +52,7 @@ class Work:
 
     async def play(self, engine: Engine) -> int:
         """Play all rollouts by our driver; how many turns they had."""
-        groups = await ag.run_groups(RoomyAdder, self.tasks, engine, n=GROUP, concurrency=self.concurrency)
+        groups = await run_groups(RoomyAdder, self.tasks, engine, n=GROUP, concurrency=self.concurrency)
         collect_put_off()
         assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
         return sum(len(segment.turns) for rollout in groups.rollouts for segment in rollout.segments)
@@ -85,7 +86,7 @@ class Ready(Instant):
 
     async def dialogs(self, tasks: Sequence[ag.Task]) -> dict[str, Dialog]:
         """Return the dialogs of these tasks as a server plays them."""
-        await ag.run_groups(RoomyAdder, tasks, self, n=1)
+        await run_groups(RoomyAdder, tasks, self, n=1)
         return {each.id: Dialog(self.openings[each.id], self._replies(each.id)) for each in tasks}
 
     def _replies(self, name: str) -> list[Reply]:

@@ -18,6 +18,7 @@ from agentgym.engines.token_bytes import bytes_by_model
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.samples import build_samples
+from agentgym.scheduling import Schedule
 from agentgym.scheduling.accounting import Groups
 from agentgym.types.completion import Sampling
 from benchmarks.engine import load
@@ -245,10 +246,10 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
         record = await stack.enter_async_context(open_recorder(folder, log, first=True, done=0))
         record.name_tokens(bytes_by_model(collector.engine, {}))
         few = Waits.tasks("test")[: 2 * workers]
-        await collector.collect(few, ag.Schedule(group_size=2, seed=seed))  # imports, first connections
+        await collector.collect(few, Schedule(group_size=2, seed=seed))  # imports, first connections
         yield Driver(
             await stack.enter_async_context(
-                collector.schedule(ag.Schedule(prompts_per_step=prompts, group_size=GROUP, seed=seed))
+                collector.schedule(Schedule(prompts_per_step=prompts, group_size=GROUP, seed=seed))
             ),
             trainer,
             record,

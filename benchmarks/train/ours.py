@@ -15,6 +15,11 @@ from transformers.utils import logging
 import agentgym as ag
 from agentgym.chat.tokenizer import HuggingFaceTokenizer
 from agentgym.environments.env import Split
+from agentgym.run import Collector
+from agentgym.samples import build_samples
+from agentgym.scheduling import Schedule
+from agentgym.train import Trainer
+from agentgym.weight_sync import WeightSync
 from benchmarks.harness import ROOT, load_workloads, process_peak_mib
 
 TOKENIZER = ROOT / "recipes" / "checkpoints" / "chase"
@@ -106,18 +111,18 @@ async def steps(folder: Path) -> tuple[list[float], Done]:
         ag.TransformersEngine(
             model, ag.TransformersConfig(slots=BATCH, context_tokens=256), tokenizer=tokenizer
         ) as engine,
-        ag.Trainer(folder, train) as trainer,
+        Trainer(folder, train) as trainer,
     ):
-        play = ag.Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
-        sync: ag.WeightSync | None = None
-        async with play.schedule(ag.Schedule(prompts_per_step=BATCH // GROUP, group_size=GROUP)) as rollouts:
+        play = Collector(Chatter, engine, trainer, None, ag.Sampling(), concurrency=BATCH)
+        sync: WeightSync | None = None
+        async with play.schedule(Schedule(prompts_per_step=BATCH // GROUP, group_size=GROUP)) as rollouts:
             for step in range(len(Chatter.texts) * GROUP // BATCH):
                 began = time.process_time()
                 groups = await rollouts.collect()
-                batch = ag.build_samples(groups)
+                batch = build_samples(groups)
                 await trainer.step(batch)
                 probe = groups.rollouts[0].segments[0].token_ids.tolist()
-                sync = sync or ag.WeightSync(trainer, engine, probe, ag.Sampling())
+                sync = sync or WeightSync(trainer, engine, probe, ag.Sampling())
                 await sync(step + 1)
                 spent.append(time.process_time() - began)
                 sampled.append(batch.trained_tokens)

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,23 +134,19 @@ def _cell(text: str) -> str:
 
 def api() -> dict[str, str]:
     """Return the pages of the library's names, each with a directive for every name of its rooms."""
-    homes = {name: _home(name) for name in ag.__all__ if not name.startswith("__")}
+    stubs = sorted(Path(ag.__file__).parent.rglob("__init__.pyi"))
+    homes = {home for stub in stubs for home in _named(stub)}
     made: dict[str, str] = {}
     for page in (*NAMES, "testing"):
-        chosen = sorted(home for home in homes.values() if home.split(".")[1] in NAMES.get(page, ()))
+        chosen = sorted(home for home in homes if home.split(".")[1] in NAMES.get(page, ()))
         text = "\n\n".join(f"::: {path}" for path in (*chosen, *MODULES.get(page, ())))
         made[page] = f"# {page.capitalize()}\n\n{text}\n"
     return made
 
 
-def _home(name: str) -> str:
-    """Return where a name of the face is defined; a name without a module of its own is found by its text."""
-    found = getattr(ag, name)
-    module = getattr(found, "__module__", None)
-    if isinstance(module, str) and module.startswith("agentgym") and getattr(found, "__qualname__", "") == name:
-        return f"{module}.{name}"
-    pattern = re.compile(rf"^(?:class|def|async def) {name}\b|^{name}\b(?:: TypeAlias)? =", re.MULTILINE)
-    for path in sorted(Path(ag.__file__).parent.rglob("*.py")):
-        if pattern.search(path.read_text()):
-            return f"{'.'.join(path.relative_to(Path(ag.__file__).parents[1]).with_suffix('').parts)}.{name}"
-    raise ValueError(f"{name}: no module of agentgym defines it")
+def _named(stub: Path) -> Iterator[str]:
+    """Yield where each name of a package's public names is defined."""
+    package = ".".join(stub.parent.relative_to(Path(ag.__file__).parents[1]).parts)
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{package}.{node.module}.{name.name}" for name in node.names)

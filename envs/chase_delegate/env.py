@@ -12,8 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
-from envs.chase.env import HELD_OUT
-from envs.chase.env import oracle as oracle
+from envs.chase.env import HELD_OUT, oracle as oracle
 
 _REPORT = re.compile(r"Answer: (\d\d)")
 

@@ -4,8 +4,7 @@ import random
 from itertools import pairwise
 
 import agentgym as ag
-from envs.chase.env import HELD_OUT, Chase, ChaseTask
-from envs.chase.env import oracle as oracle
+from envs.chase.env import HELD_OUT, Chase, ChaseTask, oracle as oracle
 
 
 def make_task(index: int) -> ChaseTask:

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.environments import GameTask, IllegalMove
 from agentgym.testing import Reply, call
 
 STEPS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -70,7 +71,7 @@ class FrozenLake(ag.Game):
     slippery = ag.Parameter(0.0, Annotated[float, Field(ge=0, lt=1)], doc="Chance that a step goes astray.")
 
     @classmethod
-    def oracle(cls, task: ag.GameTask) -> list[Reply]:
+    def oracle(cls, task: GameTask) -> list[Reply]:
         """Return the steps of a shortest way; they lead to the goal where no step goes astray."""
         return [call("move", action=step) for step in shortest_way(make_grid(task.seed, cls.size, cls.holes)) or ()]
 
@@ -83,7 +84,7 @@ class FrozenLake(ag.Game):
             action = self.luck.choice(list(STEPS))
         following = step_from(self.place, action, self.size)
         if following == self.place:
-            raise ag.IllegalMove(f"the edge is {action} of you; step elsewhere")
+            raise IllegalMove(f"the edge is {action} of you; step elsewhere")
         self.place = following
 
     def observe(self, player: int) -> str:

@@ -4,10 +4,12 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, say
+from agentgym.environments import GameTask
+from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from envs.frozen_lake.env import FrozenLake, make_grid
 
-TASK = ag.GameTask(id="lake", prompt=FrozenLake.rules, seed=11)
+TASK = GameTask(id="lake", prompt=FrozenLake.rules, seed=11)
 
 
 def walk(*steps: str) -> list[Reply]:
@@ -28,7 +30,7 @@ async def test_a_shortest_way_leads_to_the_goal_in_every_grid(size: int, holes: 
 
 async def test_a_hole_ends_the_walk_without_a_reward() -> None:
     seed = next(seed for seed in range(99) if make_grid(seed, 4, 0.2)[0][1] == "H")
-    task = ag.GameTask(id=seed, prompt="?", seed=seed)
+    task = GameTask(id=seed, prompt="?", seed=seed)
     played = await ag.rollout(FrozenLake, task, Scripted(walk("right")))
     assert (played.reward, played.stop_reason) == (0.0, "over")
     assert "You fell into a hole." in str(played)
@@ -54,5 +56,5 @@ async def test_each_attempt_of_an_evaluation_slips_otherwise_on_the_same_lake() 
     played = (await ag.evaluate(env, steps, tasks=[TASK], k=6)).rollouts
     ways = [str(rollout.transcript()[0].messages) for rollout in played]
     assert len(set(ways)) > 4
-    together = (await ag.run_groups(env, [TASK], steps, n=6)).rollouts
+    together = (await run_groups(env, [TASK], steps, n=6)).rollouts
     assert len({str(rollout.transcript()[0].messages) for rollout in together}) == 1

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.errors import AgentGymError
+from agentgym.scheduling import run_groups
 from agentgym.testing import ByteTokenizer, Reply, Scripted, check_env, raw, say
 from agentgym.types.completion import Completion
 from envs.judge_essay.env import (
@@ -121,7 +123,7 @@ async def test_the_better_essay_of_a_group_has_more() -> None:
         def _next(self, token_ids: Any, session: str) -> Reply:
             return essays[session.split("/")[1]]
 
-    groups = await ag.run_groups(JudgeEssayPairs, [TASK], Three([]), n=3)
+    groups = await run_groups(JudgeEssayPairs, [TASK], Three([]), n=3)
     met, added = ([rollout.rewards[name] for rollout in groups.rollouts] for name in ("met", "group_reward"))
     assert met[0] == 1.0 > met[1] >= met[2] == 0.0
     assert added[0] == 1.0 > max(added[1:])
@@ -138,7 +140,7 @@ async def test_no_essay_keeps_its_group_from_a_reward(bad: Reply) -> None:
             return essays[session.split("/")[1]]
 
     judge = Listening(by_rule)
-    groups = await ag.run_groups(JudgeEssayPairs, [TASK], Three([]), n=3, models={"judge": judge})
+    groups = await run_groups(JudgeEssayPairs, [TASK], Three([]), n=3, models={"judge": judge})
     assert [rollout.rewards["group_reward"] for rollout in groups.rollouts] == [1.0, 0.0, 0.5]
     assert len(judge.read) == 3  # Two essays, and one pair.
     assert max(map(len, judge.read)) < 4096
@@ -146,8 +148,8 @@ async def test_no_essay_keeps_its_group_from_a_reward(bad: Reply) -> None:
 
 async def test_a_judge_that_fails_leaves_the_group_without_rewards() -> None:
     mute = Scripted(lambda text: YES if "You check" in text else say("No idea."))
-    with pytest.raises(ag.AgentGymError, match="EngineError: model 'judge': no Better in 3 answers"):
-        await ag.run_groups(JudgeEssayPairs, [TASK], Scripted([say("An essay.")]), n=2, models={"judge": mute})
+    with pytest.raises(AgentGymError, match="EngineError: model 'judge': no Better in 3 answers"):
+        await run_groups(JudgeEssayPairs, [TASK], Scripted([say("An essay.")]), n=2, models={"judge": mute})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 import agentgym as ag
+from agentgym.errors import SandboxContentError
 from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
@@ -126,7 +127,7 @@ class Logs(ag.ToolEnv[LogTask]):
             target = Path(folder, "clean.log")
             try:
                 await self.sandbox.get("clean.log", target, limit=self.limit, timeout_s=self.limits.seconds)
-            except ag.SandboxContentError:  # There is none, it is no file, or it is too large.
+            except SandboxContentError:  # There is none, it is no file, or it is too large.
                 return 0.0
             return float(await asyncio.to_thread(digest_of, target) == self.wanted)
 

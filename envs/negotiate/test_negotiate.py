@@ -6,6 +6,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.samples import build_samples
+from agentgym.scheduling import run_groups
 from agentgym.testing import Reply, Scripted, check_env, say
 from envs.negotiate.deals import TOTAL, best_split, conceder, last_offer, listed, parts, rest, worth
 from envs.negotiate.env import ROUNDS, Negotiate, make_task, oracle, rules
@@ -86,7 +87,7 @@ async def test_each_role_is_trained_on_its_own_reward_and_baseline() -> None:
             first, second = (ALL, NOTHING) if generous else oracle(TASK)
             return second if "." in session else first
 
-    groups = await ag.run_groups(Negotiate, [TASK], Both([]), n=2)
+    groups = await run_groups(Negotiate, [TASK], Both([]), n=2)
     more = ((groups.rollouts[1].reward or 0.0) - 1.0) / 2
     advantages = {
         (sample.rollout_id, sample.segment): {round(float(a), 5) for a in sample.advantages[sample.loss_mask]}

@@ -10,6 +10,7 @@ from pydantic import Field
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, ReplyPolicy, call
+from agentgym.environments import GameTask, IllegalMove
 
 NAMES = "ABCDEF"
 
@@ -40,7 +41,7 @@ class Nim(ag.Game):
     )
 
     @classmethod
-    def oracle(cls, task: ag.GameTask) -> ReplyPolicy:
+    def oracle(cls, task: GameTask) -> ReplyPolicy:
         """Return a perfect player, which wins each game that begins in favor of its seat, and others by chance."""
 
         def reply(text: str) -> Reply:
@@ -58,13 +59,11 @@ class Nim(ag.Game):
     def play(self, action: str, player: int) -> None:
         said = re.fullmatch(r"\s*([A-Za-z])\s+(\d{1,3})\s*", action)
         if said is None:
-            raise ag.IllegalMove(f"{action!r:.40} is no move; write a heap and a number, as in `A 2`")
+            raise IllegalMove(f"{action!r:.40} is no move; write a heap and a number, as in `A 2`")
         heap, taken = NAMES.find(said[1].upper()), int(said[2])
         held = self.counters[heap] if 0 <= heap < len(self.counters) else 0
         if not 1 <= taken <= held:
-            raise ag.IllegalMove(
-                f"heap {said[1].upper()} has {held} counters; take at least one of those that there are"
-            )
+            raise IllegalMove(f"heap {said[1].upper()} has {held} counters; take at least one of those that there are")
         self.counters[heap] -= taken
         self.turn = 1 - self.turn
 

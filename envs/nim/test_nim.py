@@ -4,13 +4,14 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.environments import GameTask
 from agentgym.testing import check_env
 from envs.nim.env import Nim, winning_take
 
 PERFECT = Nim.configured(skill=1.0)
 
 
-def winnable(seat: int) -> ag.GameTask:
+def winnable(seat: int) -> GameTask:
     """A game that a perfect player in this seat wins."""
     for task in PERFECT.tasks("train")[seat:400:2]:
         env = PERFECT(task)

@@ -16,6 +16,7 @@ from agentgym.sandboxes.docker.images import build as image
 from agentgym.sandboxes.docker.images.folder import folder_digest
 from agentgym.sandboxes.docker.images.names import IMAGE, SERVER_LABEL, default_image, find
 from agentgym.sandboxes.protocol import SandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.polyglot.env import TEST, TRAIN, WANTED, Polyglot, PolyglotTask, make_task, oracle
 
@@ -95,7 +96,7 @@ async def test_each_task_is_played_in_the_image_of_its_language_and_mending_is_r
 @pytest.mark.docker
 @pytest.mark.slow
 async def test_a_batch_of_tasks_shares_two_sandboxes_among_three_images(tasks: dict[str, PolyglotTask]) -> None:
-    groups = await ag.run_groups(Polyglot, list(tasks.values()), Scripted([SUBMIT]), n=1, concurrency=2)
+    groups = await run_groups(Polyglot, list(tasks.values()), Scripted([SUBMIT]), n=1, concurrency=2)
     rewards = {rollout.group_id: rollout.reward for rollout in groups.rollouts}
     assert all(reward is not None and 0.0 < reward < 1.0 for reward in rewards.values()), rewards
 

@@ -8,6 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.errors import ToolError
+from agentgym.scheduling import run_groups
 from agentgym.testing import Reply, Scripted, call, check_env, say
 from envs.search import env as module
 from envs.search.env import Search, SearchTask, make_task, make_world, oracle
@@ -67,7 +68,7 @@ async def test_the_index_is_written_once_for_all_rollouts(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module, "write_index", counted)
     engine = Scripted([call("search", query="x"), say("")])
-    groups = await ag.run_groups(Search, list(Search.tasks("test")[:2]), engine, n=2)
+    groups = await run_groups(Search, list(Search.tasks("test")[:2]), engine, n=2)
     assert all(rollout.reward == 0.0 for rollout in groups.rollouts)
     assert len(written) == 1
     assert not written[0].exists()

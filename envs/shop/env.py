@@ -12,7 +12,9 @@ from random import Random
 from typing import Any, ClassVar
 
 import agentgym as ag
+from agentgym.judges import UserEnv
 from agentgym.testing import Reply, Scripted, call, say
+from agentgym.tools import DynamicTool, tools_of
 from envs.shop.scenarios import KINDS, Shelf
 from envs.shop.store import Rows, Store
 from envs.shop.user import scripted_user
@@ -53,7 +55,7 @@ def make_task(split: ag.Split, index: int) -> ShopTask:
 
 
 @ag.register("shop")
-class Shop(ag.UserEnv[ShopTask]):
+class Shop(UserEnv[ShopTask]):
     """Reward 1 where the database ends as the policy wants it, with what had to be refused refused."""
 
     limits = ag.Limits(turns=20, seconds=600)
@@ -67,9 +69,9 @@ class Shop(ag.UserEnv[ShopTask]):
     def tasks(cls, split: ag.Split) -> ag.Procedural[ShopTask]:
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
-    async def extra_tools(self) -> Sequence[ag.DynamicTool]:
+    async def extra_tools(self) -> Sequence[DynamicTool]:
         """The methods of the store."""
-        return ag.tools_of(self.store)
+        return tools_of(self.store)
 
     async def user_system(self) -> str:
         return (

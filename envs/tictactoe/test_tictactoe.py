@@ -8,6 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.samples import build_samples
+from agentgym.scheduling import run_groups
 from agentgym.testing import Scripted, check_env, say
 from envs.tictactoe.demo import demonstrate
 from envs.tictactoe.env import RULES, Game, TicTacToe, best, free, is_over, put, shown, winner, worth
@@ -98,7 +99,7 @@ async def test_o_goes_on_in_one_conversation_and_is_trained_on_its_own_reward() 
             board = board_of(self.tokenizer.decode(token_ids))
             return say(moves[2 * board.count("O") + o])
 
-    groups = await ag.run_groups(TicTacToe, [EMPTY], Both([]), n=2)
+    groups = await run_groups(TicTacToe, [EMPTY], Both([]), n=2)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0, 0.0]
     assert [[(s.role, len(s.turns)) for s in rollout.segments] for rollout in groups.rollouts] == [
         [("", 3), ("O", 2)],

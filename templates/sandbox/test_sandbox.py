@@ -4,6 +4,7 @@ one."""
 import pytest
 
 import agentgym as ag
+from agentgym.errors import SandboxError
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.testing import Scripted, call, check_env, say
 
@@ -34,6 +35,6 @@ async def test_the_env_keeps_its_contract_in_a_real_sandbox() -> None:
     try:
         async with SandboxTemplate.sandbox_spec.open(1) as real, real.lease():
             pass
-    except ag.SandboxError as error:
+    except SandboxError as error:
         pytest.skip(f"no sandbox runs on this machine: {error}")
     await check_env(SandboxTemplate, TASK, oracle=oracle(TASK))

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import agentgym as ag
 from agentgym.advantages.gae import GAEConfig, discounted_returns, gae, turn_order, turn_rewards
-from agentgym.errors import Failure
+from agentgym.errors import EnvError, Failure
 from agentgym.samples import build_samples, value_samples
 from agentgym.types.arrays import Floats
 from agentgym.types.completion import Version
@@ -170,7 +169,7 @@ def segment(
 
 
 def rollout(*segments: Segment, name: str = "r", reward: float | None = 1.0, **changed: Any) -> Rollout:
-    failure = Failure.of(ag.EnvError("gone")) if reward is None else None
+    failure = Failure.of(EnvError("gone")) if reward is None else None
     return Rollout(
         rollout_id=name,
         group_id="g",

@@ -5,8 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentgym.advantages.group import PROBED, Estimator, advantages, turn_advantages
 from agentgym.samples import build_samples

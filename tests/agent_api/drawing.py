@@ -17,6 +17,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import EngineError
 from agentgym.rollouts.prompted import PromptedPolicy
 from agentgym.rollouts.rollout_state import RolloutState
+from agentgym.samples import build_samples
 from agentgym.types.completion import Completion, Sampling, Version
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout
@@ -146,6 +147,6 @@ def check_exact(engine: Drawing, rollouts: Sequence[Rollout]) -> int:
     for segment, turn in turns:
         assert segment.logprobs[turn.start : turn.stop].tolist() == [-1.0 - i for i in range(turn.stop - turn.start)]
     other = Rollout(rollout_id="other", group_id="t", segments=(), reward=0.0, stop_reason="done")
-    batch = ag.build_samples([Group(group_id="t", rollouts=(*rollouts, other))])
+    batch = build_samples([Group(group_id="t", rollouts=(*rollouts, other))])
     assert batch.trained_tokens == sum(len(ids) for _, ids in engine.drawn)
     return batch.trained_tokens

@@ -11,8 +11,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.samples import build_samples
+from agentgym.sandboxes import ExecResult
 from agentgym.sandboxes.docker.docker import why_no_docker
 from agentgym.sandboxes.local.local import why_no_bubblewrap
+from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from tests.agent_api.drawing import Drawing, Played
 
@@ -130,7 +133,7 @@ print(len(answers), {len(answer) for answer in answers})
 class Ended(Here):
     """Keeps how its agent ended."""
 
-    results: ClassVar[list[ag.ExecResult | None]] = []
+    results: ClassVar[list[ExecResult | None]] = []
 
     async def close(self) -> None:
         self.results.append(self.result)
@@ -278,10 +281,10 @@ class Short(Here):
 
 async def test_an_agent_of_a_real_model_becomes_samples_of_what_the_model_sampled() -> None:
     async with ag.TransformersEngine("tiny") as engine:
-        groups = await ag.run_groups(Short, [TASK], engine, n=2)
+        groups = await run_groups(Short, [TASK], engine, n=2)
     assert [rollout.error for rollout in groups.rollouts] == [None, None]
     sampled = sum(rollout.sampled_tokens for rollout in groups.rollouts)
-    assert ag.build_samples(groups.groups).trained_tokens == sampled > 0
+    assert build_samples(groups.groups).trained_tokens == sampled > 0
 
 
 @pytest.mark.slow
@@ -297,7 +300,7 @@ async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
         async def close(self) -> None:
             self.keys.extend((self.answer or "").split())
 
-    groups = await ag.run_groups(Keyed, [TASK], Drawing(), n=2)
+    groups = await run_groups(Keyed, [TASK], Drawing(), n=2)
     assert [rollout.error for rollout in groups.rollouts] == [None, None]
     assert (len(Keyed.keys), len(set(Keyed.keys))) == (4, 2)
 

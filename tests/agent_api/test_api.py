@@ -14,6 +14,7 @@ from agentgym.agent_api.api import MAX_WARNED, AgentApi
 from agentgym.agent_api.http import HttpAnswer, HttpRequest
 from agentgym.agent_api.requests import RefusedError
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.errors import EngineError
 from tests.agent_api.drawing import KEY, LOOK, Drawing, Played, serving
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -214,7 +215,7 @@ async def test_a_failing_engine_is_an_error_of_the_rollout_and_tells_the_agent_n
     api = AgentApi(Played(engine).policy, KEY, "T")
     answer = await post(api, CHAT, GO)
     assert (answer.status, body(answer)["error"]["message"]) == (500, "the rollout has failed")
-    assert isinstance(api.failed.result(), ag.EngineError)
+    assert isinstance(api.failed.result(), EngineError)
 
 
 async def test_a_setting_that_is_not_followed_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

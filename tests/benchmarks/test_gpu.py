@@ -14,7 +14,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-import agentgym as ag
+from agentgym.train import Trainer
+from agentgym.types import Sample
 from benchmarks import gpu
 from benchmarks.gpu import DRY, REAL, flops, make_model, make_samples, sample
 
@@ -58,7 +59,7 @@ def test_a_case_that_fails_is_reported_and_left_out(
 ) -> None:
     make_model(tmp_path, DRY)
 
-    def timed(trainer: ag.Trainer, rows: Sequence[ag.Sample], *, on_gpu: bool) -> tuple[float, float]:
+    def timed(trainer: Trainer, rows: Sequence[Sample], *, on_gpu: bool) -> tuple[float, float]:
         if trainer.config.layout == "tree":
             raise torch.OutOfMemoryError("too large")
         if trainer.config.layout == "padded":

@@ -7,8 +7,7 @@ import pytest
 
 from agentgym.samples import build_samples
 from benchmarks.harness import load_workloads
-from benchmarks.layout.__main__ import WAYS as KITS
-from benchmarks.layout.__main__ import goals
+from benchmarks.layout.__main__ import WAYS as KITS, goals
 from benchmarks.layout.merging import merge
 from benchmarks.layout.ours import WAYS, one_batch, told
 from benchmarks.layout.rows import make_groups, make_samples

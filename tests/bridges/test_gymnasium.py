@@ -25,6 +25,7 @@ from agentgym.errors import EnvError
 from agentgym.errors.extras import install_line
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.sandboxes.protocol import SandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from agentgym.tools import tool_threads as threads
 from envs.chase.env import Chase, ChaseTask
@@ -484,7 +485,7 @@ async def test_without_a_seed_each_attempt_begins_otherwise_and_the_rollouts_of_
 ) -> None:
     task, engine = counting.model_copy(update={"seed": None}), Scripted([say("no")])
     apart = await ag.evaluate(GymnasiumToolEnv, engine, tasks=[task], k=12)
-    together = await ag.run_groups(GymnasiumToolEnv, [task], engine, n=12)
+    together = await run_groups(GymnasiumToolEnv, [task], engine, n=12)
     starts, shared = ({read(rollout) for rollout in played.rollouts} for played in (apart, together))
     assert len(starts) > 1
     assert len(shared) == 1

@@ -17,7 +17,9 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.tools import DynamicTool
 from envs.chase.env import Chase, ChaseTask
 from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
@@ -143,7 +145,7 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool
     async def lose(self) -> str:
         """Lose the sandbox."""
-        raise ag.SandboxError("the sandbox is gone")
+        raise SandboxError("the sandbox is gone")
 
     @ag.reward
     def right(self) -> float:
@@ -322,7 +324,7 @@ async def test_the_command_serves_an_env_over_stdio_to_ag_mcp_and_closes_it_when
             super().__init__(task)
             self.server = ag.MCP(command=command, env=environment, timeout_s=3600, open_timeout_s=3600)
 
-        async def extra_tools(self) -> Sequence[ag.DynamicTool]:
+        async def extra_tools(self) -> Sequence[DynamicTool]:
             return await self.server.open()
 
         async def close(self) -> None:

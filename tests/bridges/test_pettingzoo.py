@@ -9,6 +9,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.environments import GameTask, IllegalMove
 from agentgym.testing import check_env
 
 pytest.importorskip("pettingzoo", reason="needs the extra agentgym[pettingzoo]")
@@ -90,8 +91,8 @@ class Stones(PettingZooGame):
         return "one"
 
 
-def game(seat: int = 0, seed: int = 0) -> ag.GameTask:
-    return ag.GameTask(id="g", prompt="Take one or two stones.", seed=seed, seat=seat)
+def game(seat: int = 0, seed: int = 0) -> GameTask:
+    return GameTask(id="g", prompt="Take one or two stones.", seed=seed, seat=seat)
 
 
 def moves(*actions: str) -> Scripted:
@@ -215,7 +216,7 @@ class Race(ag.Game):
 
     def play(self, action: str, player: int) -> None:
         if action not in ("1", "2"):
-            raise ag.IllegalMove(f"{action} is neither 1 nor 2")
+            raise IllegalMove(f"{action} is neither 1 nor 2")
         self.sum, self.turn = self.sum + int(action), 1 - player
 
     def observe(self, player: int) -> str:

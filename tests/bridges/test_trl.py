@@ -8,6 +8,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.bridges import trl as bridge
+from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from envs.chase.env import Chase, ChaseTask
 from envs.nim.env import Nim
@@ -54,7 +55,7 @@ class Odd(ag.ToolEnv[ag.Task]):
     @ag.tool
     def lose(self) -> str:
         """Lose the sandbox."""
-        raise ag.SandboxError("gone")
+        raise SandboxError("gone")
 
     @ag.reward
     def worth(self) -> float:
@@ -153,7 +154,7 @@ def test_an_env_that_fails_has_no_reward() -> None:
         place: Any = make()
         place.reset(**row())
         place.pick(number=4)
-        with pytest.raises(ag.SandboxError, match="gone"):
+        with pytest.raises(SandboxError, match="gone"):
             place.lose()
         assert bridge.reward([[said("bye")]], [place]) == [None]
         place.reset(**row())

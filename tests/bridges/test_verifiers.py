@@ -13,7 +13,9 @@ import pytest
 import agentgym as ag
 from agentgym.bridges.verifiers import VerifiersEnv, VerifiersTask
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.errors import EnvError
 from agentgym.errors.extras import install_line
+from agentgym.scheduling import run_groups
 from tests.agent_api.drawing import Drawing, check_exact
 
 pytestmark = [
@@ -24,7 +26,7 @@ pytestmark = [
 
 async def test_a_version_without_load_environment_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))
-    with pytest.raises(ag.EnvError, match=re.escape(f"no load_environment; {install_line('verifiers')}")):
+    with pytest.raises(EnvError, match=re.escape(f"no load_environment; {install_line('verifiers')}")):
         VerifiersEnv.configured(env_id="sums").tasks("train")
 
 
@@ -97,7 +99,7 @@ async def test_an_environment_is_loaded_by_its_name_with_its_arguments(
     assert len(train) + len(test) == 60
     assert train[0].prompt[0]["content"] == f"{train[0].row['example_id']}+5"
     assert not {one.id for one in train} & {one.id for one in test}
-    with pytest.raises(ag.EnvError, match="env_id: empty"):
+    with pytest.raises(EnvError, match="env_id: empty"):
         VerifiersEnv.tasks("train")
 
 
@@ -228,7 +230,7 @@ async def test_rubrics_that_compare_rollouts_are_refused() -> None:
         return [0.0 for _ in completions]
 
     load = lambda: vf.SingleTurnEnv(dataset=rows("2+2"), rubric=vf.Rubric(funcs=[compared]))  # noqa: E731
-    with pytest.raises(ag.EnvError, match="its rubric compares the rollouts of a task"):
+    with pytest.raises(EnvError, match="its rubric compares the rollouts of a task"):
         made(load=load).tasks("train")
 
 
@@ -242,7 +244,7 @@ async def test_an_environment_is_shared_by_all_rollouts_and_torn_down_once_with_
         return environments[-1]
 
     env = made(load=load)
-    groups = await ag.run_groups(env, env.tasks("train"), Drawing(calls=False), n=3)
+    groups = await run_groups(env, env.tasks("train"), Drawing(calls=False), n=3)
     assert [one.reward for group in groups for one in group.rollouts] == [2.0] * 3
     [environment] = environments
     assert (len(environment.cleaned), environment.torn) == (3, ["torn"])

@@ -1,8 +1,7 @@
 """The bytes of single tokens: put together they are the text that the tokenizer decodes."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentgym.chat.tokenizer import ChatTokenizer
 from agentgym.engines.scripted import Scripted

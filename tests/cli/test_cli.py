@@ -19,11 +19,9 @@ from agentgym.errors import SandboxError
 from agentgym.errors.extras import install_line
 from agentgym.machine import process_identity as owners
 from agentgym.machine.process_identity import owner
-from agentgym.sandboxes.docker import client as docker_client
-from agentgym.sandboxes.docker import heartbeat
+from agentgym.sandboxes.docker import client as docker_client, heartbeat
 from agentgym.sandboxes.docker.docker import why_no_docker
-from agentgym.sandboxes.docker.images import build as image
-from agentgym.sandboxes.docker.images import names as docker_image
+from agentgym.sandboxes.docker.images import build as image, names as docker_image
 
 ROOT = Path(__file__).parents[2]
 

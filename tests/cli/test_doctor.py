@@ -12,8 +12,7 @@ import pytest
 
 import agentgym
 from agentgym import hub as models
-from agentgym.cli import doctor
-from agentgym.cli import main as cli
+from agentgym.cli import doctor, main as cli
 from agentgym.errors.extras import install_line
 from agentgym.sandboxes import choose
 from agentgym.sandboxes.docker import client as docker_client

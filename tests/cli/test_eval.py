@@ -137,7 +137,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
 def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
     code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", out)
     assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith(f"agentgym: out: {Path.cwd() / out} cannot be made (")
+    assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be made (")
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,16 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
     [line] = done.stdout.splitlines()
     summary = json.loads(line)
     assert (summary["recipe"], summary["steps"], summary["tool_errors"]) == ("hello", 2, {})
-    out = Path(summary["out"]).relative_to(folder)
+    out = Path(summary["output_dir"]).relative_to(folder)
     assert out.parent == Path("runs/hello")
     kept = json.loads((folder / out / "settings.json").read_text())["settings"]
-    assert (kept["env"], kept["model"], kept["train.lr"], kept["max_tokens"]) == ("hello.env:Hello", "tiny", 2e-3, 40)
+    values = [kept[name] for name in ("env", "model", "train.lr", "max_turn_tokens")]
+    assert tuple(values) == (
+        "hello.env:Hello",
+        "tiny",
+        2e-3,
+        40,
+    )
     assert any(line.startswith("learned: ") for line in done.stderr.splitlines())
     assert done.stderr.splitlines()[-6:] == [
         f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
@@ -159,14 +165,14 @@ WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| plays wh
 
 
 def test_every_command_that_a_run_prints_is_one_that_can_be_typed(odd_folder: Path) -> None:
-    summary = {"out": str(odd_folder / "runs/a b é"), "recipe": "Quick"}
+    summary = {"output_dir": str(odd_folder / "runs/a b é"), "recipe": "Quick"}
     (odd_folder / "runs/a b é/adapter").mkdir(parents=True)
     env = ["quick:Quick", "--env.least", "2 3"]
     commands = printed_commands("\n".join(next_lines(summary, env)))
     assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
     for command in commands:
         words = shlex.split(command)
-        assert any(Path(word).is_relative_to(summary["out"]) for word in words), words
+        assert any(Path(word).is_relative_to(summary["output_dir"]) for word in words), words
         if words[1] != "eval":
             assert callable(_read(words[1:]))
     assert shlex.split(commands[3])[2:5] == ["quick:Quick", "--env.least", "2 3"]

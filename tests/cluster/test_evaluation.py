@@ -15,6 +15,7 @@ import agentgym as ag
 from agentgym.cli.main import main as command
 from agentgym.cluster.evaluation import elsewhere, opened
 from agentgym.cluster.joining import portable_env
+from agentgym.engines import SGLangEngine
 from agentgym.environments.mixture import Member, mix
 from agentgym.environments.parameters import configured
 from agentgym.errors import AgentGymError
@@ -79,7 +80,7 @@ async def test_an_engine_on_servers_is_opened_elsewhere_at_the_policy_that_it_ha
 async def version_of(given: Any) -> int:
     """The version of the policy that a client samples from that another process opens."""
     async with opened(given) as there:
-        assert isinstance(there, ag.SGLangEngine)
+        assert isinstance(there, SGLangEngine)
         return (await say(there)).versions[0].version
 
 

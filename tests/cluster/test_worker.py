@@ -13,12 +13,13 @@ from agentgym.run.collector import joined
 from agentgym.run.peers import Share
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.schedule import Schedule
+from agentgym.types import Group
 
 RUN = ag.RunConfig(recipe="shares", env="nim", model="tiny", prompts_per_step=4, group_size=2)
 ASKED = Schedule(prompts_per_step=4, group_size=2, seed=3)
 
 
-def ids(groups: Sequence[ag.Group]) -> dict[str, list[int]]:
+def ids(groups: Sequence[Group]) -> dict[str, list[int]]:
     return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for g in groups for r in g.rollouts}
 
 

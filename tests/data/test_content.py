@@ -11,8 +11,16 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretBytes, SecretStr, computed_field
-from pydantic import field_serializer as written_by
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretBytes,
+    SecretStr,
+    computed_field,
+    field_serializer as written_by,
+)
 
 import agentgym as ag
 from agentgym.data.content import content, refuse_unkept, same_fields, task_fields, task_of

@@ -9,6 +9,7 @@ from pydantic import Field
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.task_rows import as_tasks
+from agentgym.scheduling import batches, run_groups
 
 
 class Sum(ag.Task):
@@ -144,9 +145,9 @@ def test_a_row_that_is_no_task_is_refused_by_its_number_and_its_field() -> None:
 
 
 async def test_rows_are_the_tasks_of_an_env() -> None:
-    groups = await ag.run_groups(Sums, Sums.tasks("train"), Scripted([say("5")]), n=1)
+    groups = await run_groups(Sums, Sums.tasks("train"), Scripted([say("5")]), n=1)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0]
-    assert [task.id for batch in ag.batches(Sums, 1, 2, seed=0) for task in batch] == ["7", "7"]
+    assert [task.id for batch in batches(Sums, 1, 2, seed=0) for task in batch] == ["7", "7"]
 
 
 @pytest.mark.parametrize("source", [arrow_table, pandas_frame, polars_frame])

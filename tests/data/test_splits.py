@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import agentgym as ag
 from agentgym.data.chosen import overlap
 from agentgym.environments.task_rows import _in_both
 from agentgym.run.preflight import hold_checked
+from agentgym.scheduling import batches
 from agentgym.testing import check_env, say
 from agentgym.testing.env_checks.declared import check_tasks
 
@@ -133,7 +133,7 @@ def test_parts_and_filters_are_sequences_of_tasks_for_a_run() -> None:
         def tasks(cls, split: ag.Split) -> Any:
             return ag.where(parts[split], lambda task: task.answer != 3)
 
-    drawn = [task.id for batch in ag.batches(Halves, 4, 3, seed=0) for task in batch]
+    drawn = [task.id for batch in batches(Halves, 4, 3, seed=0) for task in batch]
     assert len(set(drawn)) == 12
     assert set(drawn) <= {task.id for task in parts["train"]} - {"3"}
 

@@ -43,7 +43,7 @@ PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools
 NOT_RUN = {
     "rows = datasets.load_dataset(": "needs the package `datasets` and the network",
     "engine = ag.Endpoint(": "needs the network and a key",
-    "ag.SGLangEngine.launch(": "needs SGLang servers and a GPU",
+    "SGLangEngine.launch(": "needs SGLang servers and a GPU",
     "policy = await engine.push(": "needs SGLang servers and a GPU",
     "trainer = trl.GRPOTrainer(": "needs the network, and time: a slow test takes such a step",
 }

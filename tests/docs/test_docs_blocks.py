@@ -15,6 +15,8 @@ import pytest
 
 import agentgym as ag
 from agentgym.environments.registry import gallery
+from agentgym.errors import SandboxError
+from agentgym.train import Trainer
 from tests.docs.blocks import (
     DOCS,
     NOT_RUN,
@@ -48,7 +50,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "adapter"
 
     async def save() -> None:
-        async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
+        async with Trainer("tiny", ag.TrainConfig()) as trainer:
             trainer.save(folder)
 
     asyncio.run(save())
@@ -87,7 +89,7 @@ def test_the_blocks_of_a_guide_run_in_their_order(
         if block.why_not_run is None:
             try:
                 asyncio.run(run_block(block, vars(module)))
-            except ag.SandboxError as error:
+            except SandboxError as error:
                 (no_sandbox if lacks_a_sandbox() else failed).append(f"{named(block)}: {error}")
             except Exception as error:
                 failed.append(f"{named(block)}: {type(error).__name__}: {error}")

@@ -31,7 +31,7 @@ train_longer.RECIPE = replace(train_longer.RECIPE, engine=ag.TransformersConfig(
     "result.pass_at(": "",
     "BOTH = replace(": "",
     "ids_solved(": "",
-    "ag.Scheduler(": """
+    "Scheduler(": """
 from agentgym.engines.scripted import Scripted, say
 engine = Scripted(lambda *_: say("yes"))
 """,
@@ -40,7 +40,7 @@ engine = Scripted(lambda *_: say("yes"))
     "AutoPeftModelForCausalLM": "",
     "branching = ag.BranchingConfig(": "",
     "value_samples(groups": "",
-    "ag.demonstrations(": """
+    "demonstrations(": """
 from agentgym.engines.scripted import Scripted, say
 from agentgym.testing import FakeSandboxPool
 played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), sandboxes=FakeSandboxPool())]
@@ -95,6 +95,6 @@ async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.M
         [context] = [text for part, text in CONTEXT.items() if part in block]
         await run(context, names)
         await run(block, names)
-    adapter = Path(names["summary"]["out"], "adapter")
+    adapter = Path(names["summary"]["output_dir"], "adapter")
     assert adapter.is_relative_to(folder / "runs/pointers_longer")
     assert (adapter / "adapter_config.json").exists()

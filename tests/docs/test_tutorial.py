@@ -59,7 +59,7 @@ def follow(folder: Path, installed: Installed, *, train: str, steps: int) -> dic
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
         if one.command.startswith("agentgym train"):
             summary = json.loads(done.stdout)
-            time = str(summary["out"]).rpartition("/")[2]
+            time = str(summary["output_dir"]).rpartition("/")[2]
             said = done.stderr.splitlines()
             output = "\n".join([*said[:-NEXT], done.stdout.strip(), *said[-NEXT:]])
         else:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.stop_texts import StopTexts

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, say
+from agentgym.environments import GameTask, IllegalMove
 from agentgym.testing import check_env
 
 
@@ -24,7 +25,7 @@ class Count(ag.Game):
 
     def play(self, action: str, player: int) -> None:
         if action not in ("1", "2"):
-            raise ag.IllegalMove(f"{action} is neither 1 nor 2")
+            raise IllegalMove(f"{action} is neither 1 nor 2")
         self.said += f" {player}+{action}"
         self.total, self.turn = self.total + int(action), 1 - player
 
@@ -42,8 +43,8 @@ class Count(ag.Game):
         return "1"
 
 
-def game(seat: int = 0, seed: int = 3) -> ag.GameTask:
-    return ag.GameTask(id="g", prompt="Add 1 or 2.", seed=seed, seat=seat)
+def game(seat: int = 0, seed: int = 3) -> GameTask:
+    return GameTask(id="g", prompt="Add 1 or 2.", seed=seed, seat=seat)
 
 
 def moves(*actions: str) -> Scripted:
@@ -159,7 +160,7 @@ def test_the_games_of_a_class_are_of_each_seat_in_turn_and_no_seed_is_in_both_sp
 def test_a_game_that_declares_nothing_has_the_settings_that_the_guide_names() -> None:
     assert (ag.Game.players, ag.Game.actions) == (2, ())
     assert (ag.Game.illegal_moves, ag.Game.forfeit, ag.Game.opponent_timeout_s) == (3, 0.0, 30.0)
-    assert ag.GameTask(id="g", prompt="Go.", seed=3).seat == 0
+    assert GameTask(id="g", prompt="Go.", seed=3).seat == 0
 
 
 async def test_a_seat_that_the_game_does_not_have_is_refused() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import Field
 
 import agentgym as ag
@@ -21,6 +20,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, Mixture, mix
 from agentgym.run.tasks.envs import env_metrics, open_envs
 from agentgym.sandboxes.choose import AnySandbox
+from agentgym.scheduling import batches
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from agentgym.testing import check_env
 from envs.chase.env import Chase
@@ -136,19 +136,19 @@ async def test_a_task_of_no_member_is_refused() -> None:
 
 
 def test_no_task_comes_twice_in_a_batch_and_each_member_has_rounds_of_its_own() -> None:
-    found = list(ag.batches(mixed(), 4, 40, seed=1))
+    found = list(batches(mixed(), 4, 40, seed=1))
     ids = [[task.id for task in batch] for batch in found]
     assert all(len(set(batch)) == 4 for batch in ids)
     assert Counter(name for batch in ids for name in batch) == {f"ones/{i}": 20 for i in range(6)} | {
         f"rows/{i}": 20 for i in range(2)
     }
-    assert ids == [[task.id for task in batch] for batch in ag.batches(mixed(), 4, 40, seed=1)]
-    assert ids != [[task.id for task in batch] for batch in ag.batches(mixed(), 4, 40, seed=2)]
+    assert ids == [[task.id for task in batch] for batch in batches(mixed(), 4, 40, seed=1)]
+    assert ids != [[task.id for task in batch] for batch in batches(mixed(), 4, 40, seed=2)]
 
 
 def test_a_batch_that_takes_more_of_a_member_than_it_has_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match=r"^prompts: 3 in a batch, and rows has 2 training tasks"):
-        list(ag.batches(mixed(1, 1), 6, 1, seed=1))
+        list(batches(mixed(1, 1), 6, 1, seed=1))
 
 
 def test_a_resumed_sampler_of_several_envs_goes_on_with_the_same_tasks() -> None:

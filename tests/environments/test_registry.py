@@ -11,6 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments import registry
+from agentgym.errors import EnvError
 
 ENV = '''"""An env in a file."""
 
@@ -107,7 +108,7 @@ def test_a_file_that_is_not_there_or_does_not_say_which_env_is_refused(tmp_path:
     with pytest.raises(ValueError, match=r"two_envs_in_it\.py defines A, B; name one class, as in .*\.py:A$"):
         ag.find_env(str(both))
     (tmp_path / "broken_env.py").write_text("1 / 0\n")
-    with pytest.raises(ag.EnvError, match="ZeroDivisionError"):
+    with pytest.raises(EnvError, match="ZeroDivisionError"):
         ag.find_env(f"{tmp_path}/broken_env.py:A")
 
 

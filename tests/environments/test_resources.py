@@ -14,6 +14,8 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments.mixture import Member, mix
+from agentgym.errors import EnvError
+from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from agentgym.testing.env_checks.plays import Waiting
 
@@ -75,7 +77,7 @@ async def test_a_rollout_opens_them_for_itself_and_closes_them(no_leaks: None) -
 
 
 async def test_the_rollouts_of_many_tasks_share_what_is_opened_once(no_leaks: None) -> None:
-    await ag.run_groups(Searching, tasks(4), answers(), n=2)
+    await run_groups(Searching, tasks(4), answers(), n=2)
     assert events == ["open Searching", *["use"] * 8, "close Searching"]
 
 
@@ -96,10 +98,10 @@ async def test_an_instance_sees_the_very_object_and_one_without_a_rollout_can_be
             seen.append(self.resources)
 
     async with ag.open_resources(Looking) as index:
-        await ag.run_groups(Looking, tasks(2), answers(), n=1)
+        await run_groups(Looking, tasks(2), answers(), n=1)
     assert [each is index for each in seen] == [True, True]
     env = Searching(tasks(1)[0])
-    with pytest.raises(ag.EnvError, match="Searching has no resources: override `open_resources`"):
+    with pytest.raises(EnvError, match="Searching has no resources: override `open_resources`"):
         env.resources  # noqa: B018
     env.resources = Index("Searching")
     await env.reset()
@@ -109,7 +111,7 @@ async def test_each_member_of_a_mixture_opens_its_own() -> None:
     both = mix({"one": Member(Searching, 1), "two": Member(Other, 1)})
     async with ag.open_resources(both) as opened:
         assert {name: index.name for name, index in opened.items()} == {"one": "Searching", "two": "Other"}
-        await ag.run_groups(both, [ag.Task(id="one/a", prompt="?"), ag.Task(id="two/a", prompt="?")], answers(), n=1)
+        await run_groups(both, [ag.Task(id="one/a", prompt="?"), ag.Task(id="two/a", prompt="?")], answers(), n=1)
     assert sorted(events) == ["close Other", "close Searching", "open Other", "open Searching", "use", "use"]
 
 
@@ -123,7 +125,7 @@ async def test_check_env_opens_them_once_for_all_its_rollouts() -> None:
 
 async def test_a_cancelled_run_closes_them(no_leaks: None) -> None:
     engine = Waiting()
-    running = asyncio.create_task(ag.run_groups(Searching, tasks(3), engine, n=1))
+    running = asyncio.create_task(run_groups(Searching, tasks(3), engine, n=1))
     await engine.asked.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -149,7 +151,7 @@ async def test_what_cannot_be_opened_is_an_error_of_the_env_for_each_that_waits(
 
     playing = [ag.rollout(Broken, task, answers()) for task in tasks(2)]
     for error in await asyncio.gather(*playing, return_exceptions=True):
-        assert isinstance(error, ag.EnvError)
+        assert isinstance(error, EnvError)
         assert "Broken.open_resources: ConnectionError: refused" in str(error)
 
 
@@ -161,8 +163,8 @@ async def test_what_cannot_be_closed_is_an_error_of_the_env() -> None:
             yield Index("Stuck")
             raise OSError("still in use")
 
-    with pytest.raises(ag.EnvError, match=r"Stuck\.open_resources: OSError: still in use"):
-        await ag.run_groups(Stuck, tasks(1), answers(), n=1)
+    with pytest.raises(EnvError, match=r"Stuck\.open_resources: OSError: still in use"):
+        await run_groups(Stuck, tasks(1), answers(), n=1)
 
 
 async def test_a_cancellation_while_they_are_opened_or_closed_ends_that(no_leaks: None) -> None:
@@ -213,7 +215,7 @@ async def test_a_rollout_that_begins_when_they_have_ended_fails_and_says_so() ->
             failed = await ag.rollout(Dying, tasks(1)[0], answers())
             assert "Dying.open_resources: they have ended while rollouts use them" in str(failed.error)
 
-    with pytest.raises(ag.EnvError, match=r"Dying\.open_resources"):
+    with pytest.raises(EnvError, match=r"Dying\.open_resources"):
         await play()
 
 

@@ -9,8 +9,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
-from agentgym.errors import EnvError, SandboxError
-from agentgym.errors import tracebacks as failures
+from agentgym.errors import EnvError, SandboxError, tracebacks as failures
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
 

@@ -15,6 +15,7 @@ from agentgym.environments.env import Split
 from agentgym.environments.task_rows import TaskRows, as_task, as_tasks, task_type
 from agentgym.errors import EnvError
 from agentgym.run.preflight import hold_checked
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.task_sampler import batches
 from agentgym.testing.env_checks.declared import check_tasks
 
@@ -158,7 +159,7 @@ async def test_rollouts_groups_and_batches_take_rows() -> None:
     row: Any = Table(6)[4]
     assert (await ag.rollout(Sums, row, Scripted([say("5")]))).reward == 1.0
     rows: Any = Table(2)
-    groups = await ag.run_groups(Sums, rows, Scripted(lambda text: say("1")), n=2)
+    groups = await run_groups(Sums, rows, Scripted(lambda text: say("1")), n=2)
     assert [[r.reward for r in group.rollouts] for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
     assert {type(task) for batch in batches(Sums, 3, 2, seed=1) for task in batch} == {Sum}
 
@@ -226,7 +227,7 @@ async def test_a_slice_of_a_data_set_is_a_sequence_of_tasks() -> None:
     assert [task.answer for task in as_tasks(Sums, part)] == ["1", "2"]
     assert [task.answer for task in ag.Rows(part, Sum)] == ["1", "2"]
     assert len(as_tasks(Sums, {name: [] for name in columns})) == 0
-    groups = await ag.run_groups(Sums, part, Scripted(lambda text: say("1")), n=2)
+    groups = await run_groups(Sums, part, Scripted(lambda text: say("1")), n=2)
     assert [[r.reward for r in group.rollouts] for group in groups] == [[1.0, 1.0], [0.0, 0.0]]
     assert (await ag.evaluate(Sums, Scripted(lambda text: say("1")), tasks=part)).reward == 0.5
 

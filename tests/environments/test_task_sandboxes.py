@@ -12,8 +12,10 @@ import pytest
 
 import agentgym as ag
 from agentgym.environments.task_sandboxes import TaskSandboxPools, open_sandboxes
+from agentgym.errors import EnvError, SandboxError
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
+from agentgym.scheduling import run_groups
 from agentgym.testing import FakeSandboxPool, Scripted, say
 
 KINDS = [Process(unsafe=True, memory_mb=memory) for memory in (900, 1000, 1100)]
@@ -145,14 +147,14 @@ class Broken:
     """A sandbox that cannot be opened."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        raise ag.SandboxError("no such image")
+        raise SandboxError("no such image")
 
 
 async def test_a_sandbox_that_cannot_be_opened_takes_no_place_from_the_others() -> None:
     sandboxes = TaskSandboxPools(1)
     try:
         for _ in range(2):
-            with pytest.raises(ag.SandboxError, match="no such image"):
+            with pytest.raises(SandboxError, match="no such image"):
                 async with sandboxes.lease(Broken()):
                     pass
             async with sandboxes.lease(KINDS[0]) as sandbox:
@@ -195,7 +197,7 @@ class AsTheTaskSays(ag.ToolEnv[MemoryTask]):
     @ag.reward
     async def right(self) -> float:
         if self.task.memory_mb is None:
-            with pytest.raises(ag.EnvError, match="sandbox_for"):
+            with pytest.raises(EnvError, match="sandbox_for"):
                 _ = self.sandbox
             return 1.0
         limit = "import resource\nresource.getrlimit(resource.RLIMIT_AS)[0] >> 20"
@@ -206,7 +208,7 @@ TASKS = [MemoryTask(id=f"{memory}", prompt="?", memory_mb=memory) for memory in 
 
 
 async def test_each_task_is_played_in_the_sandbox_that_the_env_chose_for_it() -> None:
-    groups = await ag.run_groups(AsTheTaskSays, TASKS, Scripted([say("done")]), n=2, concurrency=2)
+    groups = await run_groups(AsTheTaskSays, TASKS, Scripted([say("done")]), n=2, concurrency=2)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 8
     assert (await ag.rollout(AsTheTaskSays, TASKS[1], Scripted([say("done")]))).reward == 1.0
     evaluation = await ag.evaluate(AsTheTaskSays, Scripted([say("done")]), tasks=TASKS)

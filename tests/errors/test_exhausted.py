@@ -14,7 +14,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
-from agentgym.errors import EnvError, of_machine
+from agentgym.errors import EnvError, MachineError, of_machine
 
 TASK = ag.Task(id="t", prompt="Go.")
 SCRIPT = [call("use"), say("done")]
@@ -187,7 +187,7 @@ async def test_a_rollout_that_met_it_before_an_action_is_played_again() -> None:
             type(self).begun += 1
             self.kept = []
             if self.begun == 1:
-                raise ag.MachineError("no thread")
+                raise MachineError("no thread")
 
     again = await ag.rollout(Failing, TASK, Scripted([say("done")]))
     assert (Failing.begun, again.reward, again.metrics["retries"]) == (2, 1.0, 1)

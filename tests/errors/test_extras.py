@@ -30,7 +30,7 @@ def last_line(code: str, *names: str) -> str:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("ag.Trainer", id="trainer"),
+        pytest.param("from agentgym.train import Trainer", id="trainer"),
         pytest.param(
             "asyncio.run(ag.train_policy(ag.RunConfig(recipe='r', env='envs.chase.env:Chase', model='tiny')))",
             id="learn",

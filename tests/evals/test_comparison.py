@@ -13,6 +13,7 @@ from agentgym.errors import AgentGymError, Failure
 from agentgym.evals.comparison import Comparison
 from agentgym.evals.report import comparison_lines
 from agentgym.evals.statistics import least_p, sign_flip_p
+from agentgym.scheduling import Groups
 from agentgym.store.writer import RolloutWriter
 from agentgym.types.rollout import Group, Rollout
 
@@ -128,7 +129,7 @@ def evaluation(rewards: dict[str, list[float | None]], k: int) -> ag.Evaluation:
         Group(group_id=name, rollouts=tuple(rollout(name, number, reward) for number, reward in enumerate(of)))
         for name, of in rewards.items()
     ]
-    return ag.Evaluation(groups=ag.Groups(groups), k=k)
+    return ag.Evaluation(groups=Groups(groups), k=k)
 
 
 def test_as_many_attempts_are_compared_on_both_sides_those_of_one_number_first() -> None:

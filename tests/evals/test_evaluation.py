@@ -12,6 +12,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import Failure
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.report import score_lines
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.rollout import Group, Rollout
 
@@ -62,9 +63,9 @@ async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> No
     with told:
         await ag.rollout(Guess, Guess.tasks("test")[0], engine)
     with told:
-        await ag.run_groups(Guess, Guess.tasks("test"), engine, n=1)
+        await run_groups(Guess, Guess.tasks("test"), engine, n=1)
     with told:
-        ag.Scheduler(Guess, Guess.tasks("test"), engine, ag.Schedule(group_size=1))
+        Scheduler(Guess, Guess.tasks("test"), engine, Schedule(group_size=1))
 
 
 async def test_the_held_out_tasks_are_played_k_times_each() -> None:

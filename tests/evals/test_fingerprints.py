@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import agentgym as ag
+from agentgym.engines import read_adapter
 from agentgym.engines.base import model_name
 from agentgym.engines.fingerprint import WHOLE, digest_of, fingerprint, model_files
 from agentgym.engines.scripted import Scripted, say
@@ -19,6 +20,7 @@ from agentgym.engines.sglang.fleet import Fleet
 from agentgym.evals.fingerprints import hold_models
 from agentgym.evals.opening import name_of
 from agentgym.hub import find_model
+from agentgym.train import Trainer
 from agentgym.types.weights import Adapter, ModelWeights
 from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
@@ -42,7 +44,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an adapter of the tiny model, whose weights are those of the base."""
 
     async def made(folder: Path) -> Path:
-        async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
+        async with Trainer("tiny", ag.TrainConfig()) as trainer:
             trainer.save(folder)
         return folder
 
@@ -58,7 +60,7 @@ async def resumed(model: Any, folder: Path, n: int = 2, **settings: Any) -> ag.E
 
 
 async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Path, adapter: Path) -> None:
-    read = ag.read_adapter(adapter)
+    read = read_adapter(adapter)
     async with ag.TransformersEngine("tiny") as engine:
         await begun(engine, tmp_path)
         await engine.load_adapter(read, version=7)
@@ -72,7 +74,7 @@ async def test_an_engine_that_was_given_an_adapter_is_another_model(tmp_path: Pa
         await engine.load_adapter(None, version=8)
         assert (await resumed(engine, tmp_path, n=4)).resumed == 2
     async with ag.TransformersEngine("tiny") as engine:  # in another process it is the same
-        await engine.load_adapter(ag.read_adapter(adapter), version=1)
+        await engine.load_adapter(read_adapter(adapter), version=1)
         assert (await resumed(engine, tmp_path / "adapted", n=4)).resumed == 2
 
 
@@ -149,7 +151,7 @@ async def test_a_folder_is_the_same_model_by_any_path_and_as_an_open_engine(
     assert (await resumed(folder, tmp_path / "eval")).resumed == 2
     async with ag.TransformersEngine(folder) as engine:
         assert (await resumed(engine, tmp_path / "eval", n=3)).resumed == 2
-        await engine.load_adapter(ag.read_adapter(adapter), version=1)
+        await engine.load_adapter(read_adapter(adapter), version=1)
         with pytest.raises(ValueError, match=r"^model: the adapter, .* is not what it was .*\(none then, \w+ now\)"):
             await resumed(engine, tmp_path / "eval", n=4)
 
@@ -260,7 +262,7 @@ async def test_an_endpoint_of_other_settings_or_that_serves_another_model_now_is
 
 async def test_what_servers_were_given_is_known_by_what_is_in_it(adapter: Path) -> None:
     fleet = Fleet([], SGLangConfig(adapters="tensors"), Path())
-    read = ag.read_adapter(adapter)
-    policies = [(await fleet._packed(given, 1))[0] for given in (None, read, ag.read_adapter(adapter))]
+    read = read_adapter(adapter)
+    policies = [(await fleet._packed(given, 1))[0] for given in (None, read, read_adapter(adapter))]
     assert [policy.digest for policy in policies] == ["", digest_of(read), digest_of(read)]
     assert digest_of(Adapter(config={**read.config, "lora_alpha": 3}, tensors=read.tensors)) != digest_of(read)

@@ -13,6 +13,7 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import EnvError, Failure
 from agentgym.evals.rescore import rescore
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
@@ -133,7 +134,7 @@ async def test_a_rollout_without_a_reward_stays_without_one_and_one_whose_reward
 ) -> None:
     played = stored(await played_in(tmp_path))
     (tmp_path / "mixed").mkdir()
-    failed = replace(played["0/0"], reward=None, failure=ag.Failure(type="EnvError", message="m"), rewards={})
+    failed = replace(played["0/0"], reward=None, failure=Failure(type="EnvError", message="m"), rewards={})
     with RolloutWriter(tmp_path / "mixed") as writer:
         for rollout, task in (
             (failed, Words.tasks("test")[0]),
@@ -223,7 +224,7 @@ async def test_a_reward_that_reads_what_only_a_play_sets_is_refused_by_name(
     tmp_path: Path, env: type[Words], told: str
 ) -> None:
     played = await played_in(tmp_path)
-    with pytest.raises(ag.EnvError, match=told):
+    with pytest.raises(EnvError, match=told):
         await rescore(played, env, tmp_path / "again")
     assert os.listdir(tmp_path) == ["played"]  # noqa: PTH208
 
@@ -308,7 +309,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
         pass
 
     played = await played_in(tmp_path)
-    with pytest.raises(ag.EnvError, match="Steps: its rewards come from its steps"):
+    with pytest.raises(EnvError, match="Steps: its rewards come from its steps"):
         await rescore(played, Steps, tmp_path / "again")
     with pytest.raises(ValueError, match=r"out: .* exists already"):
         await rescore(played, Words, played)

@@ -14,9 +14,11 @@ import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.engines.messages import NO_POLICY
 from agentgym.engines.scripted import Reply, Scripted, Seeing, call, calls, raw, say
+from agentgym.errors import Failure
 from agentgym.exports.atif import documents
 from agentgym.exports.atif_images import take_out
 from agentgym.exports.atif_reader import read_atif
+from agentgym.samples import demonstrations
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
 from agentgym.types.completion import Version
@@ -152,7 +154,7 @@ async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
     of_endpoint = counted(rollout := await play([call("look"), say("done")], "t/1"))
     odd = replace(rollout, rollout_id="t/2", segments=(segment([(2, 4), (5, 9)], length=12, text="\ud800\x1b"),))
     odd_of_endpoint = replace(counted(odd), rollout_id="t/5")
-    failed = replace(await play([say("no")], "t/3"), reward=None, failure=ag.Failure(type="EnvError", message="m"))
+    failed = replace(await play([say("no")], "t/3"), reward=None, failure=Failure(type="EnvError", message="m"))
     first, again = tmp_path / "first", tmp_path / "again"
     write(first, await play(), of_endpoint, odd, failed, without_ids(await play(name="t/4")), odd_of_endpoint)
     lines = run(capsys, "export", first, "--to", "atif", "--unscored")
@@ -314,7 +316,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     assert root.turns[0].env_messages == ({"role": "tool", "content": "a.py", "name": "bash", "tool_call_id": "c"},)
     assert (following.turns[1].start, following.turns[1].stop) == (90, 97)
     with pytest.raises(ValueError, match="played by an endpoint"):
-        ag.demonstrations([found])
+        demonstrations([found])
     assert run(capsys, "export", tmp_path / "run", "--to", "sft", "--unscored")[0].startswith("1 rollouts, 2 conv")
 
 

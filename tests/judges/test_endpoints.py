@@ -10,7 +10,9 @@ from pydantic import BaseModel
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.errors import EngineError
 from agentgym.samples import build_samples
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion
 from tests.engines.endpoint.chat_server import SOON, Request, Sent, chat_server, said
 
@@ -129,7 +131,7 @@ def contradicts(request: Request, number: int) -> Sent:
 async def test_an_opponent_may_be_an_endpoint_and_the_policys_turns_are_trained() -> None:
     task = ag.Task(id="t", prompt="Begin.")
     async with chat_server(contradicts) as server, ag.Endpoint(server.url, model="o") as opponent:
-        groups = await ag.run_groups(
+        groups = await run_groups(
             Answered, [task], Scripted(lambda text: say("yes")), n=2, models={"opponent": opponent}
         )
     first = groups.rollouts[0]
@@ -196,7 +198,7 @@ async def test_a_group_with_a_failed_rollout_is_judged_whole_again(tmp_path: Pat
 
         async def generate(self, token_ids: Sequence[int], **named: Any) -> Completion:
             if self.fails and named["session"].split("/")[1] == "1":
-                raise ag.EngineError("not this one")
+                raise EngineError("not this one")
             return await super().generate(token_ids, **named)
 
     policy = Failing(lambda text: say("Yes."))

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, computed_field
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.scheduling import Groups, run_groups
 from agentgym.types.completion import Completion
 
 TASK = ag.Task(id="t", prompt="Write a line.")
@@ -57,8 +58,8 @@ def always(text: str) -> ag.Message:
     return say('{"score": 0.5}')
 
 
-async def play(env: type[Judged], judge: Scripted, said: str = "A line.", n: int = 1) -> ag.Groups:
-    return await ag.run_groups(env, [TASK], Scripted([say(said)]), n=n, models={"judge": judge})
+async def play(env: type[Judged], judge: Scripted, said: str = "A line.", n: int = 1) -> Groups:
+    return await run_groups(env, [TASK], Scripted([say(said)]), n=n, models={"judge": judge})
 
 
 def test_a_judge_that_is_told_no_more_asks_with_these_settings() -> None:

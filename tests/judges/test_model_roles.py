@@ -8,9 +8,11 @@ from pydantic import BaseModel, Field
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
+from agentgym.errors import EngineError, EnvError
 from agentgym.judges import model_roles as named
 from agentgym.judges.structured import asking_for
 from agentgym.machine import time_limits
+from agentgym.scheduling import run_groups
 from agentgym.testing import check_env
 from agentgym.types.completion import Completion
 from tests.support.virtual_time import run_in_virtual_time
@@ -52,7 +54,7 @@ class Failing(Scripted):
     async def generate(self, *args: Any, **named: Any) -> Completion:
         if self.failures:
             self.failures -= 1
-            raise ag.EngineError("busy")
+            raise EngineError("busy")
         return await super().generate(*args, **named)
 
 
@@ -134,7 +136,7 @@ async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings(
             model = self.model("judge")
             await model.ask("One?")
             for asking in (model.ask("Two?", Verdict), model.ask_json("Three?", Verdict)):
-                with pytest.raises(ag.EngineError, match="no Verdict in 3 answers"):
+                with pytest.raises(EngineError, match="no Verdict in 3 answers"):
                     await asking
             return 1.0
 
@@ -173,7 +175,7 @@ async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_g
         "ag.ModelRoleConfig(",
     ):
         assert part in str(rollout.error)
-    with pytest.raises(ag.EnvError, match="only inside a rollout"):
+    with pytest.raises(EnvError, match="only inside a rollout"):
         Essay(TASK).model("judge")
 
 
@@ -295,7 +297,7 @@ async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_rele
 async def test_groups_schedulers_and_evaluations_give_their_rollouts_the_models() -> None:
     judge, policy = Scripted(lambda text: say('{"score": 10}')), Scripted([say("A line.")])
     models = {"judge": judge}
-    groups = await ag.run_groups(Essay, [TASK], policy, n=3, models=models)
+    groups = await run_groups(Essay, [TASK], policy, n=3, models=models)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 3
     assert groups.metrics()["rollout/model_calls/judge"] == 1
     assert (await ag.evaluate(Essay, policy, tasks=[TASK], k=2, models=models)).reward == 1.0
@@ -306,7 +308,7 @@ async def test_the_policy_itself_may_be_a_judge_and_waits_at_the_gate_like_its_o
         return say('{"score": 4}' if "Judge:" in text else "A line.")
 
     policy = Scripted(both)
-    groups = await ag.run_groups(Essay, [TASK], policy, n=2, models={"judge": policy})
+    groups = await run_groups(Essay, [TASK], policy, n=2, models={"judge": policy})
     assert [rollout.reward for rollout in groups.rollouts] == [0.4] * 2
     assert groups.batch_stats is not None
     assert groups.batch_stats.requests.started == 4

@@ -6,9 +6,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.judges import UserEnv
 from agentgym.judges.simulated_user import SimulatedUser
 from agentgym.samples import build_samples
 from agentgym.testing import check_env
+from agentgym.types import Group
 from agentgym.types.completion import Completion
 
 TASK = ag.Task(id="t", prompt=[{"role": "system", "content": "You work in a shop."}])
@@ -16,7 +18,7 @@ USER = [say("I want my money back."), say("It is 17."), say("Thanks. ###STOP###"
 AGENT = [say("Which order?"), call("refund", order=17), say("Done.")]
 
 
-class Shop(ag.UserEnv[ag.Task]):
+class Shop(UserEnv[ag.Task]):
     @classmethod
     def tasks(cls, split: ag.Split) -> list[ag.Task]:
         return [TASK] if split == "train" else []
@@ -60,7 +62,7 @@ async def test_the_agent_and_the_user_talk_until_the_user_stops(no_leaks: None) 
 async def test_none_of_the_users_tokens_is_trained() -> None:
     rollout = await play()
     other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments, reward=0.0, stop_reason="done")
-    (sample, _) = build_samples([ag.Group(group_id="t", rollouts=(rollout, other))])
+    (sample, _) = build_samples([Group(group_id="t", rollouts=(rollout, other))])
     trained = bytes(sample.response_ids[sample.loss_mask].clip(0, 255).astype("uint8")).decode("utf-8", "replace")
     assert "Which order?" in trained
     for words in ("money back", "It is 17", "refunded"):
@@ -164,7 +166,7 @@ async def test_a_user_env_needs_a_model_and_a_user() -> None:
     rollout = await ag.rollout(Shop, TASK, Scripted(AGENT))
     assert "there is no model 'user'; there are: none" in str(rollout.error)
 
-    class Nobody(ag.UserEnv[ag.Task]):
+    class Nobody(UserEnv[ag.Task]):
         @ag.reward
         def one(self) -> float:
             return 1.0
@@ -173,6 +175,6 @@ async def test_a_user_env_needs_a_model_and_a_user() -> None:
     assert "Nobody.user_system(): say who the user is" in str(rollout.error)
     with pytest.raises(ValueError, match="user_system: is a plain `def`"):
 
-        class Plain(ag.UserEnv[ag.Task]):
+        class Plain(UserEnv[ag.Task]):
             def user_system(self) -> str:  # type: ignore[override]
                 return ""

@@ -17,9 +17,11 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.errors import AgentGymError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.opening import name_of, open_engine
 from agentgym.store.reader import RolloutStore
+from agentgym.train import Trainer
 from tests.evals.killed_script import AT_ONCE, TASKS, K
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +83,7 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
 
 
 async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
-    async with ag.Trainer("tiny", ag.TrainConfig()) as trainer:
+    async with Trainer("tiny", ag.TrainConfig()) as trainer:
         trainer.save(tmp_path / "run/adapter")  # its weights are those of the base
     of_base = await ag.evaluate(Even, "tiny", k=2)
     async with open_engine(tmp_path / "run") as engine:
@@ -288,10 +290,10 @@ async def test_the_signs_of_an_evaluations_rollouts_are_those_of_the_whole_task(
 
 async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp_path: Path) -> None:
     broken = Scripted([])
-    with pytest.raises(ag.AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
+    with pytest.raises(AgentGymError, match=rf"all 4 rollouts failed.*; `.*show {tmp_path} --failed` shows them"):
         await ag.evaluate(Even, broken, output_dir=tmp_path)
     engine = Scripted(lambda text: say("ab"))
-    with pytest.raises(ag.AgentGymError, match=r"all 4 rollouts failed"):
+    with pytest.raises(AgentGymError, match=r"all 4 rollouts failed"):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
     rollout = await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, retry_failed=True)
     assert (rollout.reward, rollout.failed) == (1.0, 0)
@@ -379,7 +381,7 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):
         ag.compare(tmp_path / "one", await ag.evaluate(Even, engine))
-    with pytest.raises(ag.AgentGymError, match=r"^run: .* holds no rollouts.sqlite"):
+    with pytest.raises(AgentGymError, match=r"^run: .* holds no rollouts.sqlite"):
         ag.compare(tmp_path, tmp_path / "one")
 
 

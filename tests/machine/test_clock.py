@@ -18,6 +18,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.machine import clock
 from agentgym.machine.clock import LEAST_S, NAP_S, THREAD, Heart, LoopClock, Reading, keep_time, standstills
 from agentgym.machine.time_limits import TimeLimit
+from agentgym.scheduling import run_groups
 
 TASK = ag.Task(id="t", prompt="Go.")
 LIMIT_S = 4.0
@@ -202,7 +203,7 @@ async def test_code_of_an_env_that_holds_the_loop_is_named_with_its_file_and_lin
         spin("told")
 
     where.append(method)
-    await ag.run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
+    await run_groups(Holding, [TASK], Scripted([call("busy"), say("sum"), say("done")]), n=1, on_rollout=told)
     assert said[0].startswith(f"{holder} has held the event loop for ")
     assert f"at {Path(__file__).name}:" in said[0]
     assert "in spin" in said[0]

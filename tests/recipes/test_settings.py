@@ -307,7 +307,7 @@ def test_a_run_that_is_resumed_keeps_its_steps_unless_others_are_given(tmp_path:
 
 def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Path) -> None:
     write_settings(tmp_path, settings(RECIPE, []))
-    with pytest.raises(ValueError, match=r"^resume: .*, or start a new run in another out$"):
+    with pytest.raises(ValueError, match=r"^resume: .*, or start a new run in another output_dir$"):
         refuse_changes(tmp_path, settings(RECIPE, ["--seed", "3"]))
     (tmp_path / "adapter").mkdir()
     with pytest.raises(ValueError, match=r"or start a new run from what it trained: `agentgym merge .*, in another"):

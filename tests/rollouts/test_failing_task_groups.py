@@ -11,6 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EngineError, is_stray
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.messages import Message
@@ -102,7 +103,7 @@ async def by_rollout(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
 
 
 async def by_run_groups(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:
-    return list((await ag.run_groups(env, tasks, Scripted(SCRIPT), n=1)).rollouts)
+    return list((await run_groups(env, tasks, Scripted(SCRIPT), n=1)).rollouts)
 
 
 async def by_scheduler(env: type[Desk], tasks: list[ag.Task]) -> list[Rollout]:

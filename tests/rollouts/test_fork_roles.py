@@ -11,8 +11,10 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.engines.teacher import divergence, teacher_advantages
 from agentgym.samples import build_samples, demonstrations, teacher_samples
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.store.reader import RolloutStore
 from agentgym.store.writer import RolloutWriter
+from agentgym.types import Group, Segment
 from agentgym.types.messages import Message
 
 TASK = ag.Task(id="t", prompt="Go.")
@@ -63,10 +65,10 @@ async def test_a_sub_agent_plays_on_another_engine_and_none_of_its_tokens_become
     assert [sample.segment for sample in demonstrations([rollout])] == [0]
 
 
-def two_of(rollout: ag.Rollout) -> ag.Group:
+def two_of(rollout: ag.Rollout) -> Group:
     """A group in which the rollout has a signal."""
     other = ag.Rollout(rollout_id="t/1", group_id="t", segments=rollout.segments[:1], reward=0.0, stop_reason="answer")
-    return ag.Group(group_id="t", rollouts=(rollout, other))
+    return Group(group_id="t", rollouts=(rollout, other))
 
 
 async def test_a_sub_agent_of_the_policy_may_be_left_out_of_training() -> None:
@@ -158,7 +160,7 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
 
 def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
     with pytest.raises(ValueError, match="trained: the policy is not trained on what 'judge' sampled"):
-        ag.Segment(
+        Segment(
             index=0, parent=None, kind="root", token_ids=np.array([1]), sampled=np.array([False]),
             logprobs=np.array([0.0]), turns=(), model="judge",
         )  # fmt: skip
@@ -204,7 +206,7 @@ def advantages_of(batch: Any, *, segment: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("level", ["outcome", "turn"])
 async def test_no_token_of_a_role_is_trained_on_the_other_roles_reward(level: Any) -> None:
-    groups = await ag.run_groups(Duel, [TASK], Words(**WORDS), n=4)
+    groups = await run_groups(Duel, [TASK], Words(**WORDS), n=4)
     assert [rollout.error for rollout in groups.rollouts] == [None] * 4
     assert groups.metrics()["role/black"] == 0.0
     for rollout in groups.rollouts:
@@ -227,7 +229,7 @@ async def test_each_role_has_a_baseline_of_its_own_in_the_group(level: Any) -> N
             self.role_rewards["black"] = 10.0 + (self.role_rewards["black"] > 0)
             return result
 
-    groups = await ag.run_groups(Lopsided, [TASK], Words(**WORDS | {"r3": ("aa", "b")}), n=4)
+    groups = await run_groups(Lopsided, [TASK], Words(**WORDS | {"r3": ("aa", "b")}), n=4)
     batch = build_samples(groups, credit=level)
     assert advantages_of(batch, segment=0) == {"t/0": 0.5, "t/1": -1.5, "t/2": 0.5, "t/3": 0.5}
     assert advantages_of(batch, segment=1) == {"t/0": -0.25, "t/1": 0.75, "t/2": -0.25, "t/3": -0.25}
@@ -239,19 +241,19 @@ async def test_a_group_has_a_signal_where_one_of_its_roles_has() -> None:
             result = await super().step(action)
             return result._replace(reward=0.0, info={"rewards": {"white": 0.0}})
 
-    groups = await ag.run_groups(Calm, [TASK], Words(**WORDS), n=4)
+    groups = await run_groups(Calm, [TASK], Words(**WORDS), n=4)
     batch = build_samples(groups)
     assert batch.groups_without_signal == 0
     assert set(advantages_of(batch, segment=0).values()) == {0.0}
     assert set(advantages_of(batch, segment=1).values()) == {1.0, -1.0}
-    schedule = ag.Schedule(group_size=4, oversample=ag.OversampleConfig(replace=1))
-    async with ag.Scheduler(Calm, [TASK, ag.Task(id="u", prompt="?")], Words(**WORDS), schedule) as scheduler:
+    schedule = Schedule(group_size=4, oversample=ag.OversampleConfig(replace=1))
+    async with Scheduler(Calm, [TASK, ag.Task(id="u", prompt="?")], Words(**WORDS), schedule) as scheduler:
         assert [group.group_id for group in await scheduler.collect(1)] == ["t"]
 
 
 async def test_either_role_may_be_frozen_or_on_another_engine() -> None:
     frozen = type("Frozen", (Duel,), {"other": {"role": "black", "train": False}})
-    batch = build_samples(await ag.run_groups(frozen, [TASK], Words(**WORDS), n=4))
+    batch = build_samples(await run_groups(frozen, [TASK], Words(**WORDS), n=4))
     assert {sample.segment for sample in batch} == {0}
 
     class BlackLearns(Duel):
@@ -261,7 +263,7 @@ async def test_either_role_may_be_frozen_or_on_another_engine() -> None:
             self.root_trained = False
             return await super().reset(seed=seed, options=options)
 
-    batch = build_samples(await ag.run_groups(BlackLearns, [TASK], Words(**WORDS), n=4))
+    batch = build_samples(await run_groups(BlackLearns, [TASK], Words(**WORDS), n=4))
     assert {sample.segment for sample in batch} == {1}
     assert advantages_of(batch, segment=1) == {"t/0": -1.0, "t/1": 1.0, "t/2": -1.0, "t/3": 1.0}
 
@@ -269,7 +271,7 @@ async def test_either_role_may_be_frozen_or_on_another_engine() -> None:
         root_engine = "champion"
         other: dict[str, Any] = {"role": "black", "engine": "", "train": True}  # noqa: RUF012
 
-    groups = await ag.run_groups(Champion, [TASK], Words(**WORDS), n=4, models={"champion": Scripted([say("cccc")])})
+    groups = await run_groups(Champion, [TASK], Words(**WORDS), n=4, models={"champion": Scripted([say("cccc")])})
     assert [rollout.reward for rollout in groups.rollouts] == [1.0] * 4
     assert [rollout.segments[0].model for rollout in groups.rollouts] == ["champion"] * 4
     assert [rollout.sampled_tokens for rollout in groups.rollouts] == [len(black) + 1 for _, black in WORDS.values()]
@@ -295,7 +297,7 @@ async def test_reward_methods_of_a_role_are_its_reward_and_no_part_of_the_rollou
 
 
 async def test_roles_and_models_are_kept_in_the_store(tmp_path: Path) -> None:
-    groups = await ag.run_groups(
+    groups = await run_groups(
         type("Mixed", (Duel,), {"other": {"role": "black", "engine": "helper"}}),
         [TASK], Words(**WORDS), n=2, models={"helper": Scripted([say("bb")])},
     )  # fmt: skip
@@ -324,7 +326,7 @@ async def test_a_teacher_is_asked_only_about_what_is_trained() -> None:
 async def test_the_version_of_another_model_makes_no_group_stale() -> None:
     policy, helper = Scripted(SCRIPT), Scripted([say("helped")])
     policy.version = 5
-    groups = await ag.run_groups(desk(engine="helper"), [TASK], policy, n=1, models={"helper": helper})
+    groups = await run_groups(desk(engine="helper"), [TASK], policy, n=1, models={"helper": helper})
     assert groups.batch_stats is not None
     assert groups.batch_stats.stalest == 0
 

@@ -9,6 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, say
 from agentgym.errors import EnvError
+from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
@@ -151,7 +152,7 @@ async def test_sub_agents_nest_to_any_depth_under_one_rollout() -> None:
     rollout = await play(script)
     assert shape(rollout) == [("root", None), *[("subagent", n) for n in range(depth)]]
     assert rollout.reward == 1.0
-    batch = ag.build_samples([Group(group_id="t", rollouts=(rollout, await play_other()))])
+    batch = build_samples([Group(group_id="t", rollouts=(rollout, await play_other()))])
     mine = [row for row in batch if row.rollout_id == "t/0"]
     assert sum(row.weight for row in mine) == pytest.approx(1.0)
     assert len({float(row.advantages[row.loss_mask][0]) for row in mine}) == 1

@@ -12,7 +12,9 @@ from agentgym.bridges.episode_player import EpisodePlayer
 from agentgym.bridges.trl.environment import _prompt
 from agentgym.cli import main as cli
 from agentgym.engines.messages import refuse_in_training
+from agentgym.environments import GameTask
 from agentgym.environments.mixture import mix
+from agentgym.errors import EnvError
 from agentgym.judges.simulated_user import _with_first_words
 from agentgym.run.preflight import hold_checked
 from agentgym.testing import Scripted, Seeing, call, check_env, say
@@ -333,7 +335,7 @@ class Nim(ag.Game):
 
 async def test_what_is_put_behind_a_prompt_leaves_its_images_in_their_place() -> None:
     behind = text_part("three matches")
-    asked = ag.GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
+    asked = GameTask(id="g", prompt=["Play:", ag.Image(PNG)], seed=0, seat=0)
     rollout = await ag.rollout(Nim, asked, Seeing(Scripted([call("move", action="1"), say("over")])))
     assert (rollout.error, rollout.reward) == (None, 1.0)
     assert rollout.segments[0].prompt_messages[0]["content"] == [text_part("Play:"), PART, behind]
@@ -358,9 +360,7 @@ async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> N
 
 
 async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
-    with pytest.raises(
-        ag.EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"
-    ):
+    with pytest.raises(EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"):
         await ag.AgentEnv(SEEN).play(None, SEEN.prompt)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, and TRL is given text alone"):
         _prompt(Looks, SEEN)

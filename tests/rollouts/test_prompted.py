@@ -4,8 +4,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import agentgym as ag
 from agentgym.agent_api.requests import LimitError, RefusedError

@@ -15,6 +15,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.sandboxes.protocol import Sandbox
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -178,7 +179,10 @@ class Aborting(Scripted):
         pytest.param(Faulty(OOPS), "EngineError: generate: RuntimeError: oops", 1, id="raises"),
         pytest.param(Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: 0 for 1", 1, id="no_logprobs"),
         pytest.param(
-            Loose(SCRIPT), "EngineError: the engine must answer with an ag.Completion, got name", 0, id="loose"
+            Loose(SCRIPT),
+            "EngineError: the engine must answer with an agentgym.types.Completion, got name",
+            0,
+            id="loose",
         ),
         pytest.param(Aborting(SCRIPT), "EngineError: the engine aborted the turn", 0, id="aborts_in_mid_turn"),
         pytest.param(Faulty(OOPS, method="release"), "EngineError: release: .*oops", 2, id="cannot_release"),
@@ -270,7 +274,7 @@ async def test_an_error_that_is_no_exception_fails_its_rollout_alone(kind: type[
         return await sound(self, *args, **given)
 
     tasks = [TASK.model_copy(update={"id": name}) for name in ("bad", "good")]
-    groups = await ag.run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, sandboxes=FakeSandboxPool())
+    groups = await run_groups(desk(**{where: method}), tasks, Scripted(SCRIPT), n=1, sandboxes=FakeSandboxPool())
     bad, good = groups.rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
     assert (bad.error or "").startswith(f"EnvError: Broken.{where}: {kind.__name__}: odd, at test_rollout_faults.py:")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.errors import SandboxContentError, SandboxError
 from agentgym.sandboxes.protocol.content import MissingContent, NotAFile
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.testing import FakeSandbox, FakeSandboxPool, Scripted, say
@@ -70,7 +71,7 @@ class SaysItOtherwise(Reads):
     async def right(self) -> float:
         try:
             return float((await self.sandbox.read_text(self.answer or "", limit=100)) == "1")
-        except ag.SandboxContentError as error:
+        except SandboxContentError as error:
             raise RuntimeError("there is no result") from error
 
 
@@ -111,7 +112,7 @@ class Runs(Reads):
 
 
 ENVS = [ReadsBytes, ReadsText, ReadsFromAThread, ReadsInAGroup, SaysItOtherwise, Lists, Gets, Archives, Runs]
-SANDBOX_CONTENT = ag.SandboxContentError.counted
+SANDBOX_CONTENT = SandboxContentError.counted
 BAD = ["missing", "large", "../out", "a\0b", "folder/../.."]
 LINE = Path(__file__).read_text().splitlines().index("class ReadsText(Reads):") + 4
 """Where ReadsText reads."""
@@ -157,7 +158,7 @@ async def test_a_mistake_of_the_env_in_a_reward_stays_a_failure() -> None:
         async def right(self) -> float:
             try:
                 await self.sandbox.read("missing")
-            except ag.SandboxContentError:
+            except SandboxContentError:
                 return {"name": 1.0}["no such name"]
             return 1.0
 
@@ -171,7 +172,7 @@ async def test_a_sandbox_that_fails_of_itself_stays_a_failure() -> None:
     class Dying(Reads):
         @ag.reward
         async def right(self) -> float:
-            raise ag.SandboxError("sandbox_lost: its machine is gone")
+            raise SandboxError("sandbox_lost: its machine is gone")
 
     rollout = await played(Dying)
     assert rollout.reward is None
@@ -260,7 +261,7 @@ async def test_in_a_tool_the_model_reads_what_is_wrong() -> None:
 def test_the_errors_are_those_that_python_has_for_such_things_too() -> None:
     assert issubclass(MissingContent, FileNotFoundError)
     assert issubclass(NotAFile, ValueError)
-    assert issubclass(ag.SandboxContentError, ag.ToolError)
+    assert issubclass(SandboxContentError, ag.ToolError)
 
 
 async def test_a_reward_that_is_too_large_for_a_float_is_named() -> None:

@@ -16,6 +16,7 @@ from agentgym.errors import EngineError, SandboxError
 from agentgym.rollouts.segment import OpenSegment, is_due
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.sandboxes.protocol import Sandbox
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion, Version
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, Segment
@@ -348,7 +349,7 @@ async def test_an_engine_may_keep_the_ids_that_it_was_given() -> None:
             kept.append((token_ids, list(token_ids)))
             return await super().generate(token_ids, **given)
 
-    groups = await ag.run_groups(Desk, [TASK], Keeping([say("a"), say("b"), say("bye")]), n=1)
+    groups = await run_groups(Desk, [TASK], Keeping([say("a"), say("b"), say("bye")]), n=1)
     (segment,) = groups.rollouts[0].segments
     assert [list(given) for given, _ in kept] == [then for _, then in kept]
     assert [then for _, then in kept] == [segment.token_ids[: turn.start].tolist() for turn in segment.turns]

@@ -11,6 +11,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.errors import EnvError
 from agentgym.rollouts.step_result import read_step
+from agentgym.scheduling import run_groups
 from agentgym.types.messages import Message
 from agentgym.types.task import StepResult
 
@@ -100,7 +101,7 @@ def scoring(value: Any) -> Any:
     ],
 )
 async def test_what_an_env_returns_wrongly_fails_its_rollout_by_the_name_of_the_field(parts: Any, error: str) -> None:
-    groups = await ag.run_groups(type("Broken", (Desk,), parts), [BAD, GOOD], Scripted([say("hi")] * 2), n=1)
+    groups = await run_groups(type("Broken", (Desk,), parts), [BAD, GOOD], Scripted([say("hi")] * 2), n=1)
     bad, good = groups.rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
     assert re.match(rf"EnvError: Broken\.{error}", bad.error or "")

@@ -9,6 +9,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.schedule import Schedule
 from agentgym.scheduling.scheduler import Scheduler
 from agentgym.types.completion import Completion
@@ -55,14 +56,14 @@ def broken(name: str) -> type[Desk]:
 
 @pytest.mark.parametrize("where", ["setup", "step", "score", "close"])
 async def test_a_stray_cancelled_error_fails_only_its_rollout(where: str) -> None:
-    groups = await ag.run_groups(broken(where), tasks("bad", "good"), Scripted(SCRIPT), n=1)
+    groups = await run_groups(broken(where), tasks("bad", "good"), Scripted(SCRIPT), n=1)
     bad, good = groups.rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
     assert (bad.error or "").startswith(f"EnvError: Broken.{where}: CancelledError: nobody cancelled the rollout")
 
 
 async def test_a_stray_cancelled_error_in_a_tool_is_an_answer_the_model_reads() -> None:
-    groups = await ag.run_groups(broken("see"), tasks("bad"), Scripted(SCRIPT), n=1)
+    groups = await run_groups(broken("see"), tasks("bad"), Scripted(SCRIPT), n=1)
     (rollout,) = groups.rollouts
     assert (rollout.reward, rollout.stop_reason, rollout.metrics["tool_errors"]) == (1.0, "answer", 1)
 
@@ -74,7 +75,7 @@ async def test_a_stray_cancelled_error_of_the_engine_is_an_engine_error() -> Non
                 await cancelled_elsewhere()
             return await super().generate(token_ids, session=session, **given)
 
-    bad, good = (await ag.run_groups(Desk, tasks("bad", "good"), Shared(SCRIPT), n=1)).rollouts
+    bad, good = (await run_groups(Desk, tasks("bad", "good"), Shared(SCRIPT), n=1)).rollouts
     assert (bad.reward, good.reward) == (None, 1.0)
     assert (bad.error or "").startswith("EngineError: generate: CancelledError")
 

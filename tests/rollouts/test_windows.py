@@ -10,6 +10,7 @@ import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, say
 from agentgym.errors import EngineError, EnvError, Failure, SandboxError, boundary
 from agentgym.run.summary import Report
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.accounting import Groups
 from agentgym.types.messages import Message
 from agentgym.types.rollout import Group, Rollout
@@ -310,7 +311,7 @@ async def test_a_failed_rollout_in_a_group_keeps_its_failure_and_its_transcript(
         return {"good": 1.0}[self.task.id]
 
     tasks = [TASK, ag.Task(id="good", prompt=TASK.prompt)]
-    group, good = await ag.run_groups(env(one=ag.reward(one)), tasks, Scripted(lambda text: say("end")), n=2)
+    group, good = await run_groups(env(one=ag.reward(one)), tasks, Scripted(lambda text: say("end")), n=2)
     assert (group.task, good.task) == tuple(tasks)
     for rollout in group.rollouts:
         assert rollout.failure is not None
@@ -382,7 +383,7 @@ async def test_what_a_tool_raises_is_logged_once_with_file_and_line_however_many
     tasks = [TASK, ag.Task(id="good", prompt=TASK.prompt)]
     engine = Scripted(lambda text: say("end") if "no such" in text else call("look"))
     with caplog.at_level(logging.WARNING):
-        await ag.run_groups(Once, tasks, engine, n=3)
+        await run_groups(Once, tasks, engine, n=3)
     said = [record.getMessage() for record in caplog.records]
     for what in ("tool 'look' of Once raised RuntimeError", "Once: reward 'one' raised KeyError"):
         (found,) = [text for text in said if text.startswith(what)]

@@ -19,6 +19,8 @@ import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.machine import time_limits
 from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.scheduling import Groups
+from agentgym.train import Trainer
 from agentgym.weight_sync.sync import WeightSync
 from tests.run.test_resume import SETTINGS, task
 
@@ -120,7 +122,7 @@ class Ends(ag.Callback):
     def on_rollout(self, rollout: ag.Rollout) -> None:
         self.ended.append(rollout.rollout_id)
 
-    def on_step(self, step: int, groups: ag.Groups, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
         STOPS.extend(played.stop_reason for played in groups.rollouts)
 
 
@@ -135,14 +137,14 @@ async def synced(self: WeightSync, version: int) -> dict[str, float]:
     return metrics
 
 
-async def last(self: ag.Trainer, *error: Any) -> None:
+async def last(self: Trainer, *error: Any) -> None:
     COUNTING[0] = False  # nothing is played any more
     await close_trainer(self, *error)
 
 
 log, MetricsLogger.__call__ = MetricsLogger.__call__, logged  # type: ignore[method-assign]
 sync, WeightSync.__call__ = WeightSync.__call__, synced  # type: ignore[method-assign]
-trainer: Any = ag.Trainer
+trainer: Any = Trainer
 close_trainer, trainer.__aexit__ = trainer.__aexit__, last
 run_handle, asyncio.Handle._run = asyncio.Handle._run, counted  # type: ignore[method-assign]
 own_wait, threading.Condition.wait = threading.Condition.wait, wait  # type: ignore[method-assign]

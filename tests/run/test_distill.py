@@ -14,6 +14,7 @@ from agentgym.cli.recipe import settings
 from agentgym.engines.custom import CustomEngineConfig
 from agentgym.run.teacher import open_teacher
 from agentgym.samples import demonstrations
+from agentgym.train import Trainer
 from recipes import chase_distill, chase_grpo
 from recipes.base import TRAIN
 from recipes.chase_sft import demonstrated
@@ -114,7 +115,7 @@ def steps_of(run: ag.RunConfig) -> list[dict[str, float]]:
 @pytest.mark.parametrize("takes_adapters", [True, False])
 async def test_a_server_that_runs_already_may_teach_whether_it_takes_adapters_or_not(takes_adapters: bool) -> None:
     info = {"max_req_input_len": 401, "model_path": "unknown", "enable_lora": takes_adapters}
-    async with Peer(sglang(server_info=giving(info))) as peer, ag.Trainer("tiny", SMALL.train) as trainer:
+    async with Peer(sglang(server_info=giving(info))) as peer, Trainer("tiny", SMALL.train) as trainer:
         run = replace(SMALL, teacher="tiny", teacher_engine=ag.SGLangConfig(urls=(peer.url,)))
         async with open_teacher(run, trainer, print) as teacher:
             assert teacher is not None
@@ -134,7 +135,7 @@ async def test_a_student_that_is_its_teacher_does_not_diverge_from_it(tmp_path: 
 async def test_the_students_divergence_from_its_teacher_falls(tmp_path: Path) -> None:
     """The teacher is the tiny model after some steps of imitation, as `recipes.chase_sft` makes it."""
     rollout = await demonstrated(chat_tokenizer("tiny"), range(64), seed=0)
-    async with ag.Trainer("tiny", ag.TrainConfig(loss="sft", device="cpu")) as trainer:
+    async with Trainer("tiny", ag.TrainConfig(loss="sft", device="cpu")) as trainer:
         for _ in range(10):
             await trainer.step(demonstrations(rollout))
         trainer.merge(tmp_path / "teacher")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import agentgym as ag
+from agentgym.engines import read_adapter
 from agentgym.engines.scripted import Scripted, say
 from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.environments.env import Split
@@ -19,6 +20,7 @@ from agentgym.errors import AgentGymError, EngineError
 from agentgym.run import peers
 from agentgym.run.collector import Collector, DistributedScheduler
 from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
 from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.run_groups import play_groups
@@ -72,7 +74,7 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(play
     before = await play.collect(list(tasks), Schedule(group_size=4, seed=0))
     assert any(len(r.segments) > 1 for r in before.rollouts)
     assert max(largest_gap(trainer_of(play), r) for r in before.rollouts) < 1e-4
-    await trainer_of(play).step(ag.build_samples(before))
+    await trainer_of(play).step(build_samples(before))
     probe = before.rollouts[0].segments[0].token_ids.tolist()
     await WeightSync(trainer_of(play), play.engine, probe, SAMPLING, tolerance=1e-4)(1)
     after = await play.collect(list(tasks), Schedule(group_size=4, seed=1))
@@ -95,7 +97,7 @@ async def test_merged_and_per_turn_samples_of_real_rollouts_train_the_same(play:
     for merge in (True, False):
         config = replace(trainer_of(play).config, loss_agg="rollout")
         with Trainer(MODEL, config) as trainer:
-            norms.append(trainer.train(ag.build_samples(groups, merge=merge))["train/grad_norm"])
+            norms.append(trainer.train(build_samples(groups, merge=merge))["train/grad_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert norms[0] > 0
 
@@ -105,7 +107,7 @@ async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.M
         """An engine that says yes and changes nothing."""
 
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
-    await trainer_of(play).step(ag.build_samples(groups))
+    await trainer_of(play).step(build_samples(groups))
     monkeypatch.setattr(TransformersEngine, "load_adapter", lose)
     with pytest.raises(EngineError, match="does not sample from the policy"):
         await WeightSync(trainer_of(play), play.engine, [1, 2, 3, 4], SAMPLING, tolerance=1e-4)(1)
@@ -113,14 +115,14 @@ async def test_a_lost_adapter_is_an_error(play: Collector, monkeypatch: pytest.M
 
 async def test_a_saved_adapter_is_read_back_into_an_engine(play: Collector, tmp_path: Path) -> None:
     groups = await play.collect(list(ChaseCompaction.tasks("train")[:8]), Schedule(group_size=4, seed=0))
-    await trainer_of(play).step(ag.build_samples(groups))
+    await trainer_of(play).step(build_samples(groups))
     trainer_of(play).save(tmp_path / "adapter")
-    await play.engine.load_adapter(ag.read_adapter(tmp_path / "adapter"), version=1)
+    await play.engine.load_adapter(read_adapter(tmp_path / "adapter"), version=1)
     ids = groups.rollouts[0].segments[0].token_ids.tolist()
     gap = trainer_of(play).score(ids, sampling=SAMPLING) - await play.engine.score(ids, sampling=SAMPLING)
     assert np.abs(gap).max() < 1e-4
     with pytest.raises(ValueError, match=r"^adapter: .* has no adapter_config\.json and no adapter_model\.safetensors"):
-        ag.read_adapter(tmp_path)
+        read_adapter(tmp_path)
 
 
 async def test_log_probabilities_that_are_no_numbers_are_an_error(
@@ -143,7 +145,7 @@ async def test_weights_are_pushed_in_flight_and_no_group_is_staler_than_the_boun
             turns = [t for r in groups.rollouts for s in r.segments for t in s.turns]
             versions.append({v.version for turn in turns for v in turn.versions})
             assert step - min(versions[-1]) == groups.metrics()["staleness/max"] <= 1
-            await trainer_of(play).step(ag.build_samples(groups))
+            await trainer_of(play).step(build_samples(groups))
             assert (await sync(step + 1))["sync/logprob_gap"] < 1e-4
             assert groups.metrics()["requests/dropped"] == groups.metrics()["rollouts/failed"] == 0
     assert any(min(seen) == step - 1 for step, seen in enumerate(versions))  # played while the step before trained
@@ -160,7 +162,7 @@ async def test_a_cut_rollout_goes_on_under_the_next_adapter(play: Collector) -> 
                 turns = [t for r in group.rollouts for s in r.segments for t in s.turns]
                 seen.append({v.version for turn in turns for v in turn.versions})
                 assert step - min(seen[-1]) <= 3
-            await trainer_of(play).step(ag.build_samples(groups))
+            await trainer_of(play).step(build_samples(groups))
             await sync(step + 1)
     assert any(len(versions) > 1 for versions in seen)
 

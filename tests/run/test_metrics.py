@@ -23,6 +23,7 @@ from agentgym.run.metrics.environment import FILE, write_surroundings
 from agentgym.run.metrics.plot import draw_plot
 from agentgym.run.metrics.watch import FIRST, LEAST_CALLS, NO_SIGNAL, Watch
 from agentgym.run.summary import Report
+from agentgym.scheduling import Groups, Schedule
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.store.suspicious import signs_of_group
 from agentgym.store.tool_counts import MOST, OTHERS, FailureCounts, ToolCounts
@@ -52,14 +53,14 @@ class Told(ag.ToolEnv[ag.Task]):
         return float(self.answer or "")
 
 
-async def groups_of(*answers: list[Any]) -> ag.Groups:
+async def groups_of(*answers: list[Any]) -> Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
     rollout = [
-        await play_groups(Told, [t], Scripted(said), ag.Schedule(group_size=2))
+        await play_groups(Told, [t], Scripted(said), Schedule(group_size=2))
         for t, said in zip(tasks, answers, strict=True)
     ]
-    return ag.Groups([group for groups in rollout for group in groups])
+    return Groups([group for groups in rollout for group in groups])
 
 
 async def test_the_metrics_of_a_batch_are_counted_by_task_tool_and_error() -> None:
@@ -122,7 +123,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
     said: list[str] = []
     watch = Watch(said.append)
     for step, metrics in enumerate(steps):
-        watch.on_step(step, ag.Groups([]), metrics)
+        watch.on_step(step, Groups([]), metrics)
     return said
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
+from agentgym.errors import AgentGymError
 from agentgym.launch.train import train_policy
 from agentgym.store.reader import RolloutStore, StoredRollout
 from agentgym.store.schema import FILE
@@ -164,7 +165,7 @@ async def test_where_all_rollouts_fail_the_run_ends_and_they_can_be_looked_at(
     run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch, held_out: int, kept: list[tuple[str, int]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
-    with pytest.raises(ag.AgentGymError, match=r"all \d rollouts failed.*judge is down"):
+    with pytest.raises(AgentGymError, match=r"all \d rollouts failed.*judge is down"):
         await train_policy(replace(run, env="record_envs:Down", eval_tasks=held_out))
     assert places(folder(run)) == kept
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.env import Split
+from agentgym.errors import AgentGymError
 from agentgym.files.folder_lock import hold_folder
 from agentgym.launch.train import train_policy
 from agentgym.run.metrics_logger import LONGEST_LINE, MetricsLogger, steps_in
@@ -291,7 +292,7 @@ async def test_a_run_that_is_still_running_is_left_alone(run: ag.RunConfig) -> N
             for other in (resumed(run), run):
                 before = (folder(run) / "settings.json").read_bytes()
                 with (
-                    pytest.raises(ag.AgentGymError, match=f"is in use by process {os.getpid()}") as error,
+                    pytest.raises(AgentGymError, match=f"is in use by process {os.getpid()}") as error,
                     hold_checked(other, Terse, folder(run)),
                 ):
                     raise AssertionError

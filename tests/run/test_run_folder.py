@@ -155,7 +155,7 @@ def test_a_run_goes_on_where_its_folder_was_moved_to_whatever_the_working_folder
     run = replace(SETTINGS, output_dir=Path("run"), model=os.path.relpath(MODEL, tmp_path))
     summary = rollout(run, {1: lambda: (tmp_path / "run").rename(tmp_path / "archive")})
     assert_whole(tmp_path / "archive", 5)
-    assert summary["out"] == str(tmp_path / "archive")
+    assert summary["output_dir"] == str(tmp_path / "archive")
     assert list((tmp_path / "other").iterdir()) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "other"]
     assert f"was moved to {tmp_path}/archive while it was written to" in capfd.readouterr().err

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.chat import chat_tokenizer
 from agentgym.cli.output import RefusedWords
 from agentgym.cli.recipe import settings
 from agentgym.engines.scripted import Scripted, say
-from agentgym.run import open_collector as opening
+from agentgym.run import Collector, open_collector as opening
+from agentgym.scheduling import Schedule
 from agentgym.types.completion import Completion, Sampling
 from recipes import chase_grpo
 from tests.run.test_resume import SETTINGS
@@ -31,9 +33,9 @@ def test_training_refuses_to_draw_from_a_part_and_says_why_and_what_to_do(part: 
 
 
 async def test_a_collector_refuses_it_too() -> None:
-    collector = ag.Collector(ag.find_env("terse"), Scripted([say("1")]), None, None, Sampling(top_p=0.5))  # type: ignore[arg-type]
+    collector = Collector(ag.find_env("terse"), Scripted([say("1")]), None, None, Sampling(top_p=0.5))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^sampling: training scores each token"):
-        async with collector.schedule(ag.Schedule(prompts_per_step=1, group_size=2)):
+        async with collector.schedule(Schedule(prompts_per_step=1, group_size=2)):
             pass
 
 
@@ -106,21 +108,21 @@ async def test_training_and_evaluation_are_each_sampled_as_set_with_the_runs_tem
 
 def test_a_template_that_is_neither_file_nor_text_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^chat_template: .*gone\.jinja cannot be read \(FileNotFoundError\)"):
-        ag.chat_tokenizer("tiny", template=tmp_path / "gone.jinja")
-    assert ag.chat_tokenizer("tiny", template=SHOUTING).opening == "<|im_start|>assistant\n"
+        chat_tokenizer("tiny", template=tmp_path / "gone.jinja")
+    assert chat_tokenizer("tiny", template=SHOUTING).opening == "<|im_start|>assistant\n"
 
 
 def test_a_template_that_cannot_be_rendered_is_refused_by_name_with_its_line() -> None:
     with pytest.raises(ValueError, match=r"^chat_template: it cannot be rendered in line 2: .*end of statement block"):
-        ag.chat_tokenizer("tiny", template="{{ messages }}\n{% for m in %}")
+        chat_tokenizer("tiny", template="{{ messages }}\n{% for m in %}")
     with pytest.raises(ValueError, match=r"^chat_template: it cannot be rendered: only for robots"):
-        ag.chat_tokenizer("tiny", template="{{ raise_exception('only for robots') }}")
+        chat_tokenizer("tiny", template="{{ raise_exception('only for robots') }}")
 
 
 def test_a_variable_that_the_template_does_not_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    ag.chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True})
+    chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True})
     assert not caplog.messages
-    ag.chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True, "lou": True, "louder": 1})
+    chat_tokenizer("tiny", template=SHOUTING, template_kwargs={"loud": True, "lou": True, "louder": 1})
     assert caplog.messages == [
         "chat_template_kwargs: the chat template does not use lou, louder; see how it is written there"
     ]

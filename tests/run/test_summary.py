@@ -190,7 +190,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["steps"] == 1
-    folder = tmp_path / summary["out"]
+    folder = tmp_path / summary["output_dir"]
     names = {path.name for path in folder.iterdir()}
     kept = {"adapter", "checkpoints", "environment.json", "metrics.jsonl", "rollouts.sqlite", "settings.json"}
     assert names - {"reward.png"} == kept | {"summary.json"}

@@ -10,9 +10,11 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
 from agentgym.environments.mixture import Member, Mixture, mix
+from agentgym.errors import Failure
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.preflight import hold_checked
 from agentgym.run.tasks.chosen import only_tasks
+from agentgym.scheduling import Groups
 from agentgym.store.reader import RolloutStore
 from agentgym.types.rollout import Group, Rollout
 from tests.run.test_resume import SETTINGS, Terse
@@ -27,7 +29,7 @@ class Rows(ag.ToolEnv[ag.Task]):
 
 
 def evaluation(rewards: dict[str, list[float | None]]) -> Evaluation:
-    failure = ag.Failure(type="EnvError", message="broken")
+    failure = Failure(type="EnvError", message="broken")
     groups = [
         Group(
             group_id=name,
@@ -45,7 +47,7 @@ def evaluation(rewards: dict[str, list[float | None]]) -> Evaluation:
         )
         for name, of_task in rewards.items()
     ]
-    return Evaluation(groups=ag.Groups(groups), k=4)
+    return Evaluation(groups=Groups(groups), k=4)
 
 
 def test_ids_are_of_tasks_that_are_solved_as_often_as_is_asked_for() -> None:

@@ -18,6 +18,7 @@ import agentgym as ag
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run import loop
 from agentgym.run.trackers import Tracker, open_tracker
+from agentgym.scheduling import Groups
 from tests.run.test_resume import SETTINGS, adapter
 
 
@@ -237,7 +238,7 @@ def test_a_tracker_keeps_the_metrics_of_a_run_without_a_network(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # which its import reads
     pytest.importorskip(name, reason=f"{name} is not installed")
     tracker = open_tracker(name, tmp_path, "my_recipe", {"steps": 2, "train.lr": 1e-3})
-    nothing = ag.Groups([])
+    nothing = Groups([])
     tracker.on_step(0, nothing, {"reward": 0.25, "train/loss": 1.0})
     tracker.on_step(1, nothing, {"reward": 0.5})
     tracker.on_evaluation(1, ag.Evaluation(groups=nothing, k=1), {"eval/reward": 0.75})

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-import agentgym as ag
 from agentgym.environments.task_sandboxes import TaskSandboxPools
+from agentgym.errors import ClosedError
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.pool import Pool
@@ -66,7 +66,7 @@ async def test_every_call_of_a_sandbox_raises_when_its_lease_has_ended(
         async with sandboxes.lease() as sandbox:
             pass
         async with sandboxes.lease() as next_one:
-            with pytest.raises(ag.ClosedError, match=LEASE_ENDED):
+            with pytest.raises(ClosedError, match=LEASE_ENDED):
                 await CALLS[name](sandbox, tmp_path)
             assert await next_one.list() == []
 
@@ -76,7 +76,7 @@ async def test_every_call_of_a_closed_branch_raises(pool: SandboxPool, tmp_path:
     async with pool.lease() as sandbox:
         async with await sandbox.fork() as branch:
             pass
-        with pytest.raises(ag.ClosedError, match=r"the branch was closed .* when its close\(\) was called"):
+        with pytest.raises(ClosedError, match=r"the branch was closed .* when its close\(\) was called"):
             await CALLS[name](branch, tmp_path)
 
 
@@ -92,7 +92,7 @@ async def test_a_call_that_runs_when_the_lease_ends_is_ended(spec: SandboxSpec) 
                 sandbox.python("go()\nwhile True: pass", functions={"go": begun.set}, timeout_s=600)
             )
             await begun.wait()
-        with pytest.raises(ag.ClosedError, match=LEASE_ENDED):
+        with pytest.raises(ClosedError, match=LEASE_ENDED):
             await running
         assert running.cancelling() == 0
         async with sandboxes.lease() as sandbox:
@@ -123,9 +123,9 @@ async def test_a_program_and_a_shell_raise_after_their_block(pool: SandboxPool) 
             program.stdout.read,
             program.stderr.read,
         ):
-            with pytest.raises(ag.ClosedError, match=r"the program was closed .* when its block ended"):
+            with pytest.raises(ClosedError, match=r"the program was closed .* when its block ended"):
                 await use()
-        with pytest.raises(ag.ClosedError, match=r"the shell was closed .* when its block ended"):
+        with pytest.raises(ClosedError, match=r"the shell was closed .* when its block ended"):
             await shell.run("true")
 
 
@@ -134,7 +134,7 @@ async def test_what_was_opened_in_a_sandbox_ends_when_it_is_reset(pool: SandboxP
         async with await sandbox.fork() as branch, sandbox.start("sleep 60") as program, sandbox.shell() as shell:
             await sandbox.reset()
             for use in (lambda: branch.exec("true"), program.wait, lambda: shell.run("true")):
-                with pytest.raises(ag.ClosedError, match=r"was closed .* when the sandbox was reset"):
+                with pytest.raises(ClosedError, match=r"was closed .* when the sandbox was reset"):
                     await use()
         assert (await sandbox.exec("echo x")).stdout == "x\n"
 
@@ -145,13 +145,13 @@ async def test_a_closed_pool_raises_for_leases_that_wait_and_for_new_ones() -> N
         await sandbox.python("1")
         assert isinstance(sandboxes, Pool)
         await sandboxes.close()
-        with pytest.raises(ag.ClosedError, match="the pool was closed"):
+        with pytest.raises(ClosedError, match="the pool was closed"):
             await waiting
-        with pytest.raises(ag.ClosedError, match=r"the sandbox was closed .* when the block of the pool ended"):
+        with pytest.raises(ClosedError, match=r"the sandbox was closed .* when the block of the pool ended"):
             await sandbox.python("1")
-    with pytest.raises(ag.ClosedError, match="the pool was closed"):
+    with pytest.raises(ClosedError, match="the pool was closed"):
         await enter(sandboxes.lease())
-    with pytest.raises(ag.ClosedError, match="the pool was closed"):
+    with pytest.raises(ClosedError, match="the pool was closed"):
         await sandboxes.resize(2)
 
 
@@ -161,8 +161,8 @@ async def test_closed_pools_of_several_sandboxes_lease_nothing() -> None:
         waiting = asyncio.create_task(enter(sandboxes.lease()))
         await asyncio.sleep(0)
         closing = asyncio.create_task(sandboxes.close())
-        with pytest.raises(ag.ClosedError, match="the pool was closed"):
+        with pytest.raises(ClosedError, match="the pool was closed"):
             await waiting
     await closing
-    with pytest.raises(ag.ClosedError, match="the pool was closed"):
+    with pytest.raises(ClosedError, match="the pool was closed"):
         await enter(sandboxes.lease())

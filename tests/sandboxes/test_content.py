@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import agentgym as ag
-from agentgym.errors import SandboxError, WireError
+from agentgym.errors import SandboxContentError, SandboxError, WireError
 from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.remote import files
 from agentgym.sandboxes.remote.refusals import MACHINE, raise_refusal
@@ -46,7 +45,7 @@ async def is_refused(call: Any) -> bool:
     """Whether a call raises SandboxContentError."""
     try:
         await call
-    except ag.SandboxContentError:
+    except SandboxContentError:
         return True
     return False
 
@@ -65,7 +64,7 @@ async def test_whatever_code_leaves_in_a_sandbox_is_one_error(sandbox: Sandbox, 
             if not (is_folder and name in ("get", "archive")) and not await is_refused(call()):
                 taken.append((name, path[:20]))
     assert taken == []
-    with pytest.raises(ag.SandboxContentError, match="not UTF-8"):
+    with pytest.raises(SandboxContentError, match="not UTF-8"):
         await sandbox.read_text("latin")
     assert await sandbox.read("latin") == b"\xff"
     if (await sandbox.exec("cat closed")).exit_code:  # Root may read it.
@@ -112,11 +111,11 @@ async def test_a_tree_that_no_host_could_remove_stays_in_the_sandbox(
 ) -> None:
     """`shutil.rmtree` calls itself for each folder below a folder."""
     await sandbox.exec("mkdir -p " + "d/" * 400)
-    with pytest.raises(ag.SandboxContentError, match="folders deep"):
+    with pytest.raises(SandboxContentError, match="folders deep"):
         await sandbox.get(".", tmp_path / "deep")
     await sandbox.exec("rm -r d; mkdir many; cd many; seq 101 | xargs mkdir")
     monkeypatch.setattr(files, "MAX_FILES", 100)
-    with pytest.raises(ag.SandboxContentError, match="over 100 files and folders"):
+    with pytest.raises(SandboxContentError, match="over 100 files and folders"):
         await sandbox.get("many", tmp_path / "many")
     assert names_in(tmp_path) == []
 

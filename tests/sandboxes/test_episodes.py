@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 import agentgym as ag
-from agentgym.errors import SandboxKilledError
+from agentgym.errors import SandboxError, SandboxKilledError
 from agentgym.sandboxes.docker.settings import DockerSettings, sandbox_user
 from agentgym.sandboxes.local import local
 from agentgym.sandboxes.local.local import Bubblewrap, Process
@@ -411,14 +411,14 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
     make("bubblewrap")
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         python = shutil.copy("/usr/bin/true", Path(folder, "python3"))  # HOME/bin/python3, as it were
-        with pytest.raises(ag.SandboxError, match="home is in it"):
+        with pytest.raises(SandboxError, match="home is in it"):
             async with Bubblewrap(python=str(python)).open(1) as sandboxes, sandboxes.lease():
                 pass
 
 
 async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens() -> None:
     make("bubblewrap")
-    with pytest.raises(ag.SandboxError, match="python: the interpreter of the sandboxes"):
+    with pytest.raises(SandboxError, match="python: the interpreter of the sandboxes"):
         async with Bubblewrap(python="/usr/bin/false").open(1):
             pass
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from agentgym.errors import SandboxError

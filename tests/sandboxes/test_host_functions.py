@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentgym.errors import SandboxError, ToolError
-from agentgym.errors import tracebacks as failures
+from agentgym.errors import SandboxError, ToolError, tracebacks as failures
 from agentgym.sandboxes.protocol import Sandbox
 from agentgym.sandboxes.remote.host_functions import MAX_VALUES
 from agentgym.sandboxes.remote.link import MAX_QUESTION, SERVER_ASKS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import agentgym as ag
+from agentgym.errors import ClosedError
 from agentgym.sandboxes import pool as pools
 from agentgym.sandboxes.docker.client import EngineDown
 from agentgym.sandboxes.docker.heartbeat import Heart
@@ -93,7 +93,7 @@ async def test_a_pool_that_closes_ends_the_sandboxes_that_start_and_waits_for_th
         leasing = asyncio.create_task(lease())
         await begun.wait()
     assert ended == ["start"]
-    with pytest.raises(ag.ClosedError, match="the pool was closed"):
+    with pytest.raises(ClosedError, match="the pool was closed"):
         await leasing
 
 

@@ -29,6 +29,7 @@ from agentgym.sandboxes.local import local
 from agentgym.sandboxes.local.local import Bubblewrap, Process, why_no_bubblewrap
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.server_files import image_folder
+from agentgym.scheduling import run_groups
 from agentgym.testing import Scripted
 
 
@@ -207,7 +208,7 @@ async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_fai
     rollout = await ag.rollout(Chooses, tasks[0], Scripted([]))
     assert re.fullmatch(f"SandboxError: {why}", str(rollout.failure)), rollout.failure
     with pytest.raises(SandboxError) as error:
-        await ag.run_groups(Chooses, tasks, Scripted([]), n=2)
+        await run_groups(Chooses, tasks, Scripted([]), n=2)
     assert re.fullmatch(f"all 4 rollouts failed; the first one: SandboxError: {why}", str(error.value)), error.value
 
 

@@ -10,6 +10,7 @@ from weakref import ref
 import pytest
 
 import agentgym as ag
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.garbage import SETTINGS, collect_old, collecting_between_batches, import_for_good
 from agentgym.testing import Scripted, say
 
@@ -55,7 +56,7 @@ async def test_old_objects_are_left_alone_while_a_batch_is_played_and_the_settin
     own: tuple[int, int, int],
 ) -> None:
     Asks.seen.clear()
-    await ag.run_groups(Asks, [TASK], Scripted([say("so")]), n=2)
+    await run_groups(Asks, [TASK], Scripted([say("so")]), n=2)
     assert Asks.seen == [SETTINGS] * 2
     assert gc.get_threshold() == own
 
@@ -111,9 +112,9 @@ def test_nothing_is_collected_where_nothing_is_played() -> None:
 
 
 async def test_a_scheduler_collects_what_is_old_before_each_batch() -> None:
-    settings = ag.Schedule(group_size=1)
+    settings = Schedule(group_size=1)
     other = TASK.model_copy(update={"id": "u"})
-    async with ag.Scheduler(Asks, [TASK, other], Scripted([say("so")]), settings) as scheduler:
+    async with Scheduler(Asks, [TASK, other], Scripted([say("so")]), settings) as scheduler:
         await scheduler.collect(1)
         garbage = old_garbage()
         await scheduler.collect(1)

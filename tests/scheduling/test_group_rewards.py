@@ -11,6 +11,7 @@ from pydantic import BaseModel
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.samples import build_samples
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.group_rewards import GroupRewards
 from agentgym.scheduling.group_state import GroupState
 
@@ -54,7 +55,7 @@ def longest(text: str) -> ag.Message:
 
 
 async def test_a_group_reward_is_added_to_each_rollouts_own_before_advantages() -> None:
-    groups = await ag.run_groups(
+    groups = await run_groups(
         Ranked, [TASK], InTurn("aa", "bbbbbbbb", "cccccc"), n=3, models={"judge": Scripted(longest)}
     )
     rewards = [rollout.reward or 0.0 for rollout in groups.rollouts]
@@ -66,7 +67,7 @@ async def test_a_group_reward_is_added_to_each_rollouts_own_before_advantages() 
 
 
 async def test_what_a_group_reward_took_is_shared_out_over_the_rollouts() -> None:
-    groups = await ag.run_groups(Ranked, [TASK], InTurn("a", "b"), n=2, models={"judge": Scripted(longest)})
+    groups = await run_groups(Ranked, [TASK], InTurn("a", "b"), n=2, models={"judge": Scripted(longest)})
     assert [rollout.metrics["model_calls/judge"] for rollout in groups.rollouts] == [0.5, 0.5]
 
 
@@ -78,7 +79,7 @@ async def test_failed_rollouts_are_not_compared_and_stay_without_a_reward() -> N
                 raise RuntimeError("broken")
             return 0.0
 
-    groups = await ag.run_groups(Breaks, [TASK], InTurn("a", "b", "cc"), n=3, models={"judge": Scripted(longest)})
+    groups = await run_groups(Breaks, [TASK], InTurn("a", "b", "cc"), n=3, models={"judge": Scripted(longest)})
     assert [rollout.reward for rollout in groups.rollouts] == pytest.approx([0.6, None, 1.1])
     assert groups.batch_stats is not None
     counts = groups.batch_stats.rollouts
@@ -113,7 +114,7 @@ async def test_a_group_reward_that_fails_leaves_its_group_without_rewards_and_no
             return returned
 
     tasks = [TASK, ag.Task(id="good", prompt="?")]
-    groups = await ag.run_groups(Odd, tasks, Scripted([say("x")]), n=2)
+    groups = await run_groups(Odd, tasks, Scripted([say("x")]), n=2)
     assert [rollout.reward for rollout in groups.rollouts] == [None, None, 1.0, 1.0]
     assert said in str(groups.rollouts[0].error)
     assert "Odd.group_reward" in str(groups.rollouts[0].error)
@@ -152,11 +153,11 @@ async def test_over_sampled_groups_are_compared_when_they_are_complete_and_the_r
             return call("wait") if session.split("/")[1] == "2" else say("x")
 
     ended: list[float | None] = []
-    async with ag.Scheduler(
+    async with Scheduler(
         Compared,
         [TASK],
         Third(),
-        ag.Schedule(group_size=2, oversample=ag.OversampleConfig(extra_rollouts=1, stop="target")),
+        Schedule(group_size=2, oversample=ag.OversampleConfig(extra_rollouts=1, stop="target")),
         on_rollout=lambda rollout: ended.append(rollout.reward),
     ) as scheduler:
         groups = await scheduler.collect(1)
@@ -181,7 +182,7 @@ async def test_leaving_the_scheduler_cancels_a_group_reward_that_waits(no_leaks:
             await asyncio.Event().wait()
             return []
 
-    async with ag.Scheduler(Waits, [TASK], Scripted([say("x")]), ag.Schedule(group_size=1)) as scheduler:
+    async with Scheduler(Waits, [TASK], Scripted([say("x")]), Schedule(group_size=1)) as scheduler:
         collecting = asyncio.create_task(scheduler.collect(1))
         await began.wait()
         collecting.cancel()
@@ -193,7 +194,7 @@ async def test_the_policy_may_be_the_judge_of_its_own_rollouts() -> None:
         return longest(text) if "t:\n" in text else say("a")
 
     policy = Scripted(both)
-    groups = await ag.run_groups(Ranked, [TASK], policy, n=2, models={"judge": policy})
+    groups = await run_groups(Ranked, [TASK], policy, n=2, models={"judge": policy})
     assert [rollout.reward for rollout in groups.rollouts] == pytest.approx([1.1, 0.6])
 
 
@@ -216,7 +217,7 @@ async def test_an_env_with_a_group_reward_alone_is_not_warned_of(caplog: pytest.
         async def group_reward(cls, task: Any, rollouts: Any, model: Any) -> list[float]:
             return [1.0] * len(rollouts)
 
-    groups = await ag.run_groups(Alone, [TASK], Scripted([say("x")]), n=2)
+    groups = await run_groups(Alone, [TASK], Scripted([say("x")]), n=2)
     assert [rollout.reward for rollout in groups.rollouts] == [1.0, 1.0]
     assert caplog.text == ""
 

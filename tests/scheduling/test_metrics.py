@@ -10,6 +10,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.run.tasks.envs import env_metrics
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.accounting import Groups, is_counter
 from agentgym.scheduling.gate import RolloutUsage, current_usage, gate_of
 from agentgym.types.rollout import Group, Rollout
@@ -70,7 +71,7 @@ def metrics(*rollouts: Rollout) -> dict[str, float]:
 
 async def test_a_metric_of_a_mixture_is_over_the_rollouts_that_have_it() -> None:
     mixed = ag.mix({"plain": ag.Member(Plain, 3), "deep": ag.Member(Deep, 1)})
-    groups = await ag.run_groups(mixed, mixed.tasks("train")[:8], Scripted([say("x")]), n=2)
+    groups = await run_groups(mixed, mixed.tasks("train")[:8], Scripted([say("x")]), n=2)
     found = groups.metrics()
     assert (found["reward/alpha"], found["reward/beta"], found["rollout/depth"]) == pytest.approx((0.8, 0.5, 10.0))
     by_env = env_metrics(mixed, groups)
@@ -100,11 +101,9 @@ def test_every_count_of_a_rollout_is_known_as_one() -> None:
 
 async def test_the_share_of_a_group_that_was_cut_is_given() -> None:
     engine = Held(lambda name, turn: name.endswith(("/0", "/3")))
-    async with ag.Scheduler(
-        Say, tasks(), engine, ag.Schedule(group_size=3, oversample=cut(extra_rollouts=2))
-    ) as scheduler:
+    async with Scheduler(Say, tasks(), engine, Schedule(group_size=3, oversample=cut(extra_rollouts=2))) as scheduler:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == pytest.approx(2 / 5)
-    async with ag.Scheduler(Say, tasks(), Scripted([say("1")]), ag.Schedule(group_size=3)) as scheduler:
+    async with Scheduler(Say, tasks(), Scripted([say("1")]), Schedule(group_size=3)) as scheduler:
         assert (await scheduler.collect(2)).metrics()["oversample/cut_share"] == 0
 
 

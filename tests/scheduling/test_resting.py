@@ -11,6 +11,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, say
+from agentgym.scheduling import Schedule, Scheduler
 from agentgym.scheduling.accounting import BatchStats
 from agentgym.scheduling.task_sampler import Sharding, TaskSampler
 from tests.run.test_resume import SETTINGS
@@ -50,15 +51,15 @@ def draw(one: TaskSampler[ag.Task], count: int) -> list[str]:
 
 
 async def test_a_task_that_rests_is_counted_as_solved_from_the_reward_that_the_run_says() -> None:
-    settings = ag.Schedule(group_size=2, concurrency=1, solved=0.5)
-    async with ag.Scheduler(Six, sampler(2), engine(), settings) as scheduler:
+    settings = Schedule(group_size=2, concurrency=1, solved=0.5)
+    async with Scheduler(Six, sampler(2), engine(), settings) as scheduler:
         metrics = (await scheduler.collect(6)).metrics()
     assert (metrics["curriculum/rested_solved"], metrics["curriculum/rested_unsolved"]) == (4, 0)
 
 
 async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_counted() -> None:
-    settings = ag.Schedule(group_size=2, concurrency=1)
-    async with ag.Scheduler(Six, sampler(2), engine(), settings) as scheduler:
+    settings = Schedule(group_size=2, concurrency=1)
+    async with Scheduler(Six, sampler(2), engine(), settings) as scheduler:
         batches = [await scheduler.collect(wanted) for wanted in (6, 2, 2, 6)]
     ids = [{group.group_id[:-1] for group in batch} for batch in batches]
     assert ids == [{"solved", "never", "mixed"}, {"mixed"}, {"mixed"}, {"solved", "never", "mixed"}]
@@ -75,7 +76,7 @@ async def test_a_task_that_taught_nothing_is_passed_over_for_as_many_rounds_and_
 
 
 async def test_without_rounds_of_rest_every_task_comes_in_every_round() -> None:
-    async with ag.Scheduler(Six, sampler(0), engine(), ag.Schedule(group_size=2, concurrency=1)) as scheduler:
+    async with Scheduler(Six, sampler(0), engine(), Schedule(group_size=2, concurrency=1)) as scheduler:
         for _ in range(3):
             groups = await scheduler.collect(6)
             assert len({group.group_id for group in groups}) == 6

@@ -14,6 +14,7 @@ import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.errors import AgentGymError, SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.scheduling import Schedule, Scheduler, run_groups
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.completion import Completion
 from agentgym.types.rollout import Group, Rollout
@@ -63,7 +64,7 @@ async def test_groups_come_in_the_order_of_their_tasks_and_rollouts_in_the_order
     engine = Reversed(lambda text: say("1"))
     engine.waiting = []
     done: list[str] = []
-    groups = await ag.run_groups(Say, tasks(3), engine, n=2, on_rollout=lambda r: done.append(r.rollout_id))
+    groups = await run_groups(Say, tasks(3), engine, n=2, on_rollout=lambda r: done.append(r.rollout_id))
     assert [group.group_id for group in groups] == ["t0", "t1", "t2"]
     assert [r.rollout_id for r in groups.rollouts] == ["t0/0", "t0/1", "t1/0", "t1/1", "t2/0", "t2/1"]
     assert [[r.reward for r in group.scored] for group in groups] == [[0, 0], [1, 1], [0, 0]]
@@ -90,13 +91,13 @@ async def test_no_more_rollouts_run_at_once_than_asked_for(bound: int) -> None:
             nonlocal running
             running -= 1
 
-    groups = await ag.run_groups(Counted, tasks(4), ZERO, n=3, concurrency=bound)
+    groups = await run_groups(Counted, tasks(4), ZERO, n=3, concurrency=bound)
     assert (most, running, len(groups.rollouts)) == (bound, 0, 12)
 
 
 async def test_every_rollout_that_was_started_finished_or_failed() -> None:
     bad = ag.Task(id="bad", prompt=tasks(1)[0].prompt)
-    groups = await ag.run_groups(Say, [*tasks(2), bad], ZERO, n=2)
+    groups = await run_groups(Say, [*tasks(2), bad], ZERO, n=2)
     numbers = groups.metrics()
     assert (numbers["rollouts/started"], numbers["rollouts/finished"], numbers["rollouts/failed"]) == (6, 4, 2)
     assert groups[2].scored == ()
@@ -106,7 +107,7 @@ async def test_every_rollout_that_was_started_finished_or_failed() -> None:
 
 async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
     bad = ag.Task(id="bad", prompt=tasks(1)[0].prompt)
-    numbers = (await ag.run_groups(Say, [*tasks(2), bad], ZERO, n=1)).metrics()
+    numbers = (await run_groups(Say, [*tasks(2), bad], ZERO, n=1)).metrics()
     assert numbers["reward"] == numbers["reward/said"] == 0.5
     assert numbers["stop/answer"] == 1.0
     assert numbers["tokens/sampled"] == len("0<") == 2
@@ -116,7 +117,7 @@ async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
 async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> None:
     rollout: list[Rollout] = []
     with pytest.raises(ValueError, match=r"\['t0'\] appear twice"):
-        await ag.run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollout.append)
+        await run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollout.append)
     assert rollout == []
 
 
@@ -124,17 +125,17 @@ async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> No
 async def test_zero_of_anything_is_refused_by_name(name: str) -> None:
     counts: dict[str, Any] = {"n": 1, name: 0}
     with pytest.raises(ValueError, match=f"^{name}: must be at least 1"):
-        await ag.run_groups(Say, tasks(1), ZERO, **counts)
+        await run_groups(Say, tasks(1), ZERO, **counts)
 
 
 async def test_where_all_failed_the_first_error_is_raised() -> None:
     bad = [ag.Task(id=f"bad{i}", prompt=tasks(1)[0].prompt) for i in range(2)]
     with pytest.raises(AgentGymError, match=r"all 4 rollouts failed; the first one: EnvError: .*bad0 is broken"):
-        await ag.run_groups(Say, bad, ZERO, n=2)
+        await run_groups(Say, bad, ZERO, n=2)
 
 
 async def test_no_tasks_are_no_groups() -> None:
-    groups = await ag.run_groups(Say, [], ZERO, n=2)
+    groups = await run_groups(Say, [], ZERO, n=2)
     assert (len(groups), groups.metrics()["rollouts/started"]) == (0, 0)
 
 
@@ -155,7 +156,7 @@ async def test_cancelling_cancels_them_all_and_gives_every_sandbox_back(sandboxe
             await asyncio.Event().wait()
             raise AssertionError
 
-    playing = asyncio.create_task(ag.run_groups(Boxed, tasks(3), Waiting([]), n=2, sandboxes=sandboxes, concurrency=4))
+    playing = asyncio.create_task(run_groups(Boxed, tasks(3), Waiting([]), n=2, sandboxes=sandboxes, concurrency=4))
     await asked.wait()
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -167,7 +168,7 @@ async def test_cancelling_cancels_them_all_and_gives_every_sandbox_back(sandboxe
 async def test_rollout_ids_are_unique_in_the_batch_and_on_rollout_sees_each_of_them_failed_or_not() -> None:
     seen: list[Rollout] = []
     bad = ag.Task(id="bad", prompt=tasks(1)[0].prompt)
-    groups = await ag.run_groups(Say, [*tasks(3), bad], ZERO, n=4, on_rollout=seen.append)
+    groups = await run_groups(Say, [*tasks(3), bad], ZERO, n=4, on_rollout=seen.append)
     assert len({r.rollout_id for r in seen}) == 16
     assert {r.rollout_id for r in seen} == {r.rollout_id for r in groups.rollouts}
     assert sum(r.reward is None for r in seen) == 4
@@ -234,7 +235,7 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
     sandboxes: FakeSandboxPool,
 ) -> None:
     engine = Chaos(0)
-    groups = await ag.run_groups(Rough, tasks(125), engine, n=8, sandboxes=sandboxes)
+    groups = await run_groups(Rough, tasks(125), engine, n=8, sandboxes=sandboxes)
     numbers = groups.metrics()
     assert numbers["rollouts/started"] == numbers["rollouts/finished"] + numbers["rollouts/failed"] == 1000
     for rollout in groups.rollouts:
@@ -247,7 +248,7 @@ async def test_over_a_thousand_rollouts_with_faults_lengths_match_and_the_counts
 
 
 async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
-    async with ag.Scheduler(Say, tasks(9), ZERO, ag.Schedule(prompts_per_step=3, group_size=1)) as scheduler:
+    async with Scheduler(Say, tasks(9), ZERO, Schedule(prompts_per_step=3, group_size=1)) as scheduler:
         assert [group.group_id for group in await scheduler.collect()] == ["t0", "t1", "t2"]
         assert [group.group_id for group in await scheduler.collect(2)] == ["t3", "t4"]
 
@@ -255,4 +256,4 @@ async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
 @pytest.mark.parametrize("field", ["n", "prompts", "concurrency"])
 def test_a_schedule_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
-        replace(ag.Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]
+        replace(Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from agentgym.engines.scripted import Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.accounting import Groups, LifecycleCounts, raise_if_all_failed
 from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.schedule import Schedule
@@ -204,7 +205,7 @@ async def test_thousands_of_rollouts_do_not_begin_in_one_pass_of_the_event_loop(
 
     counting = asyncio.create_task(count())
     tasks = [ag.Task(id=f"t{n}", prompt=(ag.Message(role="user", content="?"),)) for n in range(100)]
-    groups = await ag.run_groups(Counting, tasks, Scripted([say("so")]), n=4, concurrency=400)
+    groups = await run_groups(Counting, tasks, Scripted([say("so")]), n=4, concurrency=400)
     counting.cancel()
     assert len(groups.rollouts) == begun.total() == 400
     assert max(begun.values()) <= 2 * 32

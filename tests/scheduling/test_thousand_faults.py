@@ -11,8 +11,10 @@ import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say
 from agentgym.environments.env import Split
 from agentgym.errors import EngineError, SandboxError
+from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
 from agentgym.sandboxes.protocol import ExecResult, HostFunction
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.run_groups import Groups
 from agentgym.types.completion import Completion
 from agentgym.types.messages import Message
@@ -180,7 +182,7 @@ def check(rollout: Rollout, engine: Faulty) -> None:
 async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_leaks: None) -> None:
     engine, sandboxes = Faulty(), FakeSandboxPool(Dying)
     seen: list[Rollout] = []
-    groups: Groups = await ag.run_groups(
+    groups: Groups = await run_groups(
         Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=sandboxes, concurrency=64, on_rollout=seen.append
     )
     rollouts = groups.rollouts
@@ -198,9 +200,9 @@ async def test_a_thousand_rollouts_with_faults_lose_no_token_and_no_count(no_lea
 
 async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() -> None:
     engine = Faulty()
-    groups = await ag.run_groups(Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=FakeSandboxPool(Dying))
+    groups = await run_groups(Desk, Desk.tasks("train"), engine, n=EACH, sandboxes=FakeSandboxPool(Dying))
     for merged in (False, True):
-        batch = ag.build_samples(groups, merge=merged)
+        batch = build_samples(groups, merge=merged)
         assert batch.rollouts == 1000
         assert batch.rollouts_failed == sum(r.reward is None for r in groups.rollouts)
         with_signal = [g for g in groups if len({r.reward for r in g.scored}) > 1]
@@ -213,9 +215,9 @@ async def test_what_a_thousand_faulty_rollouts_train_is_what_was_sampled_once() 
 
 async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no_token(no_leaks: None) -> None:
     tasks = Desk.tasks("train")[:30]
-    plain = await ag.run_groups(Desk, tasks, Faulty(), n=4, sandboxes=FakeSandboxPool(Dying))
+    plain = await run_groups(Desk, tasks, Faulty(), n=4, sandboxes=FakeSandboxPool(Dying))
     engine, sandboxes = Faulty(), FakeSandboxPool(Dying)
-    groups = await ag.run_groups(
+    groups = await run_groups(
         Desk, tasks, engine, n=4, sandboxes=sandboxes, branching=ag.BranchingConfig(per_state=2, every=2)
     )
     of_branches = Counter[str]()
@@ -237,7 +239,7 @@ async def test_branches_with_faults_change_nothing_of_their_rollouts_and_lose_no
     assert set(of_branches) == set(FAULTS)
     assert (engine._played, engine._sessions, sandboxes.leased) == ({}, {}, [])
     for merged in (False, True):
-        batch = ag.build_samples(groups, merge=merged, credit="branches")
+        batch = build_samples(groups, merge=merged, credit="branches")
         with_signal = {row.group_id for row in batch}
         scored = [r for r in groups.rollouts if r.reward is not None and r.group_id in with_signal]
         failed = {(r.rollout_id, place) for r in scored for place, b in enumerate(r.branches) if b.reward is None}

@@ -11,8 +11,10 @@ import pytest
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
+from agentgym.environments import GameTask
 from agentgym.evals.kept import SUMMARY
 from agentgym.evals.rescore import rescore
+from agentgym.scheduling import run_groups
 from agentgym.scheduling.oversampling import OversampleConfig
 from agentgym.scheduling.run_groups import play_groups
 from agentgym.scheduling.schedule import Schedule
@@ -220,13 +222,13 @@ async def test_a_judge_of_groups_and_a_judge_of_rollouts_are_asked_with_seeds_of
     tasks = [ag.Task(id=name, prompt="say") for name in ("a", "b")]
     JUDGE.asked.clear()
     await ag.evaluate(Judged, SPEAKER, tasks=tasks, k=2)
-    await ag.run_groups(Judged, tasks, SPEAKER, n=2)
+    await run_groups(Judged, tasks, SPEAKER, n=2)
     assert sum("group_reward" in session for session, _ in JUDGE.asked) == 4
     assert max(Counter(seed for _, seed in JUDGE.asked).values()) == 1
 
 
 async def test_a_judge_of_a_rescore_is_asked_with_other_seeds_for_each_rollout_of_each_step(tmp_path: Path) -> None:
-    groups = [await ag.run_groups(Judged, Judged.tasks("train"), SPEAKER, n=2, seed=seed) for seed in (0, 1)]
+    groups = [await run_groups(Judged, Judged.tasks("train"), SPEAKER, n=2, seed=seed) for seed in (0, 1)]
     with RolloutWriter(tmp_path / "run") as store:
         for step, played in enumerate(groups):
             store.add(list(played), phase="train", step=step)
@@ -255,7 +257,7 @@ async def test_a_share_of_the_tasks_is_played_with_the_seeds_that_it_has_among_a
     for shares in ([tasks], [tasks[0::2], tasks[1::2]]):
         RESETS.clear()
         for share in shares:
-            await play_groups(Chances, share, SPEAKER, ag.Schedule(group_size=2, seed=3, same_instance=same_instance))
+            await play_groups(Chances, share, SPEAKER, Schedule(group_size=2, seed=3, same_instance=same_instance))
         found.append(set(RESETS))
     assert found[0] == found[1]
     assert len(found[0]) == (5 if same_instance else 10)
@@ -302,9 +304,9 @@ class Dice(ag.Game):
 
 
 async def test_the_attempts_at_a_game_meet_another_opponent_and_other_dice_and_a_group_the_same() -> None:
-    task, engine = ag.GameTask(id="g", prompt="Roll.", seed=4, seat=1), Scripted([call("move", action="roll")])
+    task, engine = GameTask(id="g", prompt="Roll.", seed=4, seat=1), Scripted([call("move", action="roll")])
     apart = await ag.evaluate(Dice, engine, tasks=[task], k=8)
-    together = await ag.run_groups(Dice, [task], engine, n=8)
+    together = await run_groups(Dice, [task], engine, n=8)
     said = [[_said(rollout) for rollout in played.rollouts] for played in (apart, together)]
     assert [len({tuple(words) for words in of}) for of in said] == [8, 1]
     opponents, dice, _, later = zip(*said[0], strict=True)

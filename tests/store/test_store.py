@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentgym.errors import Failure
 from agentgym.files.foreign.content import Unpacker
-from agentgym.store import schema
-from agentgym.store import writer as writing
+from agentgym.store import schema, writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.rows import packed, segment_of, segment_row
 from agentgym.store.schema import FILE, StoreError

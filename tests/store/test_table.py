@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentgym.errors import Failure
 from agentgym.store.overview import TASK_SORTS, failure_kinds, group_advantages, reward_histogram, task_rows, visits

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.store import schema
-from agentgym.store import writer as writing
+from agentgym.store import schema, writer as writing
 from agentgym.store.reader import RolloutStore
 from agentgym.store.schema import FILE
 from agentgym.store.statements import StepJob, write_step

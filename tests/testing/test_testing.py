@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import agentgym as ag
 from agentgym.engines.scripted import ByteTokenizer, Scripted, call, calls, raw, say
 from agentgym.errors import EngineError
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.testing import NOOP, check_env, sample
 
 TASK = ag.Task(id="t", prompt=(ag.Message(role="user", content="Name the secret."),))
@@ -74,7 +74,7 @@ ORACLE = [call("look"), say("swordfish")]
 
 async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandboxPool) -> None:
     engine = Scripted(ORACLE)
-    rollout = await ag.run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
+    rollout = await run_groups(Secret, [TASK], engine, n=3, sandboxes=sandboxes)
     assert [r.reward for r in rollout.rollouts] == [1.0, 1.0, 1.0]
     again = await ag.rollout(Secret, TASK, engine, sandboxes=sandboxes)
     assert again.reward == 1.0

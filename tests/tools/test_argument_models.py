@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 import agentgym as ag
 from agentgym.testing import Scripted, say
-from agentgym.tools import argument_models
+from agentgym.tools import argument_models, tools_of
 from agentgym.tools.tool import WrongArguments, class_tools
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_a_type_that_pydantic_cannot_read_is_refused_with_its_tool_and_parameter
     with pytest.raises(ValueError, match=f"^tool 'my_tool' of E: {named}"):
         tool_env(function)
     with pytest.raises(ValueError, match=f"^tool '{function.__name__}' of App: {named}"):
-        ag.tools_of(bound(function))
+        tools_of(bound(function))
 
 
 def bound(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,13 +127,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_methods_of_many_objects_share_the_models_and_each_is_called_on_its_own(made: list[str]) -> None:
-    tools = [ag.tools_of(App(name))[0] for name in "abc"]
+    tools = [tools_of(App(name))[0] for name in "abc"]
     assert len(made) <= 1
     assert [tool.call(**tool.bind({"at": ["x"]})) for tool in tools] == [f"{name}: ['x'] 1" for name in "abc"]
     with pytest.raises(WrongArguments, match=r"times: Input should be greater"):
         tools[2].bind({"at": [], "times": 0})
     tools[0].parameters["properties"].clear()
-    assert ag.tools_of(App("d"))[0].parameters["properties"].keys() == {"at", "times"}
+    assert tools_of(App("d"))[0].parameters["properties"].keys() == {"at", "times"}
 
 
 def choosing(hint: Any, default: Any = None) -> Callable[..., Any]:
@@ -158,18 +158,18 @@ def test_functions_of_one_code_that_differ_in_a_type_or_a_default_have_models_of
         (int, True),
         (list[str], None),
     ]
-    once = [ag.tools_of(choosing(*kind))[0].parameters for kind in kinds]
+    once = [tools_of(choosing(*kind))[0].parameters for kind in kinds]
     assert len(made) == len(kinds)
-    assert [ag.tools_of(choosing(*kind))[0].parameters for kind in kinds] == once
+    assert [tools_of(choosing(*kind))[0].parameters for kind in kinds] == once
     assert len(made) == len(kinds)
     assert len({str(parameters) for parameters in once}) == len(kinds)
-    assert len({id(tool) for tool in (ag.tools_of(choosing(int), prefix=name)[0] for name in "xy")}) == 2
+    assert len({id(tool) for tool in (tools_of(choosing(int), prefix=name)[0] for name in "xy")}) == 2
 
 
 def test_types_that_are_changed_on_the_function_itself_are_read_again() -> None:
     function = choosing(Literal["a"], "a")
-    before = ag.tools_of(function)[0]
+    before = tools_of(function)[0]
     function.__annotations__["what"] = Literal["b"]
-    assert (before.bind({"what": "a"}), ag.tools_of(function)[0].bind({"what": "b"})) == ({"what": "a"}, {"what": "b"})
+    assert (before.bind({"what": "a"}), tools_of(function)[0].bind({"what": "b"})) == ({"what": "a"}, {"what": "b"})
     with pytest.raises(WrongArguments):
-        ag.tools_of(function)[0].bind({"what": "a"})
+        tools_of(function)[0].bind({"what": "a"})

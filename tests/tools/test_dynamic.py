@@ -17,6 +17,7 @@ from pydantic import Field
 import agentgym as ag
 from agentgym.errors.extras import install_line
 from agentgym.testing import Scripted, call, calls, say
+from agentgym.tools import DynamicTool, tools_of
 from agentgym.tools.tool import WrongArguments
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
@@ -45,14 +46,14 @@ def unchecked(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments
 
 
-def made(name: str = "look", **given: Any) -> ag.DynamicTool:
+def made(name: str = "look", **given: Any) -> DynamicTool:
     fields: dict[str, Any] = {"description": "Look.", "parameters": {"type": "object"}, "call": search}
-    return ag.DynamicTool(name, **(fields | {"check": unchecked} | given))
+    return DynamicTool(name, **(fields | {"check": unchecked} | given))
 
 
 class Desk(ag.ToolEnv[ag.Task]):
     limits = ag.Limits(turns=4)
-    given: Sequence[ag.DynamicTool] = ()
+    given: Sequence[DynamicTool] = ()
 
     def __init__(self, task: ag.Task) -> None:
         super().__init__(task)
@@ -62,9 +63,9 @@ class Desk(ag.ToolEnv[ag.Task]):
     async def setup(self) -> None:
         self.order.append("setup")
 
-    async def extra_tools(self) -> Sequence[ag.DynamicTool]:
+    async def extra_tools(self) -> Sequence[DynamicTool]:
         self.order.append("extra_tools")
-        return [*self.given, *ag.tools_of(self.who)]
+        return [*self.given, *tools_of(self.who)]
 
     async def who(self) -> str:
         """Say whose copy of the env this is."""
@@ -91,7 +92,7 @@ class Desk(ag.ToolEnv[ag.Task]):
 last: list[Desk] = []
 
 
-def desk(*given: ag.DynamicTool) -> type[Desk]:
+def desk(*given: DynamicTool) -> type[Desk]:
     return type("Desk", (Desk,), {"given": given})
 
 
@@ -109,7 +110,7 @@ async def test_the_chat_template_is_shown_them_behind_those_of_the_class() -> No
         shown.append(text)
         return say("done")
 
-    await ag.rollout(desk(*ag.tools_of(search)), TASK, Scripted(reply))
+    await ag.rollout(desk(*tools_of(search)), TASK, Scripted(reply))
     places = [shown[0].index(f'"name": "{name}"') for name in ("declared", "search", "who")]
     assert places == sorted(places)
     assert '"query": {"type": "string"}' in shown[0]
@@ -117,13 +118,13 @@ async def test_the_chat_template_is_shown_them_behind_those_of_the_class() -> No
 
 
 async def test_plain_functions_run_in_a_thread_and_async_ones_in_the_loop(no_leaks: None) -> None:
-    env = desk(*ag.tools_of(search, add))
+    env = desk(*tools_of(search, add))
     script = calls(("search", {"query": "cats"}), ("add", {"a": 1, "b": 2}), ("declared", {}))
     assert await told(env, script) == ["3 notes on cats, by agentgym-tool search", "3", "declared"]
 
 
 async def test_wrong_arguments_and_unknown_names_are_answered_as_for_declared_tools() -> None:
-    env = desk(*ag.tools_of(search))
+    env = desk(*tools_of(search))
     script = calls(("search", {"n": 0}), ("search", {"query": "x", "m": 1}), ("serach", {}))
     assert await told(env, script) == [
         "error: wrong arguments for tool 'search': query: Field required; "
@@ -144,7 +145,7 @@ async def test_a_failure_is_counted_and_a_stop_ends_the_rollout() -> None:
         return ag.Stop("submitted", "thanks")
 
     script = Scripted([calls(("explode", {}), ("finish", {}))])
-    rollout = await ag.rollout(desk(*ag.tools_of(explode, finish)), TASK, script)
+    rollout = await ag.rollout(desk(*tools_of(explode, finish)), TASK, script)
     assert (rollout.stop_reason, rollout.metrics["tool_errors/explode"]) == ("submitted", 1)
     assert last[-1].tool_failures == {"explode": 1}
 
@@ -162,7 +163,7 @@ async def test_their_time_limit_ends_them_and_parallel_ones_run_at_the_same_time
         await asyncio.Event().wait()
         return "never"
 
-    given = [*ag.tools_of(meet, parallel=True, timeout_s=60), *ag.tools_of(late, timeout_s=0.01)]
+    given = [*tools_of(meet, parallel=True, timeout_s=60), *tools_of(late, timeout_s=0.01)]
     script = calls(("meet", {}), ("meet", {}), ("late", {}))
     assert await told(desk(*given), script) == ["met", "met", "error: tool 'late' timed out after 0.01 s"]
 
@@ -178,7 +179,7 @@ async def test_forks_and_sub_agents_have_them_on_their_own_copy_of_the_env(kind:
 
 async def test_a_sub_agent_has_no_others_than_those_it_was_given() -> None:
     script = [call("delegate", kind="subagent"), call("search", query="x"), say("told"), say("done")]
-    rollout = await ag.rollout(desk(*ag.tools_of(search)), TASK, Scripted(script))
+    rollout = await ag.rollout(desk(*tools_of(search)), TASK, Scripted(script))
     answer = rollout.segments[1].turns[0].env_messages[0]["content"]
     assert answer == "error: unknown tool 'search'; the tools are: declared, who"
 
@@ -188,9 +189,9 @@ async def test_a_sub_agent_has_no_others_than_those_it_was_given() -> None:
     [
         ([made("declared")], "ValueError: 'declared' is the name of a declared tool, too"),
         ([made(), made()], "ValueError: 'look' is the name of two tools"),
-        (made(), "TypeError: must return a list of ag.DynamicTool, got DynamicTool("),
-        ([search], "TypeError: must return a list of ag.DynamicTool, got one with <function search"),
-        (None, "TypeError: must return a list of ag.DynamicTool, got None"),
+        (made(), "TypeError: must return a list of agentgym.tools.DynamicTool, got DynamicTool("),
+        ([search], "TypeError: must return a list of agentgym.tools.DynamicTool, got one with <function search"),
+        (None, "TypeError: must return a list of agentgym.tools.DynamicTool, got None"),
     ],
 )
 async def test_what_cannot_be_offered_fails_the_rollout_and_is_named(given: Any, said: str) -> None:
@@ -223,7 +224,7 @@ def test_a_field_that_the_model_could_not_use_is_refused_by_name(given: dict[str
 
 @needs_jsonschema
 async def test_arguments_are_checked_by_the_schema() -> None:
-    env = desk(ag.DynamicTool("find", "Find notes.", SEARCH, search))
+    env = desk(DynamicTool("find", "Find notes.", SEARCH, search))
     texts = await told(env, calls(("find", {"query": "cats"}), ("find", {"n": "x" * 600}), ("find", {"query": 1})))
     assert texts[0].startswith("3 notes on cats")
     assert texts[1].startswith(
@@ -237,7 +238,7 @@ async def test_arguments_are_checked_by_the_schema() -> None:
 def test_of_many_errors_the_model_reads_some_and_the_number_of_the_others() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     with pytest.raises(ValueError, match=r"e4: .*; and 3 more$"):
-        ag.DynamicTool("find", "", schema, search).bind({f"e{i}": "x" for i in range(8)})
+        DynamicTool("find", "", schema, search).bind({f"e{i}": "x" for i in range(8)})
 
 
 @needs_jsonschema
@@ -246,11 +247,11 @@ def test_a_schema_that_is_none_is_refused_when_the_tool_is_made() -> None:
     with pytest.raises(
         ValueError, match=r"tool 'find': parameters: 'text' is not valid .* at \$.properties.query.type"
     ):
-        ag.DynamicTool("find", "", schema, search)
+        DynamicTool("find", "", schema, search)
 
 
-def find(**parameters: Any) -> ag.DynamicTool:
-    return ag.DynamicTool("find", "", {"type": "object"} | parameters, search)
+def find(**parameters: Any) -> DynamicTool:
+    return DynamicTool("find", "", {"type": "object"} | parameters, search)
 
 
 @needs_jsonschema
@@ -415,7 +416,7 @@ class Binder(Notes):
 
 async def test_the_public_methods_of_an_object_are_tools_with_its_state() -> None:
     binder = Binder()
-    given = ag.tools_of(binder, prefix="notes_")
+    given = tools_of(binder, prefix="notes_")
     assert [one.name for one in given] == ["notes_write", "notes_read_all", "notes_help", "notes_clear"]
     script = calls(("notes_write", {"text": "milk"}), ("notes_read_all", {}), ("notes_write", {"text": "x" * 10}))
     texts = await told(desk(*given), script)
@@ -425,7 +426,7 @@ async def test_the_public_methods_of_an_object_are_tools_with_its_state() -> Non
 
 
 def test_names_choose_among_the_methods_and_the_decorator_goes_before_the_settings() -> None:
-    read, clear = ag.tools_of(Binder(), names=["read", "clear"], timeout_s=3)
+    read, clear = tools_of(Binder(), names=["read", "clear"], timeout_s=3)
     assert (read.name, read.timeout_s, read.parallel) == ("read_all", 7, True)
     assert (clear.name, clear.timeout_s, clear.parallel) == ("clear", 3, False)
 
@@ -459,11 +460,11 @@ def listed(*where: str) -> None:
 )
 def test_what_can_be_no_tool_is_refused_by_name(source: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
-        ag.tools_of(source)
+        tools_of(source)
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match="names: 'shred' is none of write, read, help"):
-        ag.tools_of(Notes(), names=["shred"])
+        tools_of(Notes(), names=["shred"])
     with pytest.raises(TypeError, match=r"names: must be a list of names, such as \['read'\]"):
-        ag.tools_of(Notes(), names="read")
+        tools_of(Notes(), names="read")

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.errors import EnvError
 from agentgym.testing import Scripted, Seeing, call, calls, say
+from agentgym.tools import DynamicTool
 from tests.types.messages.pictures import PNG
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs the package mcp")
@@ -39,10 +41,10 @@ class Desk(ag.ToolEnv[ag.Task]):
         )
         last.append(self)
 
-    async def extra_tools(self) -> Sequence[ag.DynamicTool]:
+    async def extra_tools(self) -> Sequence[DynamicTool]:
         return [self.noted(tool) if tool.name == "wait" else tool for tool in await self.server.open()]
 
-    def noted(self, tool: ag.DynamicTool) -> ag.DynamicTool:
+    def noted(self, tool: DynamicTool) -> DynamicTool:
         async def wait() -> Any:
             self.waits.set()
             return await tool.call()
@@ -174,10 +176,10 @@ async def test_the_call_in_which_a_server_ends_is_a_failed_one_the_next_fails_th
     assert list(tools) == ["add", "note", "die"]
     assert (tools["add"].description, tools["add"].parallel) == ("Add two numbers.", True)
     server.names = ["subtract"]
-    with pytest.raises(ag.EnvError, match=r"names: 'subtract' is no tool of .* it has add, note, fail"):
+    with pytest.raises(EnvError, match=r"names: 'subtract' is no tool of .* it has add, note, fail"):
         await server.open()
     await server.close()
-    with pytest.raises(ag.EnvError, match=r"mcp_script\.py has been closed"):
+    with pytest.raises(EnvError, match=r"mcp_script\.py has been closed"):
         await tools["add"].call(a=1, b=2)
 
 
@@ -212,7 +214,7 @@ async def test_a_session_that_is_closed_while_it_opens_ends_its_server(no_leaks:
     opening = asyncio.create_task(server.open())
     await asyncio.sleep(0)
     await server.close()
-    with pytest.raises(ag.EnvError, match="was closed before it had opened"):
+    with pytest.raises(EnvError, match="was closed before it had opened"):
         await opening
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
+from agentgym.errors import SandboxError
 from agentgym.testing import Scripted, call, calls, raw, say
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -77,7 +78,7 @@ class Desk(ag.ToolEnv[ag.Task]):
     @ag.tool(parallel=True)
     async def unplug(self) -> str:
         """Lose the sandbox."""
-        raise ag.SandboxError("the sandbox died")
+        raise SandboxError("the sandbox died")
 
     @ag.tool(parallel=True)
     async def explode(self) -> str:

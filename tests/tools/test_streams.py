@@ -12,6 +12,7 @@ import pytest
 
 import agentgym as ag
 from agentgym.testing import Scripted, call, calls, say
+from agentgym.tools import DynamicTool, tools_of
 from agentgym.tools.calls import dispatch
 from tests.support.virtual_time import run_in_virtual_time
 
@@ -109,8 +110,8 @@ async def test_text_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) 
         yield "a\nERROR b\x1b[2J"
 
     class Forger(Shop):
-        async def extra_tools(self) -> list[ag.DynamicTool]:
-            return ag.tools_of(forge)
+        async def extra_tools(self) -> list[DynamicTool]:
+            return tools_of(forge)
 
     caplog.set_level(logging.INFO, "agentgym.tools")
     rollout = await ag.rollout(Forger, TASK, Scripted([call("forge"), say("done")]))

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, raw, say
-from agentgym.errors import SandboxKilledError
-from agentgym.errors import tracebacks as failures
+from agentgym.errors import EngineError, SandboxError, SandboxKilledError, tracebacks as failures
 from agentgym.tools.calls import dispatch
 
 TASK = ag.Task.model_validate({"id": "t", "prompt": "Go."})
@@ -321,8 +320,8 @@ async def test_an_exception_that_cannot_say_its_text_fails_its_call_alone(error:
 @pytest.mark.parametrize(
     ("error", "failure", "read"),
     [
-        (ag.SandboxError("the sandbox died"), "SandboxError", None),
-        (ag.EngineError("no answer"), "EngineError", None),
+        (SandboxError("the sandbox died"), "SandboxError", None),
+        (EngineError("no answer"), "EngineError", None),
         (ag.ToolError("look elsewhere"), None, "error: look elsewhere"),
         (ValueError("v"), None, "error: tool 'look' failed: ValueError: v"),
     ],

@@ -14,6 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 from agentgym.machine.time_limits import TimeLimit, off_the_clock
+from agentgym.scheduling import run_groups
 from agentgym.tools import tool_threads as threads
 from agentgym.tools.calls import dispatch
 from agentgym.tools.tool import tool
@@ -303,7 +304,7 @@ class Traced(ag.ToolEnv[ag.Task]):
 
 async def test_plain_tools_and_rewards_see_the_context_variables_of_their_rollout_and_change_none_of_them() -> None:
     tasks = [ag.Task(id=name, prompt="Go.") for name in ("a", "b")]
-    groups = await ag.run_groups(Traced, tasks, Scripted([call("plain"), say("done")]), n=2)
+    groups = await run_groups(Traced, tasks, Scripted([call("plain"), say("done")]), n=2)
     said = {r.group_id: r.segments[0].turns[0].env_messages[0]["content"] for r in groups.rollouts}
     assert said == {"a": "a 0.333", "b": "b 0.333"}
     assert [r.reward for r in groups.rollouts] == [1.0] * 4

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from agentgym.cli.main import main as command
 from agentgym.samples import build_samples
-from agentgym.train import checks as settings_warnings
-from agentgym.train import snapshot as snapshots
+from agentgym.train import checks as settings_warnings, snapshot as snapshots
 from agentgym.train.checkpoint import last_checkpoint
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import agentgym as ag
 from agentgym.engines.transformers.engine import TransformersEngine
-from agentgym.samples import SampleBatch
+from agentgym.run import Collector
+from agentgym.samples import SampleBatch, build_samples
+from agentgym.scheduling import Schedule
 from agentgym.train.checks import TrainedOnce
 from agentgym.train.trainer import TrainConfig, Trainer
 from tests.weight_sync.test_proof import batch as moving_samples
@@ -104,24 +105,24 @@ class Guess(ag.ToolEnv[ag.Task]):
 
 async def test_a_loop_of_ones_own_may_play_and_train_the_same_tasks_in_each_step() -> None:
     async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
-        play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
+        play = Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed in range(2):
-            groups = await play.collect(Guess.tasks("train"), ag.Schedule(group_size=2, seed=seed))
-            samples = ag.build_samples(groups)
+            groups = await play.collect(Guess.tasks("train"), Schedule(group_size=2, seed=seed))
+            samples = build_samples(groups)
             assert samples.trained_tokens > 0
             await trainer.step(samples)
 
 
 async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
     async with Trainer("tiny", TrainConfig(device="cpu")) as trainer, TransformersEngine("tiny") as engine:
-        play = ag.Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
+        play = Collector(Guess, engine, trainer, None, ag.Sampling(max_tokens=60))
         for seed, judged in (
             (0, nullcontext()),
             (1, nullcontext()),
             (0, pytest.raises(ValueError, match="of its own")),
         ):
-            async with play.schedule(ag.Schedule(prompts_per_step=2, group_size=2, seed=seed)) as rollouts:
+            async with play.schedule(Schedule(prompts_per_step=2, group_size=2, seed=seed)) as rollouts:
                 groups = await rollouts.collect()
             assert [group.place for group in groups] == [(f"Guess, seed {seed}", i) for i in range(2)]
             with judged:
-                await trainer.step(ag.build_samples(groups))
+                await trainer.step(build_samples(groups))

@@ -5,8 +5,7 @@ from copy import copy
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.console import Console
 
 from agentgym.engines.scripted import call, say

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentgym.view.answers import as_json
 from agentgym.view.blocks import MOST_COLORED, Colors, call_blocks, content_blocks, message_blocks, spans, text_blocks

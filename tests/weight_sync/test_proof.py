@@ -14,6 +14,7 @@ import torch
 import agentgym as ag
 from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.errors import EngineError
+from agentgym.scheduling import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample
@@ -147,7 +148,7 @@ async def test_a_run_in_bfloat16_ends_at_the_first_policy_that_did_not_arrive(fa
     rows: list[dict[str, float]] = []
 
     class Note(ag.Callback):
-        def on_step(self, step: int, groups: ag.Groups, metrics: Mapping[str, float]) -> None:
+        def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
             rows.append(dict(metrics))
             engine.fault = fault  # from the second policy on
 

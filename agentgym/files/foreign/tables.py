@@ -21,10 +21,6 @@ class Table:
     """The columns of its primary key, in their order."""
     indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The columns of each index, in their order, by the index's name."""
-    added: Collection[str] = ()
-    """Columns that a database of an earlier version lacks."""
-    is_added: bool = False
-    """Whether a database of an earlier version lacks the table."""
 
 
 def wrong_with(wanted: Mapping[str, Table], query: Query, schema: Collection[Sequence[Any]]) -> str | None:
@@ -42,8 +38,6 @@ def wrong_with(wanted: Mapping[str, Table], query: Query, schema: Collection[Seq
             return f"its {kind!s:.20} {name!r:.80} stands in the place of a function of SQLite; {REFUSED}"
     for name, table in wanted.items():
         of = [(kind, page) for kind, each, page in schema if str(each).lower() == name and kind != "index"]
-        if not of and table.is_added:
-            continue
         if len(of) != 1 or of[0][0] != "table" or not of[0][1]:
             return f"it has no table {name}, or a view in its place; {REFUSED}"
         if why := _wrong_columns(name, table, query) or _wrong_indexes(name, table, query):
@@ -58,7 +52,7 @@ def _wrong_columns(name: str, table: Table, query: Query) -> str | None:
             return f"computes its column {row['name']:.80}"
     there = {row["name"] for row in found}
     for column in table.columns:
-        if column not in there and column not in table.added:
+        if column not in there:
             return f"has no column {column}"
     key = [row["name"] for row in sorted(found, key=lambda row: row["pk"]) if row["pk"]]
     return (

@@ -215,8 +215,13 @@ def shard(
     so the optimizer must be made afterward.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-    from torch.distributed.fsdp import register_fsdp_forward_method as gathers
+    from torch.distributed.fsdp import (
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+        register_fsdp_forward_method as gathers,
+    )
 
     world = dist.get_world_size()
     # A row for each replica: neighbors, such as those of one node, have the shards of one.

@@ -16,6 +16,7 @@ from agentgym.errors import EngineError
 from agentgym.evals.evaluation import Evaluation
 from agentgym.evals.report import score_lines
 from agentgym.machine import time_limits
+from agentgym.samples import build_samples, demonstrations
 from agentgym.scheduling.accounting import Groups
 from agentgym.types.rollout import Group
 from tests.engines.endpoint.chat_server import (
@@ -360,11 +361,11 @@ async def test_a_prompt_that_the_endpoint_counts_as_full_ends_the_rollout_with_c
 async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
     rollout, _ = await play(buys)
     assert {v.version for s in rollout.segments for t in s.turns for v in t.versions} == {NO_POLICY}
-    group = ag.Group(group_id=TASK.id, rollouts=(rollout,))
+    group = Group(group_id=TASK.id, rollouts=(rollout,))
     with pytest.raises(ValueError, match=r"^rollout '0/0': was played by an endpoint.*ag\.TransformersEngine"):
-        ag.build_samples([group])
+        build_samples([group])
     with pytest.raises(ValueError, match="was played by an endpoint"):
-        ag.demonstrations([rollout])
+        demonstrations([rollout])
 
 
 async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
@@ -375,13 +376,13 @@ async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
 
 async def test_what_needs_ids_is_refused_by_name() -> None:
     engine = ag.Endpoint("http://localhost:1/v1", model="m")
-    with pytest.raises(ag.EngineError, match=r"^Endpoint\.load_adapter: .*for evaluation"):
+    with pytest.raises(EngineError, match=r"^Endpoint\.load_adapter: .*for evaluation"):
         await engine.load_adapter(None, version=1)
-    with pytest.raises(ag.EngineError, match=r"^Endpoint\.score: "):
+    with pytest.raises(EngineError, match=r"^Endpoint\.score: "):
         await engine.score([1], sampling=ag.Sampling())
-    with pytest.raises(ag.EngineError, match=r"^Endpoint\.generate: "):
+    with pytest.raises(EngineError, match=r"^Endpoint\.generate: "):
         await engine.generate([1], session="", max_tokens=1, sampling=ag.Sampling(), seed=0)
-    with pytest.raises(ag.EngineError, match=r"^Endpoint\.tokenizer: "):
+    with pytest.raises(EngineError, match=r"^Endpoint\.tokenizer: "):
         engine.tokenizer  # noqa: B018
 
 

@@ -2,8 +2,7 @@
 
 import h11
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentgym.sandboxes.network.heads import Malformed, Request, for_client, parse_request
 

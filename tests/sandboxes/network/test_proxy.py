@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentgym.sandboxes.network import proxy as proxies
 from agentgym.sandboxes.network.acceptor import forget_waiting

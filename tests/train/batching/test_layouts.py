@@ -10,8 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 

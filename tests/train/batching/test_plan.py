@@ -6,8 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentgym.train.batching.bins import Cost
 from agentgym.train.batching.plan import (

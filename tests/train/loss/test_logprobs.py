@@ -15,8 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from agentgym.samples import build_samples
 from agentgym.train.batching.batch import collate
-from agentgym.train.loss import linear_head, tiles
-from agentgym.train.loss import logprobs as module
+from agentgym.train.loss import linear_head, logprobs as module, tiles
 from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.loss.logprobs import token_logprobs
 from agentgym.train.policy.fsdp import shard

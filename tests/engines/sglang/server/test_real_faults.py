@@ -14,6 +14,7 @@ from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import SandboxError
 from agentgym.sandboxes.fake.sandbox import FakeSandbox, FakeSandboxPool
+from agentgym.scheduling import run_groups
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, StopReason
 from envs.chase.env import Chase, ChaseCompaction
@@ -115,7 +116,7 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
     tasks = list(Chase.tasks("train")[:25])
     sandboxes = FakeSandboxPool(FakeSandbox)
     async with over(relay) as (engine, peers):
-        groups = await ag.run_groups(Unlucky, tasks, engine, n=4, concurrency=16, sandboxes=sandboxes, sampling=WARM)
+        groups = await run_groups(Unlucky, tasks, engine, n=4, concurrency=16, sandboxes=sandboxes, sampling=WARM)
         turns = assert_lengths(list(groups))
         rollouts, metrics, counts = groups.rollouts, groups.metrics(), engine.counts
         assert metrics["rollouts/started"] == 100 == metrics["rollouts/finished"] + metrics["rollouts/failed"]
@@ -137,7 +138,7 @@ async def test_over_100_rollouts_with_faults_nothing_is_of_another_length_and_al
         # A rollout that is played again starts from nothing.
         relay.unlucky = Unlucky.unlucky = False
         failed = {r.group_id for r in rollouts if r.reward is None}
-        again = await ag.run_groups(
+        again = await run_groups(
             Unlucky,
             [t for t in tasks if t.id in failed],
             engine,

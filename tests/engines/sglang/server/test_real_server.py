@@ -13,14 +13,15 @@ import pytest
 import pytest_asyncio
 import torch
 
-import agentgym as ag
 from agentgym.engines.base import Engine
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.server import Server
 from agentgym.engines.transformers.engine import TransformersConfig, TransformersEngine
 from agentgym.errors import EngineError
 from agentgym.run.collector import Collector
+from agentgym.samples import build_samples
 from agentgym.sandboxes.fake.sandbox import FakeSandboxPool
+from agentgym.scheduling import Schedule, run_groups
 from agentgym.scheduling.run_groups import Groups
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.arrays import Floats
@@ -97,14 +98,14 @@ async def test_the_engines_logprobs_are_the_trainers_on_every_sampled_token(url:
     ):
         play = Collector(ChaseCompaction, engine, trainer, FakeSandboxPool(), WARM, concurrency=16)
         tasks = list(ChaseCompaction.tasks("train")[:4])
-        before = await play.collect(tasks, ag.Schedule(group_size=4, seed=0))
+        before = await play.collect(tasks, Schedule(group_size=4, seed=0))
         assert largest_gap(trainer, before) < 1e-4
         probe = before.rollouts[0].segments[0].token_ids.tolist()
         sync = WeightSync(trainer, engine, probe, WARM, tolerance=1e-4)
         for version in (1, 2):
-            await trainer.step(ag.build_samples(before))
+            await trainer.step(build_samples(before))
             assert (await sync(version))["sync/logprob_gap"] < 1e-4
-        after = await play.collect(tasks, ag.Schedule(group_size=4, seed=1))
+        after = await play.collect(tasks, Schedule(group_size=4, seed=1))
         assert largest_gap(trainer, after) < 1e-4
         assert {v.version for r in after.rollouts for s in r.segments for t in s.turns for v in t.versions} == {2}
         await engine.load_adapter(None, version=3)
@@ -315,7 +316,7 @@ async def test_a_dead_servers_turns_go_on_elsewhere_and_without_another_one_roll
         last = engine._fleet.living[0]
         one_is_done = asyncio.Event()
         current_usage = asyncio.create_task(
-            ag.run_groups(
+            run_groups(
                 Chase,
                 Chase.tasks("train")[:4],
                 engine,

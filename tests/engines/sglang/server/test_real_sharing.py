@@ -38,8 +38,8 @@ async def main(out):
     config = replace(real_config(), servers=2, adapters="tensors")
     train = ag.TrainConfig(device="cpu", temperature=0.7, loss="cispo", warmup_steps=0)
     run = ag.RunConfig(recipe="r", env="chase", model=MODEL, engine=config, train=train)
-    async with ag.Trainer(MODEL, train) as trainer, open_engine(run, trainer, lambda said: None) as engine:
-        sync = ag.WeightSync(trainer, engine, list(range(20, 80)), Sampling(temperature=0.7))
+    async with Trainer(MODEL, train) as trainer, open_engine(run, trainer, lambda said: None) as engine:
+        sync = WeightSync(trainer, engine, list(range(20, 80)), Sampling(temperature=0.7))
         rows, names = [], []
         for version in (1, 2, 3):
             await trainer.step(batch(version))
