@@ -53,7 +53,7 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
     nothing is left to write; then nothing is written.
     """
     if os.path.lexists(out):
-        raise AgentGymError(f"out: {out} exists already; name another one")
+        raise AgentGymError(f"output: {out} exists already; name another one")
     done = Exported(out)
     with RolloutStore(run) as store:
         found = _chosen(store, chosen, done.left_out)

@@ -189,7 +189,7 @@ class RunConfig:
             raise ValueError(
                 "engine.colocate, max_staleness: servers that lend the trainer their memory sample nothing "
                 "meanwhile; set "
-                "max_max_staleness=0, or give the servers GPUs of their own"
+                "max_staleness=0, or give the servers GPUs of their own"
             )
         if self.train.method == "full" and isinstance(self.engine, SGLangConfig) and self.engine.adapters != "merged":
             raise ValueError(

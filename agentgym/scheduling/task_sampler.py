@@ -74,7 +74,9 @@ class _Rounds(Generic[TaskT]):
     def take(self, wanted: int) -> list[TaskT]:
         """The next tasks of this round, of ids that differ; of a new one where it has too few left."""
         if wanted > len(self._tasks):
-            raise ValueError(f"prompts: {wanted} in a batch, and {self._name} has {len(self._tasks)} training tasks")
+            raise ValueError(
+                f"prompts_per_step: {wanted} in a batch, and {self._name} has {len(self._tasks)} training tasks"
+            )
         if len(self._seen) + wanted > len(self._tasks):
             self._seen.clear()
         return _of_ids_that_differ(self._drawn(), wanted, self._name)
@@ -103,7 +105,8 @@ def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[
         taken.setdefault(task.id, task)
         if repeated == REPEATED_AT_MOST:
             raise ValueError(
-                f"prompts: {wanted} in a batch, and {name} gives {len(taken)} ids, then one of these {repeated} times, "
+                f"prompts_per_step: {wanted} in a batch, and {name} gives {len(taken)} ids, then one of these "
+                f"{repeated} times, "
                 f"such as {task.id!r}; give each task an id of its own"
             )
     return list(taken.values())

@@ -37,8 +37,8 @@ class Tally(AECEnv):  # type: ignore[misc]
         self.space = space or spaces.Discrete(2, start=1)
 
     def observation_space(self, agent: str) -> Any:
-        mask = spaces.Sandbox(0, 1, (2,), np.int8)
-        return spaces.Dict({"observation": spaces.Sandbox(0, 9, (1,), np.int8), "action_mask": mask})
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict({"observation": spaces.Box(0, 9, (1,), np.int8), "action_mask": mask})
 
     def action_space(self, agent: str) -> Any:
         return self.space
@@ -189,7 +189,7 @@ async def test_text_actions_are_what_the_model_writes() -> None:
     [
         (lambda: Tally(3), {}, r"players: 2, but tally_v0 has 3 agents"),
         (lambda: Tally(), {"actions": ("one",)}, r"actions: 1 for the 2 of tally_v0"),
-        (lambda: Tally(space=spaces.Sandbox(0, 1)), {}, r"tally_v0: only Discrete and Text actions"),
+        (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: only Discrete and Text actions"),
     ],
 )
 async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[str, Any], why: str) -> None:

@@ -147,7 +147,7 @@ def test_no_task_comes_twice_in_a_batch_and_each_member_has_rounds_of_its_own() 
 
 
 def test_a_batch_that_takes_more_of_a_member_than_it_has_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match=r"^prompts: 3 in a batch, and rows has 2 training tasks"):
+    with pytest.raises(ValueError, match=r"^prompts_per_step: 3 in a batch, and rows has 2 training tasks"):
         list(batches(mixed(1, 1), 6, 1, seed=1))
 
 
@@ -225,9 +225,13 @@ def test_the_command_line_sets_the_weights_and_a_parameter_of_one_of_several_env
 
 def test_a_member_with_too_few_tasks_is_refused_before_the_run_begins(tmp_path: Path) -> None:
     run = replace(SETTINGS, env={"terse": 1, "rows": 1}, prompts_per_step=6, output_dir=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 are needed"):
+    with pytest.raises(
+        ValueError, match=r"^prompts_per_step: Rows\.tasks\('train'\) has 2 tasks, but at least 3 are needed"
+    ):
         asyncio.run(ag.train_policy(run))
-    with pytest.raises(ValueError, match=r"^prompts: Rows\.tasks\('train'\) has 2 tasks, but at least 3 .* staleness"):
+    with pytest.raises(
+        ValueError, match=r"^prompts_per_step: Rows\.tasks\('train'\) has 2 tasks, but at least 3 .* max_staleness"
+    ):
         asyncio.run(ag.train_policy(replace(run, prompts_per_step=3, max_staleness=1)))
     assert not (tmp_path / "run").exists()
 

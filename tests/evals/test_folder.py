@@ -70,7 +70,10 @@ async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_
     assert (found.reward, len(found.rollouts)) == (1.0, TASKS)
     kept = stored(tmp_path / "eval")
     assert 0 < found.not_kept == TASKS - len(kept)
-    assert f"out: {found.not_kept} rollouts are not in {tmp_path}/eval; `resume` plays them again" in caplog.messages
+    assert (
+        f"output_dir: {found.not_kept} rollouts are not in {tmp_path}/eval; `resume` plays them again"
+        in caplog.messages
+    )
     again = await played(tmp_path / "eval", resume=True)
     assert (again.resumed, again.not_kept, stored(tmp_path / "eval")) == (len(kept), 0, ALL)
 
@@ -175,7 +178,7 @@ def test_evaluations_and_rescores_of_one_second_have_folders_of_their_own(
 async def test_rollouts_without_the_settings_that_they_were_played_with_are_not_resumed(tmp_path: Path) -> None:
     await played(tmp_path)
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"^out: .* holds rollouts, but its settings\.json is missing"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts, but its settings\.json is missing"):
         await played(tmp_path, resume=True)
 
 

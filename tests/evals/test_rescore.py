@@ -311,7 +311,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     played = await played_in(tmp_path)
     with pytest.raises(EnvError, match="Steps: its rewards come from its steps"):
         await rescore(played, Steps, tmp_path / "again")
-    with pytest.raises(ValueError, match=r"out: .* exists already"):
+    with pytest.raises(ValueError, match=r"output_dir: .* exists already"):
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",

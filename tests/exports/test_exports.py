@@ -159,7 +159,7 @@ async def test_trajectories_come_back_as_the_rollouts_that_they_were_made_of(
     write(first, await play(), of_endpoint, odd, failed, without_ids(await play(name="t/4")), odd_of_endpoint)
     lines = run(capsys, "export", first, "--to", "atif", "--unscored")
     assert lines == [f"6 rollouts, 8 files: {first}/export-atif"]
-    run(capsys, "import", first / "export-atif", "--output", again)
+    run(capsys, "import", first / "export-atif", "--output-dir", again)
     assert all(map(same, rollouts_of(again), rollouts_of(first)))
     assert len(rollouts_of(again)) == 6
     run(capsys, "export", again, "--to", "atif", "--unscored")
@@ -449,7 +449,7 @@ async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
     refused = {
         ("export", tmp_path / "nothing", "--to", "sft"): "run: there is no folder",
         ("export", tmp_path, "--to", "sft", "--phase", "train"): "--phase: no rollout has the phase 'train'",
-        ("export", tmp_path, "--to", "sft", "--output", tmp_path): "out: .* exists already",
+        ("export", tmp_path, "--to", "sft", "--output", tmp_path): "output: .* exists already",
         ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: nothing of .* 1 rollouts with a reward below 1",
         ("export", tmp_path, "--to", "atif", "--step", "9"): "run: nothing of .* no rollout is as asked for",
         ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: there is no trajectory of ATIF",

@@ -305,7 +305,7 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^out: .* holds rollouts already; resume it"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts already; resume it"):
         await ag.evaluate(Even, engine, output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: .* was begun with '.*:Even'"):
         await ag.evaluate(Vowel, engine, output_dir=tmp_path, resume=True)
@@ -334,7 +334,7 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
     assert said.startswith("resume: the env Even was (")
     assert "sha256 000000000000) when this was begun" in said
     settings.write_text("{")
-    with pytest.raises(ValueError, match=r"^out: .*settings\.json cannot be read \("):
+    with pytest.raises(ValueError, match=r"^output_dir: .*settings\.json cannot be read \("):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
 
 

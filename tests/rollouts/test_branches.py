@@ -521,7 +521,7 @@ async def test_an_env_whose_rollouts_cannot_branch_is_refused(
 
 @pytest.mark.parametrize("wrong", [{"every": 2}, True])
 async def test_what_is_no_branching_is_refused_by_name_wherever_it_is_given(wrong: Any) -> None:
-    said = r"^branching: must be an instance of Branching, got"
+    said = r"^branching: must be an instance of BranchingConfig, got"
     with pytest.raises(ValueError, match=said):
         await play(letters(), wrong)
     with pytest.raises(ValueError, match=said):

@@ -35,7 +35,7 @@ def test_branches_are_settings_of_a_run() -> None:
     ("changes", "said"),
     [
         ({"branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played; set credit branches"),
-        ({"credit": "branches", "advantage": "grpo"}, "^advantage: grpo has a unit"),
+        ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo has a unit"),
         (
             {"credit": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
             "^train.loss: gspo_rollout is of a whole rollout",

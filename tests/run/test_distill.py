@@ -36,7 +36,7 @@ SMALL = replace(
     ("changed", "said"),
     [
         ({"teacher": None, "teacher_engine": ag.TransformersConfig(slots=2)}, "^teacher_engine: there is no teacher"),
-        ({"advantage": "grpo"}, "^advantage: with a teacher no advantage comes from rewards"),
+        ({"advantage_estimator": "grpo"}, "^advantage_estimator: with a teacher no advantage comes from rewards"),
         ({"credit": "turn"}, "^credit: with a teacher no advantage comes from rewards"),
         (
             {"oversample": ag.OversampleConfig(replace=1)},

@@ -177,13 +177,13 @@ async def test_an_interrupted_run_keeps_its_last_step_and_loses_the_one_in_mid_a
 
 async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_any(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=1, save_every=1))
-    await train_policy(resumed(run, steps=2, eval_tasks=0))
+    await train_policy(resumed(run, max_steps=2, eval_tasks=0))
     for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
         with pytest.raises(ValueError, match=f"was begun with other settings; {said}: the run has "):
-            await train_policy(resumed(run, steps=3, **changes))
+            await train_policy(resumed(run, max_steps=3, **changes))
     seeds = json.loads((folder(run) / "settings.json").read_text())["seeds"]
     assert seeds["evaluation"] == run.held_out_seed
-    await train_policy(resumed(run, steps=3))
+    await train_policy(resumed(run, max_steps=3))
 
 
 @pytest.mark.parametrize("held", ["an evaluation", "foreign settings", "a summary"])
@@ -197,7 +197,9 @@ async def test_a_new_run_takes_no_folder_that_holds_something_else(
         out.mkdir()
         (out / ("settings.json" if held == "foreign settings" else "summary.json")).write_text('{"recipe": "mine"}')
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(ValueError, match=rf"^out: {out} holds '\w+\.\w+', and no run; name a new folder, or an empty"):
+    with pytest.raises(
+        ValueError, match=rf"^output_dir: {out} holds '\w+\.\w+', and no run; name a new folder, or an empty"
+    ):
         await train_policy(replace(run, output_dir=out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -217,7 +219,7 @@ async def test_a_truncated_checkpoint_is_named_and_the_run_goes_on_from_the_one_
 async def test_a_stopped_asynchronous_run_loses_no_rollout_from_its_account(run: ag.RunConfig) -> None:
     ahead = replace(run, max_staleness=1, save_every=1, eval_tasks=0, engine=ag.TransformersConfig(slots=4))
     await train_policy(replace(ahead, max_steps=2))
-    await train_policy(resumed(ahead, steps=5))
+    await train_policy(resumed(ahead, max_steps=5))
     rows = metrics(folder(run))
     for kind in ("rollouts", "groups", "requests"):
         of = {n: [row[f"{kind}/{n}"] for row in rows] for n in ("started", "resumed", "finished", "dropped", "failed")}
@@ -255,7 +257,7 @@ async def test_what_a_resumed_run_must_not_change_is_refused_by_name(run: ag.Run
         "agentgym merge",
     ):
         assert said in str(refused.value)
-    with pytest.raises(ValueError, match=r"^out: .* holds a run's checkpoints; resume that run"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* holds a run's checkpoints; resume that run"):
         await train_policy(run)
 
 
@@ -279,8 +281,8 @@ def test_evaluations_that_are_compared_stay_what_they_were(
 async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=2, eval_tasks=0))
     kept = metrics(folder(run))
-    with pytest.raises(ValueError, match=r"^steps: the run in .* has done 2 steps; give at least 2, got 1"):
-        await train_policy(resumed(run, steps=1))
+    with pytest.raises(ValueError, match=r"^max_steps: the run in .* has done 2 steps; give at least 2, got 1"):
+        await train_policy(resumed(run, max_steps=1))
     assert metrics(folder(run)) == kept
 
 
@@ -352,7 +354,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
-        pytest.raises(ValueError, match=rf"^out: .* holds what a run has trained, {kept}/; name another folder"),
+        pytest.raises(ValueError, match=rf"^output_dir: .* holds what a run has trained, {kept}/; name another folder"),
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError
@@ -422,12 +424,12 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
 @pytest.mark.parametrize(
     "changes",
     [
-        {"advantage": "grpo"},
+        {"advantage_estimator": "grpo"},
         {"credit": "turn"},
         {"env": "chase"},
         {"model": "tiny"},
-        {"prompts": 3},
-        {"staleness": 1},
+        {"prompts_per_step": 3},
+        {"max_staleness": 1},
     ]
     + [
         {"train": replace(SETTINGS.train, **of)}
@@ -493,16 +495,16 @@ def test_ctrl_c_in_code_of_ones_own_ends_in_a_short_traceback(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("field", "changes"),
     [
-        ("keep", {"keep": 0}),
+        ("keep_checkpoints", {"keep_checkpoints": 0}),
         ("save_every", {"save_every": -1}),
-        ("out", {"resume": Path("other")}),
-        ("out", {"out": 3}),
-        ("advantage", {"advantage": "gae"}),
+        ("output_dir", {"resume": Path("other")}),
+        ("output_dir", {"output_dir": 3}),
+        ("advantage_estimator", {"advantage_estimator": "gae"}),
         ("credit", {"credit": "token"}),
         ("group_size", {"group_size": 1}),
-        ("prompts", {"prompts": 0}),
-        ("steps", {"steps": -1}),
-        ("max_tokens", {"max_tokens": 0}),
+        ("prompts_per_step", {"prompts_per_step": 0}),
+        ("max_steps", {"max_steps": -1}),
+        ("max_turn_tokens", {"max_turn_tokens": 0}),
         ("probe_tolerance", {"probe_tolerance": float("nan")}),
         ("sandbox", {"sandbox": "vm"}),
         ("engine", {"engine": 3}),

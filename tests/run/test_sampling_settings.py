@@ -42,7 +42,7 @@ async def test_a_collector_refuses_it_too() -> None:
 def test_what_training_has_a_setting_of_its_own_for_is_refused_with_that() -> None:
     with pytest.raises(ValueError, match=r"^train_sampling\.temperature: set train\.temperature"):
         replace(chase_grpo.RECIPE, train_sampling=Sampling(temperature=0.5))
-    with pytest.raises(ValueError, match=r"^train_sampling\.max_tokens: set the run's max_tokens"):
+    with pytest.raises(ValueError, match=r"^train_sampling\.max_tokens: set the run's max_turn_tokens"):
         replace(chase_grpo.RECIPE, train_sampling=Sampling(max_tokens=5))
 
 

@@ -112,11 +112,11 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
     run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", output_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; give it `@classmethod"):
         await ag.train_policy(run)
-    with pytest.raises(ValueError, match=r"^prompts: .* has 40 tasks, but at least 99"):
+    with pytest.raises(ValueError, match=r"^prompts_per_step: .* has 40 tasks, but at least 99"):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=99))
     with pytest.raises(
         ValueError,
-        match=r"^prompts: .* has 40 tasks, but at least 42 are needed, since prompts and staleness put as many in",
+        match=r"^prompts_per_step: .* has 40 tasks, but at least 42 are needed, since prompts_per_step and max_staleness put as many in",
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=21, max_staleness=1))
     extra = ag.OversampleConfig(extra_groups=1, stop="target")
@@ -195,7 +195,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
     kept = {"adapter", "checkpoints", "environment.json", "metrics.jsonl", "rollouts.sqlite", "settings.json"}
     assert names - {"reward.png"} == kept | {"summary.json"}
     kept = json.loads((folder / "settings.json").read_text())
-    assert kept["settings"]["max_tokens"] == 8
+    assert kept["settings"]["max_turn_tokens"] == 8
     assert kept["versions"]["torch"]
 
 

@@ -225,7 +225,7 @@ async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^track: nowhere is not installed; `pip install nowhere`"):
+    with pytest.raises(ValueError, match=r"^report_to: nowhere is not installed; `pip install nowhere`"):
         open_tracker("nowhere", tmp_path, "recipe", {})  # type: ignore[arg-type]
 
 

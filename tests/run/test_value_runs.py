@@ -33,7 +33,7 @@ def test_a_critic_takes_groups_of_one() -> None:
         ({"gae": GAEConfig(lam=0.5)}, "^gae: no critic is trained; set credit value"),
         ({"train": ag.TrainConfig(value_lr=0.1)}, r"^train\.value_lr: no critic is trained"),
         ({"train": ag.TrainConfig(value_clip=0.1)}, r"^train\.value_clip: no critic is trained"),
-        ({"credit": "value", "advantage": "grpo"}, "^advantage: grpo is of a group"),
+        ({"credit": "value", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo is of a group"),
         ({"credit": "value", "merge": False}, "^merge: a critic reads each segment whole"),
         ({"credit": "value", "branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played"),
         ({"credit": "value", "oversample": ag.OversampleConfig(replace=2)}, r"^oversample\.replace: with a critic"),

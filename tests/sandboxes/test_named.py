@@ -179,7 +179,7 @@ NEITHER = [
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+@pytest.mark.parametrize(("spec", "why"), NEITHER, ids=["bubblewrap", "docker"])
 async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_rollout_begins(
     spec: Bubblewrap | Docker, why: str
 ) -> None:
@@ -193,7 +193,7 @@ async def test_a_sandbox_that_cannot_run_here_says_why_in_one_line_before_a_roll
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.parametrize(("sandbox", "why"), NEITHER, ids=["bubblewrap", "docker"])
+@pytest.mark.parametrize(("spec", "why"), NEITHER, ids=["bubblewrap", "docker"])
 async def test_a_tasks_sandbox_that_cannot_run_here_says_why_in_the_rollouts_failure_and_in_the_batchs_error(
     spec: Bubblewrap | Docker, why: str
 ) -> None:

@@ -121,10 +121,10 @@ async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> No
     assert rollout == []
 
 
-@pytest.mark.parametrize("name", ["n", "concurrency"])
-async def test_zero_of_anything_is_refused_by_name(name: str) -> None:
+@pytest.mark.parametrize(("name", "field"), [("n", "group_size"), ("concurrency", "concurrency")])
+async def test_zero_of_anything_is_refused_by_name(name: str, field: str) -> None:
     counts: dict[str, Any] = {"n": 1, name: 0}
-    with pytest.raises(ValueError, match=f"^{name}: must be at least 1"):
+    with pytest.raises(ValueError, match=f"^{field}: must be at least 1"):
         await run_groups(Say, tasks(1), ZERO, **counts)
 
 
@@ -253,7 +253,7 @@ async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
         assert [group.group_id for group in await scheduler.collect(2)] == ["t3", "t4"]
 
 
-@pytest.mark.parametrize("field", ["n", "prompts", "concurrency"])
+@pytest.mark.parametrize("field", ["group_size", "prompts_per_step", "concurrency"])
 def test_a_schedule_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
         replace(Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
         (3, 2, {"oversample": cut(extra_groups=1, carry=2)}),
         (3, 2, {"oversample": cut(extra_groups=1)}),
         (10, 8, {"oversample": cut(extra_groups=2)}),
-        (4, 2, {"staleness": 1}),
+        (4, 2, {"max_staleness": 1}),
     ],
 )
 async def test_a_few_tasks_more_than_are_in_play_are_enough(count: int, prompts: int, settings: dict[str, Any]) -> None:

@@ -265,7 +265,7 @@ def test_a_process_to_which_too_few_tasks_belong_is_refused_on_all(rank: int) ->
     sharding = Sharding(prompts=2, rank=rank, world=2, by_id=True)
     assert len({sharding.owner(SampledTask(0, each)) for each in Two.tasks("train")}) == 1
     with pytest.raises(
-        ValueError, match=r"^prompts: process \d of 2 plays 1 tasks of a batch, and 0 of the 2 training"
+        ValueError, match=r"^prompts_per_step: process \d of 2 plays 1 tasks of a batch, and 0 of the 2 training"
     ):
         TaskSampler.for_training(Two, sharding, seed=0)
 
@@ -302,7 +302,7 @@ def test_a_batch_has_each_id_once_where_an_env_makes_some_twice(env: type[Many])
 
 def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"^prompts: 2 in a batch, and the env gives 1 ids, then one of these \d+ times, s"
+        ValueError, match=r"^prompts_per_step: 2 in a batch, and the env gives 1 ids, then one of these \d+ times, s"
     ):
         next(batches(Same, 2, 1, seed=0))
 

@@ -206,7 +206,7 @@ async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) 
 async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_resumed(
     runs: list[Seen], tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"n": 2, "out": tmp_path / "old"}
+    given: dict[str, Any] = {"n": 2, "output_dir": tmp_path / "old"}
     await ag.evaluate(Chances, SPEAKER, **given)
     for folder in (tmp_path / "old", runs[0].folder):
         content = json.loads((folder / SETTINGS).read_text())

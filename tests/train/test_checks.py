@@ -188,7 +188,7 @@ def test_a_setting_of_the_logits_that_the_model_does_not_use_changes_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # PEFT's own
-@pytest.mark.parametrize("setting", ["checkpointing", "shard"])
+@pytest.mark.parametrize("setting", ["gradient_checkpointing", "shard"])
 def test_layers_are_found_by_their_number_whatever_they_are_called(tmp_path: Path, setting: str) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

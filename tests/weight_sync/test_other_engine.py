@@ -130,7 +130,7 @@ def test_an_engine_is_named_on_the_command_line() -> None:
 
 def test_servers_that_lend_their_memory_are_refused_where_rollouts_go_on_meanwhile() -> None:
     run = replace(SMALL, engine=ag.SGLangConfig(colocate="keep"))
-    with pytest.raises(ValueError, match=r"^engine\.colocate, staleness: "):
+    with pytest.raises(ValueError, match=r"^engine\.colocate, max_staleness: "):
         replace(run, max_staleness=1)
 
 

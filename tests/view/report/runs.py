@@ -22,7 +22,13 @@ def write_run(
 ) -> Path:
     """Write the folder of a training with these rewards by step."""
     folder.mkdir(parents=True)
-    kept = {"recipe": "chase", "env": "envs.chase.env:Chase", "seed": seed, "steps": len(rewards), "out": str(folder)}
+    kept = {
+        "recipe": "chase",
+        "env": "envs.chase.env:Chase",
+        "seed": seed,
+        "max_steps": len(rewards),
+        "output_dir": str(folder),
+    }
     content = {
         "versions": {"agentgym": "0.1.0", "torch": None},
         "envs": {"Chase": {"where": "envs.chase.env:Chase", "version": None, "sha256": "95b0e12255e6138c"}},

@@ -13,7 +13,7 @@ from tests.view.report.runs import write_evaluation, write_run
 
 def test_runs_that_differ_in_nothing_but_their_seed_are_one_line(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
-        write_run(tmp_path / f"a{seed}", [0.1, 0.2], seed=seed, out=f"elsewhere-{seed}")
+        write_run(tmp_path / f"a{seed}", [0.1, 0.2], seed=seed, output_dir=f"elsewhere-{seed}")
     write_run(tmp_path / "b", [0.1, 0.2], seed=0, lr=1e-3)
     found = lines_of(kept_runs([tmp_path]))
     assert [(line.mark, line.seeds) for line in found] == [("A", [0, 1, 2]), ("B", [0])]

@@ -246,8 +246,8 @@ def test_metrics_that_are_no_finite_numbers_are_gaps(
 
 @pytest.mark.parametrize("steps", [1, 2, 20, 300])
 def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
-    metric, plots = pytest.importorskip("matplotlib.metric"), pytest.importorskip("agentgym.view.report.plots")
-    axes = metric.Metric().add_subplot()
+    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
+    axes = figure.Figure().add_subplot()
     axes.plot(range(1, steps + 1), [0.5] * steps)
     plots.mark_whole_steps(axes)
     ticks = axes.get_xticks()
@@ -257,8 +257,8 @@ def test_a_curve_has_numbers_at_whole_steps_alone(steps: int) -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_several_seeds_have_a_band_and_lines_of_their_own_and_a_single_one_has_neither(seeds: int) -> None:
-    metric, plots = pytest.importorskip("matplotlib.metric"), pytest.importorskip("agentgym.view.report.plots")
-    axes = metric.Metric().add_subplot()
+    figure, plots = pytest.importorskip("matplotlib.figure"), pytest.importorskip("agentgym.view.report.plots")
+    axes = figure.Figure().add_subplot()
     plots.add_curve(axes, plots.Curve("A", [{0: 0.1 * seed, 1: 0.5} for seed in range(seeds)]), "#000000")
     assert (len(axes.lines), len(axes.collections)) == ((1, 0) if seeds == 1 else (4, 1))
 
@@ -322,7 +322,7 @@ def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
     assert found | {"": "A", "runs": "1"} == {
         "": "A",
         "runs": "1",
-        "steps": "10",
+        "max_steps": "10",
         "reward, first 5 steps": "0.250",
         "reward, last 5 steps": "0.500",
         "held out before": "0.125",
