@@ -31,12 +31,13 @@ T = TypeVar("T")
 
 PACKAGE = Path(__file__).parents[1]
 ENV, HELP = "--env.", ("-h", "--help")
-ENGINES = {"local": TransformersConfig, "sglang": SGLangConfig}
+ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 """Engines by what `--engine` calls them."""
 KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
 ABOUT_ENGINES = (
-    "What samples: `--engine local` is the model in this process, `--engine sglang` SGLang servers, and `--engine "
+    "What samples: `--engine transformers` is the model in this process, `--engine sglang` SGLang servers, and "
+    "`--engine "
     "package.module:Class` an engine of your own. Each has settings of its own: `--engine sglang --help` lists those "
     "of SGLang."
 )

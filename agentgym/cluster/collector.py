@@ -98,8 +98,8 @@ class WorkerEngines:
         await servers.hold()
         self._given = await servers.push(policy, version=version)
         self._version = version
-        await servers.adopt(self._given)
-        await self._workers.ask_all("adopt", self._given)
+        await servers.pull(self._given)
+        await self._workers.ask_all("pull", self._given)
 
     async def _renew(self, rank: int, worker: Any) -> None:
         """Give a new worker the policy that the others have."""
@@ -108,7 +108,7 @@ class WorkerEngines:
         if self._servers is None:
             await answer(worker.load.remote(self._given, self._version))
         else:
-            await answer(worker.adopt.remote(self._given))
+            await answer(worker.pull.remote(self._given))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
         """Return the engines' log-probabilities; EngineError, naming the worker, where one has another policy."""

@@ -74,7 +74,7 @@ async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
     else:
         async with SGLangEngine(given.model, given.config) as client:
             if given.policy is not None:
-                await client.adopt(given.policy)
+                await client.pull(given.policy)
             yield client
 
 

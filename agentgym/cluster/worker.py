@@ -149,13 +149,13 @@ class RolloutWorker:
             engine.move(old, new)
 
     async def hold(self) -> None:
-        """Send no request until `adopt`, where a push changes what the servers' requests are sampled from."""
+        """Send no request until `pull`, where a push changes what the servers' requests are sampled from."""
         await self._shared.hold()
 
-    async def adopt(self, pushed: Any) -> None:
+    async def pull(self, pushed: Any) -> None:
         """Sample from a policy that the driver pushed to the servers."""
         with all_clocks_stopped():
-            await self._shared.adopt(pushed)
+            await self._shared.pull(pushed)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling) -> Floats:
         """Return the log-probabilities of this worker's engine."""

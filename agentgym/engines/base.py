@@ -73,13 +73,13 @@ class WeightsEngine(Protocol):
 
 @runtime_checkable
 class SharedEngine(Protocol):
-    """An engine on servers that other clients ask too: one of them pushes a policy, and all adopt it.
+    """An engine on servers that other clients ask too: one of them pushes a policy, and all pull it.
 
-    `load_adapter` of such an engine is `hold`, `push` and `adopt` of one client.
+    `load_adapter` of such an engine is `hold`, `push` and `pull` of one client.
     """
 
     async def hold(self) -> None:
-        """Send no request until `adopt`, where a push changes what the requests of all clients are sampled from.
+        """Send no request until `pull`, where a push changes what the requests of all clients are sampled from.
 
         Requests in flight are ended; what they sampled is kept, and their turns go on afterward. It does nothing where
         each policy has a name of its own on the servers.
@@ -87,14 +87,14 @@ class SharedEngine(Protocol):
         ...
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> Any:
-        """Give the servers a policy, which nobody samples from yet; return what `adopt` takes, which can be pickled.
+        """Give the servers a policy, which nobody samples from yet; return what `pull` takes, which can be pickled.
 
-        The policies before the current one are unloaded: all clients must have adopted that. Raises ValueError, and
+        The policies before the current one are unloaded: all clients must have pulled that. Raises ValueError, and
         changes nothing, for an adapter or weights that do not fit.
         """
         ...
 
-    async def adopt(self, policy: Any) -> None:
+    async def pull(self, policy: Any) -> None:
         """Sample new tokens from a policy that this or another client pushed."""
         ...
 
@@ -124,6 +124,6 @@ def weights_engine(engine: Engine) -> WeightsEngine:
     if not isinstance(engine, WeightsEngine):
         raise ValueError(
             f"train.method: full gives the engine a whole model, and {type(engine).__name__} has no `load_weights`; "
-            "give it that method, train with method='lora', or sample with the local engine or SGLang"
+            "give it that method, train with method='lora', or sample with the embedded engine or SGLang"
         )
     return engine

@@ -20,7 +20,7 @@ async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[Non
     if not (shared and isinstance(engine, SGLangEngine)):
         yield
         return
-    await engine.shut()
+    await engine.drain()
     await peers.gather([None])  # nobody's request is in flight
     if peers.rank == 0:
         await engine.release_memory()
@@ -29,4 +29,4 @@ async def lent_memory(run: RunConfig, collector: Collector) -> AsyncIterator[Non
     if peers.rank == 0:
         await engine.resume_memory()
     await peers.gather([None])
-    await engine.go_on()
+    await engine.reopen()

@@ -184,7 +184,9 @@ class RunConfig:
                 "(agentgym.chat.chat_tokenizer takes both), and leave them out here"
             )
         if self.train.dora and isinstance(self.engine, SGLangConfig):
-            raise ValueError("train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine local")
+            raise ValueError(
+                "train.dora: SGLang serves no DoRA adapter; leave it out, or sample with --engine transformers"
+            )
         if isinstance(self.engine, SGLangConfig) and self.engine.colocate != "off" and self.max_staleness:
             raise ValueError(
                 "engine.colocate, max_staleness: servers that lend the trainer their memory sample nothing "

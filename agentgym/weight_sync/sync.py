@@ -27,7 +27,7 @@ class WeightSync:
     Make it while the engine samples from the trainer's base model, and `begin` it before the first training step: the
     proof starts from there. Beside an adapter the base model stays, and the first sync begins it too. Under torchrun
     every process makes one and calls it at the same steps; an engine on shared servers is given each policy once, by
-    the first process, and the others adopt it. `tolerance` is the largest gap in nats of an engine in float32. `base`
+    the first process, and the others pull it. `tolerance` is the largest gap in nats of an engine in float32. `base`
     is what an earlier process scored with the trainer when it began, for a run that is resumed.
     """
 
@@ -136,7 +136,7 @@ class WeightSync:
             raise refusal
         if pushed is None:
             raise EngineError(f"sync: the first process could not push version {version}: {said}")
-        await engine.adopt(pushed)
+        await engine.pull(pushed)
 
 
 async def load_policy(trainer: "Trainer", engine: Engine, *, version: int) -> None:

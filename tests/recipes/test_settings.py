@@ -62,7 +62,7 @@ def refused(*arguments: str) -> str:
     ("arguments", "engine"),
     [
         ([], ag.TransformersConfig()),
-        (["--engine", "local", "--engine.slots", "8"], ag.TransformersConfig(slots=8)),
+        (["--engine", "transformers", "--engine.slots", "8"], ag.TransformersConfig(slots=8)),
         (["--engine.slots", "8"], ag.TransformersConfig(slots=8)),
         (["--engine", "sglang"], ag.SGLangConfig()),
         (
@@ -99,7 +99,7 @@ def test_a_setting_of_another_engine_is_told_which_one_has_it() -> None:
 def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_kind() -> None:
     servers = replace(RECIPE, engine=ag.SGLangConfig(slots=7))
     assert settings(servers, ["--engine", "sglang", "--engine.tp", "2"]).engine == ag.SGLangConfig(slots=7, tp=2)
-    assert settings(servers, ["--engine", "local"]).engine == ag.TransformersConfig()
+    assert settings(servers, ["--engine", "transformers"]).engine == ag.TransformersConfig()
     assert settings(servers, ["--engine", "mine:Engine"]).engine == ag.CustomEngineConfig(name="mine:Engine")
 
 
@@ -151,7 +151,7 @@ def test_a_launched_server_takes_an_adapter_of_the_trainers_rank() -> None:
 def test_dora_is_refused_where_no_server_serves_it() -> None:
     run = settings(RECIPE, ["--train.dora"])
     assert run.train.dora
-    with pytest.raises(ValueError, match=r"^train\.dora: .*--engine local"):
+    with pytest.raises(ValueError, match=r"^train\.dora: .*--engine transformers"):
         replace(run, engine=ag.SGLangConfig())
 
 

@@ -22,7 +22,7 @@ from agentgym.engines.sglang.generation import Generation, Piece
 from agentgym.engines.sglang.launching.opening import facts_of, open_servers
 from agentgym.engines.sglang.launching.process import Progress
 from agentgym.engines.sglang.model_info import ModelFacts, model_facts, require_vocabulary
-from agentgym.engines.sglang.policies.parcels import PolicyVersion
+from agentgym.engines.sglang.policies.payloads import PolicyVersion
 from agentgym.engines.sglang.prompts import Prompts, checked
 from agentgym.engines.sglang.server import NoServer, Server, Unavailable
 from agentgym.engines.sglang.turns import Turns
@@ -234,16 +234,16 @@ class SGLangEngine:
             policy = await self._fleet.push(given, version=version)
         finally:
             self._fleet.open.set()
-        old = self._fleet.adopt(policy)
+        old = self._fleet.pull(policy)
         self._turns.spawn(self._retire(old, self._turns.overtake()))
 
     async def hold(self) -> None:
-        """Send no request until `adopt` where policies are merged into the servers' weights; see `SharedEngine`."""
+        """Send no request until `pull` where policies are merged into the servers' weights; see `SharedEngine`."""
         if self._config.adapters == "merged":
-            await self.shut()
+            await self.drain()
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> PolicyVersion:
-        """Give the servers a policy, which every client may `adopt`; see `SharedEngine`."""
+        """Give the servers a policy, which every client may `pull`; see `SharedEngine`."""
         self._opened()
         policy = await self._fleet.push(given, version=version)
         for old in self._fleet.stale:
@@ -251,27 +251,28 @@ class SGLangEngine:
                 self._turns.spawn(self._retire(old, []))
         return policy
 
-    async def adopt(self, policy: PolicyVersion) -> None:
+    async def pull(self, policy: PolicyVersion) -> None:
         """Sample new tokens from a policy that this or another client pushed; requests in flight go on under it."""
         self._opened()
         await self._fleet.each(self._fleet.router.alive, lambda server: self._fleet.take(server, policy))
-        self._fleet.adopt(policy)
+        self._fleet.pull(policy)
         self._turns.overtake()
         self._fleet.open.set()
 
-    async def shut(self) -> None:
-        """End the requests in flight, keeping what they sampled, and send none until `go_on`."""
+    async def drain(self) -> None:
+        """End the requests in flight, keeping what they sampled, and send none until `reopen`."""
         self._opened()
         self._fleet.open.clear()
         for piece in self._turns.overtake():
             await piece.done.wait()
 
-    async def go_on(self) -> None:
-        """Send requests again after `shut`."""
+    async def reopen(self) -> None:
+        """Send requests again after `drain`."""
         self._fleet.open.set()
 
     async def release_memory(self) -> None:
-        """Give the GPU memory that `colocate` names back, after every client's `shut`; EngineError where one cannot."""
+        """Give the GPU memory that `colocate` names back, after every client's `drain`; EngineError where one
+        cannot."""
         self._opened()
         await asyncio.gather(*(server.release_memory(self._lent) for server in self._fleet.living))
 
@@ -286,7 +287,7 @@ class SGLangEngine:
         return tuple(server.client.url for server in self._fleet.servers)
 
     def current_policy(self) -> PolicyVersion:
-        """Return the policy that new tokens are sampled from, for clients in other processes to `adopt`."""
+        """Return the policy that new tokens are sampled from, for clients in other processes to `pull`."""
         return self._fleet.policy
 
     def move(self, old: str, new: str) -> None:

@@ -14,7 +14,7 @@ from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.sglang.generation import Attempts
 from agentgym.engines.sglang.model_info import served, write_adapter
 from agentgym.engines.sglang.policies.merged import MergedWeights
-from agentgym.engines.sglang.policies.parcels import AdapterFolder, PackedAdapter, Parcel, PolicyVersion, Weights
+from agentgym.engines.sglang.policies.payloads import AdapterFolder, PackedAdapter, Payload, PolicyVersion, Weights
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.router import Router
 from agentgym.engines.sglang.server import NoServer, Server
@@ -66,7 +66,7 @@ class Fleet:
         """An event that is set while requests may be sent."""
         self.open.set()
         self._merged = MergedWeights(model, bucket_bytes=config.bucket_mb << 20, exact=exact)
-        self._parcels: dict[PolicyVersion, Parcel] = {}
+        self._parcels: dict[PolicyVersion, Payload] = {}
         """The policies that this client pushed and did not unload."""
         self._updating = asyncio.Lock()
         self._asked = 0
@@ -101,18 +101,18 @@ class Fleet:
     # ------------------------------------------------------------------------------------------ policies
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> PolicyVersion:
-        """Give base plus adapter, or a whole model, to all servers, or to none; nobody samples from it before `adopt`.
+        """Give base plus adapter, or a whole model, to all servers, or to none; nobody samples from it before `pull`.
 
         Raises ValueError for what a server does not serve, EngineError where none is left.
         """
         if isinstance(given, ModelWeights) and self.config.adapters != "merged":
             raise ValueError(f"adapters: {self.config.adapters} gives no whole weights to servers; set adapters=merged")
         async with self._updating:
-            policy, parcel = await self._packed(served(given) if isinstance(given, Adapter) else given, version)
-            if parcel is not None:
-                self._parcels[policy] = parcel
+            policy, payload = await self._packed(served(given) if isinstance(given, Adapter) else given, version)
+            if payload is not None:
+                self._parcels[policy] = payload
             try:
-                await self._spread(policy, parcel)
+                await self._spread(policy, payload)
             except BaseException:
                 await self.unload(policy)
                 for server in self.router.alive:
@@ -123,10 +123,10 @@ class Fleet:
 
     async def take(self, server: Server, policy: PolicyVersion) -> None:
         """Note that a server has a policy that another client pushed; EngineError where it has not."""
-        if not server.holds(policy) and not await server.adopt(policy):
+        if not server.holds(policy) and not await server.pull(policy):
             raise EngineError(f"{server}: does not have {policy.lora}, which another client pushed")
 
-    def adopt(self, policy: PolicyVersion) -> PolicyVersion:
+    def pull(self, policy: PolicyVersion) -> PolicyVersion:
         """Sample new tokens from a policy that the servers have; return the policy before it."""
         old, self.policy = self.policy, policy
         return old
@@ -136,7 +136,7 @@ class Fleet:
         """The adapters that this client pushed and that are not the current policy."""
         return [policy for policy in self._parcels if policy != self.policy]
 
-    async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Parcel | None]:
+    async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
         """The adapter or the weights as requests, made off the event loop, under a name of their own.
 
         Servers cannot take a name twice, and keep what an old one meant.
@@ -157,11 +157,11 @@ class Fleet:
         packed = await asyncio.to_thread(PackedAdapter, name, given, tps=tps)
         return PolicyVersion(name, version, digest=digest), packed
 
-    async def _spread(self, policy: PolicyVersion, parcel: Parcel | None) -> None:
+    async def _spread(self, policy: PolicyVersion, payload: Payload | None) -> None:
         attempts = self.attempts("load_adapter")
         # A server that comes back meanwhile has the policy before.
         while lacking := [server for server in await self._some(attempts) if not server.holds(policy)]:
-            refused = await self.each(lacking, lambda server: server.load(policy, parcel))
+            refused = await self.each(lacking, lambda server: server.load(policy, payload))
             if refused:
                 raise refused[0]
 
@@ -256,10 +256,10 @@ class Fleet:
             await _unload(server, sorted(server.adapters))  # it may have forgotten them, or not
             server.doubt()
             while not server.holds(self.policy):  # `push` waits for no lost server: the policy may change meanwhile
-                parcel = self._parcels.get(self.policy)
-                if parcel is not None:
-                    await server.load(self.policy, parcel)
-                elif not await server.adopt(self.policy):
+                payload = self._parcels.get(self.policy)
+                if payload is not None:
+                    await server.load(self.policy, payload)
+                elif not await server.pull(self.policy):
                     return  # the client that pushed it will give it to the server
             self.router.revive(server)
             self.counts.revived_servers += 1

@@ -18,7 +18,7 @@ from agentgym.engines.sglang.answers import (
 )
 from agentgym.engines.sglang.http import Answer, JsonClient, encoded
 from agentgym.engines.sglang.launching.process import ServerProcess
-from agentgym.engines.sglang.policies.parcels import Parcel, PolicyVersion
+from agentgym.engines.sglang.policies.payloads import Payload, PolicyVersion
 from agentgym.engines.sglang.prompts import Prompt
 from agentgym.errors import EngineError, WireError
 from agentgym.types.arrays import Floats
@@ -212,26 +212,26 @@ class Server:
         await self._post("/continue_generation", {})
         self.paused = False
 
-    async def load(self, policy: PolicyVersion, parcel: Parcel | None) -> None:
+    async def load(self, policy: PolicyVersion, payload: Payload | None) -> None:
         """Load a policy that others do not have yet; ValueError where it does not fit."""
-        if parcel is None or self.holds(policy):
+        if payload is None or self.holds(policy):
             return
         if policy.lora is None:
-            await self._load_weights(policy, parcel)
+            await self._load_weights(policy, payload)
             return
         # Before the request: after a broken one it is not known whether the server loaded it.
         self.adapters.add(policy.lora)
-        for path, body in parcel.requests(self.tp):
+        for path, body in payload.requests(self.tp):
             self._taken(await self._try(path, body, _LOAD_S))
         self._loaded.add(policy.lora)
 
-    async def _load_weights(self, policy: PolicyVersion, parcel: Parcel) -> None:
+    async def _load_weights(self, policy: PolicyVersion, payload: Payload) -> None:
         """Put other weights in the place of the server's own, bucket by bucket."""
         await self.idle()
         self._weights = None
         self._taken(await self._try("/begin_weight_update", {}, _LOAD_S))
         try:
-            requests = parcel.requests(self.tp)
+            requests = payload.requests(self.tp)
             while (request := await asyncio.to_thread(next, requests, None)) is not None:  # it reads and packs
                 self._taken(await self._try(*request, _LOAD_S))
         finally:
@@ -261,7 +261,7 @@ class Server:
         """Whether the server can sample from a policy, as far as is known."""
         return policy.lora in self._loaded if policy.lora is not None else policy.weights == self._weights
 
-    async def adopt(self, policy: PolicyVersion) -> bool:
+    async def pull(self, policy: PolicyVersion) -> bool:
         """Whether the server has a policy that another client pushed; it is remembered."""
         if policy.lora is None:
             if policy.weights and not await self._serves(policy.version):

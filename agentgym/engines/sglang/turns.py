@@ -10,7 +10,7 @@ from agentgym.engines.sglang.answers import require_possible
 from agentgym.engines.sglang.fleet import Fleet
 from agentgym.engines.sglang.generation import Attempts, Generation, Piece, empty
 from agentgym.engines.sglang.model_info import ModelFacts
-from agentgym.engines.sglang.policies.parcels import PolicyVersion
+from agentgym.engines.sglang.policies.payloads import PolicyVersion
 from agentgym.engines.sglang.server import Ask, NoServer, Server, Unavailable
 from agentgym.engines.stop_texts import StopTexts
 from agentgym.errors import EngineError

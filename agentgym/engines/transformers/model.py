@@ -1,4 +1,4 @@
-"""A transformers model as the local engine uses it: last hidden states over slots of KV, draws and scores."""
+"""A transformers model as the embedded engine uses it: last hidden states over slots of KV, draws and scores."""
 
 import math
 from pathlib import Path
@@ -321,7 +321,7 @@ def _refuse(config: Any, context: int) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
         odd = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
-        raise ValueError(f"{name}: layers of {', '.join(odd)}; the local engine runs full attention only")
+        raise ValueError(f"{name}: layers of {', '.join(odd)}; the embedded engine runs full attention only")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         raise ValueError(f"{name}: {rope['rope_type']} rope turns with the batch's longest row; use another engine")

@@ -143,7 +143,7 @@ async def main():
             if trainer.rank == 0:
                 pushed = await engine.push(trainer_adapter, version=1)
             pushed = (await trainer.gather([pushed]))[0]
-            await engine.adopt(pushed)
+            await engine.pull(pushed)
             done = await engine.generate([5, 6], session="s", max_tokens=2, sampling=ag.Sampling(), seed=0)
             said = {"urls": engine.urls, "version": done.versions[0].version, "name": pushed.lora}
             Path(sys.argv[3], f"rank{trainer.rank}").write_text(json.dumps(said))

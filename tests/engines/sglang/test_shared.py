@@ -15,7 +15,7 @@ from agentgym.engines.base import SharedEngine, WeightsEngine
 from agentgym.engines.scripted import ByteTokenizer
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.sglang.policies.merged import MergedWeights
-from agentgym.engines.sglang.policies.parcels import PolicyVersion
+from agentgym.engines.sglang.policies.payloads import PolicyVersion
 from agentgym.errors import EngineError
 from agentgym.train.trainer import TrainConfig, Trainer
 from agentgym.types.completion import Completion, Sampling
@@ -80,7 +80,7 @@ async def test_a_policy_is_loaded_once_and_every_client_samples_from_it_under_on
         pushed = pickle.loads(pickle.dumps(await owner.push(ADAPTER, version=1)))
         assert owner.version == other.version == 0
         for engine in (owner, other):
-            await engine.adopt(pushed)
+            await engine.pull(pushed)
             assert (await say(engine)).versions[0].version == 1
     assert len(held.loads) == 1
     assert held.sampled == [pushed.lora, pushed.lora]
@@ -94,8 +94,8 @@ async def test_the_owner_unloads_the_policy_before_the_current_one_and_others_un
             for version in (1, 2, 3):
                 pushed = await owner.push(ADAPTER, version=version)
                 names.append(pushed.lora)
-                await owner.adopt(pushed)
-                await other.adopt(pushed)
+                await owner.pull(pushed)
+                await other.pull(pushed)
                 while len(held.unloads) < version - 2:  # noqa: ASYNC110  a list tells nobody
                     await asyncio.sleep(0)
         assert held.unloads == names[:1]
@@ -111,7 +111,7 @@ async def test_a_server_that_was_started_anew_is_asked_for_nothing_that_it_has_n
     ):
         pushed = await owner.push(ADAPTER, version=1)
         for engine in (owner, other):
-            await engine.adopt(pushed)
+            await engine.pull(pushed)
         await peer.die()
         held.start_anew()
         waiting = asyncio.create_task(say(other))
@@ -132,16 +132,16 @@ async def test_a_server_with_other_weights_than_were_pushed_last_is_not_taken_ba
     async with Peer(sglang(model_info=lambda _: giving(says)(None))) as peer, client(peer, adapters="merged") as engine:
         [server] = engine._fleet.servers
         server.doubt()
-        assert not await server.adopt(PolicyVersion(None, 3, "agentgym-x-v3"))
+        assert not await server.pull(PolicyVersion(None, 3, "agentgym-x-v3"))
         says["weight_version"] = "3"
-        assert await server.adopt(PolicyVersion(None, 3, "agentgym-x-v3"))
+        assert await server.pull(PolicyVersion(None, 3, "agentgym-x-v3"))
         assert server.holds(PolicyVersion(None, 3, "agentgym-x-v3"))
 
 
 async def test_a_policy_that_a_server_does_not_have_is_not_sampled_from_there() -> None:
     held = Held()
     async with held.peer() as peer, client(peer) as engine:
-        await engine.adopt(PolicyVersion("nobodys", 4))
+        await engine.pull(PolicyVersion("nobodys", 4))
         with pytest.raises(EngineError, match="no server is left"):
             await say(engine)
     assert held.sampled == []
@@ -160,7 +160,7 @@ async def test_each_process_of_a_server_gets_a_copy_of_the_adapter(tp: int) -> N
 async def test_an_adapter_is_packed_once_for_all_servers_and_off_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import agentgym.engines.sglang.policies.parcels as policies
+    import agentgym.engines.sglang.policies.payloads as policies
 
     loop, threads = asyncio.get_running_loop(), list[bool]()
     packed = policies.packed_tensors
@@ -283,7 +283,7 @@ async def test_the_weights_of_a_whole_model_reach_the_server_and_are_set_back() 
             await engine.load_weights(weights, version=1)
             assert (await say(engine)).versions[0].version == 1
             pushed = dict(held.weights)
-            await engine.adopt(await engine.push(weights, version=2))
+            await engine.pull(await engine.push(weights, version=2))
             strange = ModelWeights(tensors={}, files={"strange": torch.zeros(1)})
             with pytest.raises(ValueError, match=r"^weights: strange is no weight in the files of"):
                 await engine.load_weights(strange, version=3)
@@ -357,13 +357,13 @@ async def test_while_memory_is_released_no_request_is_sent_and_turns_go_on_after
         for keep, tags in (("keep", "['kv_cache']"), ("drop", "['kv_cache', 'weights']")):
             order.clear()
             engine._config = replace(engine._config, urls=(), colocate=keep)  # as of a launched server
-            await engine.shut()
+            await engine.drain()
             await engine.release_memory()
             late = asyncio.create_task(say(engine))
             await asyncio.sleep(0)
             await engine.resume_memory()
             assert order[:3] == ["flush_cache"] * 3
             assert order[3:] == [f"release_memory_occupation {tags}", f"resume_memory_occupation {tags}"]
-            await engine.go_on()
+            await engine.reopen()
             assert len((await late).token_ids) == 3
         engine._config = replace(engine._config, urls=(peer.url,), colocate="off")

@@ -1,4 +1,4 @@
-"""How the local engine draws: from a part of the distribution if it is told to, up to a text that ends a turn."""
+"""How the embedded engine draws: from a part of the distribution if it is told to, up to a text that ends a turn."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentgym.engines.sglang.policies.parcels import Bucket
+from agentgym.engines.sglang.policies.payloads import Bucket
 from agentgym.errors.extras import needs_extra
 from agentgym.types.weights import Adapter, ModelWeights
 
@@ -53,7 +53,7 @@ class MergedWeights:
         if strange:
             raise ValueError(
                 f"weights: {strange[0]} is no weight in the files of {self._model}, whose names servers know; give the "
-                "weights of the same model, or sample with the local engine"
+                "weights of the same model, or sample with the embedded engine"
             )
         rest = sorted(self._changed - weights.files.keys())
         self._changed |= weights.files.keys()

@@ -73,7 +73,7 @@ async def in_mid_turn(engine: SGLangEngine) -> AsyncIterator["asyncio.Task[Compl
 
 
 async def scores(ids: list[int], adapter: Adapter | None, how: Sampling) -> Floats:
-    """By the local engine."""
+    """By the embedded engine."""
     async with TransformersEngine(MODEL, TransformersConfig(slots=1)) as local:
         await local.load_adapter(adapter, version=1)
         return await local.score(ids, sampling=how)

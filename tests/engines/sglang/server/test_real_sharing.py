@@ -101,10 +101,10 @@ async def test_merged_weights_lent_memory_and_a_restart_on_a_real_server() -> No
         # As of `colocate`, whose flags the CPU build refuses for want of torch_memory_saver.
         engine._config = replace(engine._config, colocate="drop")
         before = await engine.score(IDS, sampling=WARM)
-        await engine.shut()
+        await engine.drain()
         await engine.release_memory()
         await engine.resume_memory()
-        await engine.go_on()
+        await engine.reopen()
         np.testing.assert_allclose(await engine.score(IDS, sampling=WARM), before, atol=1e-5)
         await engine.load_adapter(None, version=4)
         full = TrainConfig(method="full", lr=5e-4, temperature=0.7, device="cpu", loss="cispo", warmup_steps=0)

@@ -26,7 +26,7 @@ class PolicyVersion(NamedTuple):
     """What tells the adapter or the weights from others (`digest_of`); empty for the model's own."""
 
 
-class Parcel(Protocol):
+class Payload(Protocol):
     """A packed policy; its owner keeps it while the policy is current, for a server that is started again."""
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
