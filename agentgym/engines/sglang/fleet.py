@@ -66,7 +66,7 @@ class Fleet:
         """An event that is set while requests may be sent."""
         self.open.set()
         self._merged = MergedWeights(model, bucket_bytes=config.bucket_mb << 20, exact=exact)
-        self._parcels: dict[PolicyVersion, Payload] = {}
+        self._payloads: dict[PolicyVersion, Payload] = {}
         """The policies that this client pushed and did not unload."""
         self._updating = asyncio.Lock()
         self._asked = 0
@@ -110,7 +110,7 @@ class Fleet:
         async with self._updating:
             policy, payload = await self._packed(served(given) if isinstance(given, Adapter) else given, version)
             if payload is not None:
-                self._parcels[policy] = payload
+                self._payloads[policy] = payload
             try:
                 await self._spread(policy, payload)
             except BaseException:
@@ -134,7 +134,7 @@ class Fleet:
     @property
     def stale(self) -> list[PolicyVersion]:
         """The adapters that this client pushed and that are not the current policy."""
-        return [policy for policy in self._parcels if policy != self.policy]
+        return [policy for policy in self._payloads if policy != self.policy]
 
     async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
         """The adapter or the weights as requests, made off the event loop, under a name of their own.
@@ -144,7 +144,7 @@ class Fleet:
         name = f"agentgym-{uuid4().hex[:12]}-v{version}"
         digest = await asyncio.to_thread(digest_of, given)
         if self.config.adapters == "merged":
-            if given is None and not self._parcels:
+            if given is None and not self._payloads:
                 return PolicyVersion(None, version), None
             buckets = await asyncio.to_thread(self._merged.of, given)
             return PolicyVersion(None, version, name, digest), Weights(version, buckets)
@@ -177,7 +177,7 @@ class Fleet:
 
     async def unload(self, policy: PolicyVersion) -> None:
         """Forget a policy's adapter on every server that is there, once the requests that use it have ended."""
-        self._parcels.pop(policy, None)
+        self._payloads.pop(policy, None)
         if policy.lora is None:
             return
         async with asyncio.TaskGroup() as forgetting:
@@ -198,7 +198,7 @@ class Fleet:
 
     async def set_back(self) -> None:
         """Give every server that this client pushed weights to the model's own again; what could not be is logged."""
-        if self.config.adapters != "merged" or not self._parcels:
+        if self.config.adapters != "merged" or not self._payloads:
             return
         try:
             await self.push(None, version=0)
@@ -256,7 +256,7 @@ class Fleet:
             await _unload(server, sorted(server.adapters))  # it may have forgotten them, or not
             server.doubt()
             while not server.holds(self.policy):  # `push` waits for no lost server: the policy may change meanwhile
-                payload = self._parcels.get(self.policy)
+                payload = self._payloads.get(self.policy)
                 if payload is not None:
                     await server.load(self.policy, payload)
                 elif not await server.pull(self.policy):
