@@ -37,8 +37,8 @@ KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
 ABOUT_ENGINES = (
     "What samples: `--engine transformers` is the model in this process, `--engine sglang` SGLang servers, and "
-    "`--engine package.module:Class` an engine of your own. Each has settings of its own: `--engine sglang --help` lists those "
-    "of SGLang."
+    "`--engine package.module:Class` an engine of your own. Each has settings of its own: `--engine sglang --help` "
+    "lists those of SGLang."
 )
 """What --help says of the engines whose settings it does not list."""
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
