@@ -82,7 +82,7 @@ class SampleBatch(Sequence[Sample]):
 def build_samples(
     groups: Sequence[Group],
     *,
-    advantage: Estimator = "dr_grpo",
+    advantage_estimator: Estimator = "dr_grpo",
     merge: bool = True,
     credit: CreditLevel = "outcome",
 ) -> SampleBatch:
@@ -116,7 +116,7 @@ def build_samples(
     _refuse_repeated_ids(rollouts)
     _refuse_without_ids(rollouts)
     levels, of_tokens = LEVELS[credit]
-    by_id = levels(rollouts, advantage)
+    by_id = levels(rollouts, advantage_estimator)
     branches = credit == "branches"
     with_signal = {rollout.group_id for rollout in rollouts if any(by_id.get(rollout.rollout_id, {}).values())}
     samples = tuple(

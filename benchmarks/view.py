@@ -65,7 +65,7 @@ PAGES = {
 }
 """What is asked of a run, by the name of its figure."""
 SEEN = {
-    "curves": ("", "[data-figure=reward] path"),
+    "curves": ("", "[data-metric=reward] path"),
     "table": ("rollouts", "[role=row]:not(.waiting) [role=gridcell] a"),
     "rollout": ("rollout/{long}", ".message"),
     "tokens": ("rollout/{long}?view=tokens", ".tokens [data-i]"),

@@ -97,16 +97,16 @@ SUBJECTS: dict[str, Subject] = {
 async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
     """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
     tasks = subject.env.tasks("test")
-    rollout = []
+    rollouts = []
     for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
         task = tasks[DEMO_TASKS + i]
         policy = subject.demonstrate(task, random.Random(f"demonstration {seed} {i}"))
-        rollout.append(
+        rollouts.append(
             await ag.rollout(subject.env, task, Scripted(policy, tokenizer=tokenizer), sandboxes=FakeSandboxPool())
         )
-        if rollout[-1].failure is not None:
-            raise SystemExit(f"warm_start: the demonstration of {task.id} failed: {rollout[-1].error}")
-    return rollout
+        if rollouts[-1].failure is not None:
+            raise SystemExit(f"warm_start: the demonstration of {task.id} failed: {rollouts[-1].error}")
+    return rollouts
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTokenizerFast:

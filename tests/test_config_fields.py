@@ -49,7 +49,7 @@ def test_a_text_with_a_nul_is_refused_wherever_a_text_or_a_folder_is_meant(cls: 
 @pytest.mark.parametrize(
     ("cls", "name"),
     [
-        *((ag.RunConfig, name) for name in ("recipe", "env", "model", "out", "resume")),
+        *((ag.RunConfig, name) for name in ("recipe", "env", "model", "output_dir", "resume")),
         (ag.TrainConfig, "device"),
         (ag.TransformersConfig, "device"),
     ],
@@ -66,8 +66,8 @@ def test_a_seed_that_some_generator_would_refuse_is_refused_at_once(seed: Any) -
 
 
 def test_the_largest_seed_and_folders_as_text_are_taken() -> None:
-    run = make(ag.RunConfig, seed=2**63 - 1, out="runs/x", model=Path("model"))
-    assert (run.seed, run.out, run.model) == (2**63 - 1, Path("runs/x"), Path("model"))
+    run = make(ag.RunConfig, seed=2**63 - 1, output_dir="runs/x", model=Path("model"))
+    assert (run.seed, run.output_dir, run.model) == (2**63 - 1, Path("runs/x"), Path("model"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str
         (ag.Limits, "turn", "did you mean 'turns'?"),
         (ag.TransformersConfig, "slot", "did you mean 'slots'?"),
         (ag.SGLangConfig, "url", "did you mean 'urls'?"),
-        (ag.RunConfig, "step", "did you mean 'steps'?"),
+        (ag.RunConfig, "max_step", "did you mean 'max_steps'?"),
         (ag.Sampling, "temprature", "did you mean 'temperature'?"),
         (ag.Docker, "memroy_mb", "did you mean 'memory_mb'?"),
         (ag.Bubblewrap, "memroy_mb", "did you mean 'memory_mb'?"),

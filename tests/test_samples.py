@@ -124,7 +124,7 @@ def test_a_group_whose_scores_are_the_same_sum_in_another_order_leaves_the_batch
         group(rollout("a", 0.1 + 0.2 + 0.3), rollout("b", 0.3 + 0.2 + 0.1)),
         group(rollout("c", 1.0, group="h"), rollout("d", 0.0, group="h"), name="h"),
     ]
-    rows = build_samples(groups, advantage="reinforce++")
+    rows = build_samples(groups, advantage_estimator="reinforce++")
     assert {row.rollout_id for row in rows} == {"c", "d"}
     assert rows.groups_without_signal == 1
     assert rows[0].advantages == pytest.approx(np.sqrt(0.5), rel=1e-5)

@@ -1,1 +1,1 @@
-"""Credit: which advantage each turn of a rollout has, on each level."""
+"""Advantages: of a rollout within its group, and of each turn, at each level of credit."""

@@ -19,7 +19,9 @@ def branch_advantages(
     others are refused.
     """
     if estimator not in ("dr_grpo", "rloo"):
-        raise ValueError(f"advantage: {estimator!r} has a unit, and those of branches are differences; use dr_grpo")
+        raise ValueError(
+            f"advantage_estimator: {estimator!r} has a unit, and those of branches are differences; use dr_grpo"
+        )
     members: dict[str, list[int]] = {}
     for i, rollout in enumerate(rollouts):
         members.setdefault(rollout.group_id, []).append(i)

@@ -10,7 +10,7 @@ from agentgym.environments.mixture import member_of
 from agentgym.environments.resources import open_resources, share_resources
 from agentgym.environments.rewards import total
 from agentgym.environments.task_sandboxes import lease_for, open_sandboxes, sandbox_of
-from agentgym.judges.model_roles import NamedModels
+from agentgym.judges.model_roles import ModelRoles
 from agentgym.rollouts.step_result import read_messages
 from agentgym.sandboxes.protocol import SandboxPool, SandboxSpec
 from agentgym.types.messages import Message
@@ -40,7 +40,7 @@ class EpisodePlayer:
             self.opened = True
         env = cls(task)
         share_resources(env)
-        env._models = NamedModels(
+        env._models = ModelRoles(
             {}, cls.fallback_models, owner=cls.__name__, session=f"{task.id}/episode", seed=seed, metrics=env.metrics
         )
         async with AsyncExitStack() as stack:

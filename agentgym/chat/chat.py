@@ -7,7 +7,7 @@ appended: the turn separator, the new messages, the next generation prompt::
     ids        opened                          | sampled | appended
 
 A template that rewrites what it rendered before cannot be extended; `Chat.extend` says so with None, and
-the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.special tokens`), and
+the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.special_tokens`), and
 a conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
 """
 

@@ -26,14 +26,14 @@ class Renders(Protocol):
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
         """Return the chat as text; `generation` opens the assistant's turn at its end.
 
-        Every special token that a content holds is broken (`Special tokens.guarded`), so that `encode` gives it the ids
+        Every special token that a content holds is broken (`SpecialTokens.guarded`), so that `encode` gives it the ids
         of its letters.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of rendered text: whole special tokens are special tokens, broken ones letters; nothing is
-        added.
+        """Return the ids of rendered text: whole special tokens have their own ids, broken ones those of
+        their letters; nothing is added.
 
         Half a character, which no bytes stand for, is encoded as U+FFFD.
         """

@@ -53,7 +53,7 @@ BROKEN_PIPE = 141
 LONGEST = 8000
 """The most characters that are printed of an error."""
 ASKING = ("agentgym eval", "agentgym rescore")
-"""The commands that take named models."""
+"""The commands that take model roles."""
 PLAYING = ("agentgym check", "agentgym eval", "agentgym play", "agentgym serve")
 """The commands that take the parameters of an env."""
 

@@ -28,7 +28,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     if (trained / "config.json").is_file():
         raise EngineError(f"{str(trained)!r} is a whole model, with nothing to merge; give it as `model`")
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise EngineError(f"output_dir: {str(out)!r} exists already; name a new folder, or remove that one first")
+        raise EngineError(f"out: {str(out)!r} exists already; name a new folder, or remove that one first")
     if base is not None:
         with boundary(EngineError, f"base {base!r}"):
             base = str(find_model(base))

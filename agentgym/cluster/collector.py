@@ -139,7 +139,7 @@ class ClusterCollector(Collector):
     """Those of the workers' models by name, "" for the policy."""
 
     def token_bytes(self) -> TokenBytes:
-        """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
+        """Return a function that gives the bytes of token ids of a model role, "" for the policy."""
         return bytes_of(self.tokenizers)
 
     async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:

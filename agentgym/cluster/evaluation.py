@@ -161,7 +161,7 @@ class RayPlaying:
         return judged
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
         return bytes_of(self._tokenizers)
 
     async def _ask(self, method: str, *values: Any) -> Any:

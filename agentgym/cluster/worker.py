@@ -89,7 +89,7 @@ class RolloutWorker:
         self._scheduler: BatchScheduler | None = None
 
     async def open(self) -> EngineFacts:
-        """Open engine, sandboxes, resources and named models, unless they are open."""
+        """Open engine, sandboxes, resources and model roles, unless they are open."""
         if self._collector is not None:
             return facts_of(self._collector.engine)
         run = self._run

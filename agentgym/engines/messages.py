@@ -39,7 +39,7 @@ class Usage:
     def metrics(self, model: str = "") -> dict[str, float]:
         """Return the counts as a rollout's metrics have them, without those that are 0.
 
-        Those of the policy, or the tokens and the cost of a named model.
+        Those of the policy, or the tokens and the cost of a model role.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}

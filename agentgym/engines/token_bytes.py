@@ -8,7 +8,7 @@ from agentgym.engines.messages import MessageEngine
 
 
 def bytes_by_model(policy: Engine, models: Mapping[str, Engine]) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-    """Return a function that gives the bytes of token ids of a named model, "" for the policy.
+    """Return a function that gives the bytes of token ids of a model role, "" for the policy.
 
     A tokenizer without a method `token_bytes` is asked to decode each id alone. Nothing is given of an engine that is
     asked with messages, whose ids mean nothing, and of a model that is not among these.

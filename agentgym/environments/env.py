@@ -58,7 +58,7 @@ class Env(Generic[TaskT]):
     fallback_models: ClassVar[Mapping[str, Any]] = {}
     """Engines by name that answer where no model of that name is given, such as a `Scripted` judge."""
     root_engine: str | None = None
-    """The named model that plays in place of the policy, whose tokens are not trained; `reset` may set it."""
+    """The model role that plays in place of the policy, whose tokens are not trained; `reset` may set it."""
     root_trained: bool = True
     """Whether the model's own turns are trained, and not only those of sub-agents; `reset` may set it."""
 
@@ -130,17 +130,16 @@ class Env(Generic[TaskT]):
 
     @classmethod
     def sandbox_for(cls, task: TaskT) -> SandboxSpec | None:
-        """Return the kind of sandbox that this task's rollouts get, None for no sandbox; by default the class's
-        `sandbox`.
+        """Return the spec of the sandbox that this task's rollouts get, None for no sandbox; by default `sandbox_spec`.
 
-        Override it where each task needs an image of its own, such as `ag.Docker(image=task.image)`. Equal sandboxes
-        share their sandboxes.
+        Override it if each task needs an image of its own, such as `ag.Docker(image=task.image)`. Equal specs share
+        their sandboxes.
         """
         return cls.sandbox_spec
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of this rollout; EnvError where the class declares no `sandbox`."""
+        """The sandbox of this rollout; EnvError if the class declares no `sandbox_spec`."""
         if self._sandbox is None:
             raise EnvError(
                 f"{type(self).__name__} has no sandbox: declare `sandbox_spec = ag.AnySandbox()` in the class, or let "

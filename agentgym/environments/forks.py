@@ -1,4 +1,4 @@
-"""What an env asks of its rollout: forks and sub-agents, and named models."""
+"""What an env asks of its rollout: forks and sub-agents, and model roles."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ForkedAgent(Protocol):
 
 
 class Model(ABC):
-    """A named model of a rollout, such as a judge: it is asked for text, and none of its tokens is trained on."""
+    """A model role of a rollout, such as a judge: it is asked for text, and none of its tokens is trained on."""
 
     name: str
     """The name that it was given under."""

@@ -88,11 +88,10 @@ class OpenPool:
 
 
 class TaskSandboxPools:
-    """Pools of several sandboxes with at most `size` sandboxes in all; implements `SandboxPool`.
+    """Pools of several specs with at most `size` sandboxes in all; implements `SandboxPool`.
 
-    A pool is opened by the first lease of its sandbox. Leases begin in the order in which they are asked for, whatever
-    sandbox they are for. Where all places are taken, an idle sandbox of the spec that was leased longest ago makes
-    room.
+    A pool is opened by the first lease of its spec. Leases begin in the order in which they are asked for, whatever
+    spec they are for. Where all places are taken, an idle sandbox of the spec that was leased longest ago makes room.
     """
 
     def __init__(self, size: int, spec: SandboxSpec | None = None) -> None:
@@ -107,14 +106,14 @@ class TaskSandboxPools:
         self._lifetime = Lifetime("the pool")
 
     def lease(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a clean sandbox of that sandbox, or of the default one, waiting for a place.
+        """Lease a clean sandbox of that spec, or of the default one, waiting for a place.
 
         :raises SandboxError: where its pool cannot be opened, or no sandbox be started.
         :raises ClosedError: where the pools are closed.
         """
         wanted = spec if spec is not None else self._spec
         if wanted is None:
-            raise ValueError("sandbox: name one; these sandboxes have no default")
+            raise ValueError("spec: name one; these pools have no default")
         return self._lease(wanted)
 
     async def close(self) -> None:
@@ -210,12 +209,12 @@ def declares_sandboxes(env: type[Env[Any]]) -> bool:
 
 
 def chooses(env: type[Env[Any]]) -> bool:
-    """Whether the env chooses a sandbox for each task."""
+    """Whether the env chooses a spec for each task."""
     return getattr(env.sandbox_for, "__func__", None) is not getattr(Env.sandbox_for, "__func__", None)
 
 
 def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
-    """Return the sandbox that the env chooses for the task; EnvError where its choice fails or is no sandbox."""
+    """Return the spec that the env chooses for the task; EnvError if its choice fails or is not a spec."""
     with boundary(EnvError, f"{env.__name__}.sandbox_for"):
         spec: Any = env.sandbox_for(task)
         if inspect.iscoroutine(spec):
@@ -228,7 +227,7 @@ def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
 
 
 def check_sandboxes(sandboxes: Any) -> None:
-    """Raise TypeError where something else is given as open sandboxes, such as a sandbox that is not open."""
+    """Raise TypeError if something else than an open pool is given, such as a spec."""
     if sandboxes is None or hasattr(sandboxes, "lease"):
         return
     how = (
@@ -240,5 +239,5 @@ def check_sandboxes(sandboxes: Any) -> None:
 
 
 def lease_for(sandboxes: SandboxPool, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-    """Lease a sandbox of that sandbox where the sandboxes are of several; a pool of one kind leases what it has."""
+    """Lease a sandbox of that spec from pools of several; a pool of one spec leases what it has."""
     return sandboxes.lease(spec) if isinstance(sandboxes, TaskSandboxPools) else sandboxes.lease()

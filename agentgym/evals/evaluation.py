@@ -141,7 +141,7 @@ class Evaluation:
     def account(self) -> dict[str, float]:
         """Return the sampled tokens of all rollouts, and what an endpoint counted: tokens, requests and cost.
 
-        What a judge or another named model cost is in `model_cost/NAME`, beside what the policy cost in `cost`. Of an
+        What a judge or another model role cost is in `model_cost/NAME`, beside what the policy cost in `cost`. Of an
         attempt that a retry of the env's took the place of, nothing is in it.
         """
         counted = {

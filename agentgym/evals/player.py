@@ -52,8 +52,8 @@ class EvaluationPlayer:
 
     async def _judged(self, task: Task) -> list[Rollout]:
         """Return all rollouts of a task, those that are scored with their group rewards."""
-        rollout = [self.ended[name] for name in rollout_ids(task, self.k)]
-        scored = [done for done in rollout if done.reward is not None]
+        rollouts = [self.ended[name] for name in rollout_ids(task, self.k)]
+        scored = [done for done in rollouts if done.reward is not None]
         added = await self.playing.judge(task, scored) if scored else []
         self.ended.update({done.rollout_id: done for done in added})
         return [self.ended[name] for name in rollout_ids(task, self.k)]

@@ -36,7 +36,7 @@ class Playing(Protocol):
         ...
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
         ...
 
 
@@ -74,7 +74,7 @@ class OwnPlaying:
         return added
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a named model, "" for the one that is evaluated."""
+        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
         return bytes_by_model(self.engine, self.models)
 
 

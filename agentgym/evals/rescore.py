@@ -27,7 +27,7 @@ from agentgym.evals.unplayed import UnplayedError, reads_of, unplayed
 from agentgym.files.disk import Refusals, write_whole
 from agentgym.files.foreign.content import read_object
 from agentgym.files.names import remove, whole_path
-from agentgym.judges.model_roles import NamedModels, check_models
+from agentgym.judges.model_roles import ModelRoles, check_models
 from agentgym.machine.time_limits import TimeLimit
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
@@ -267,7 +267,7 @@ class _Scorer:
         if found is not None:
             env.resources = found
         session = f"{rollout.rollout_id}/rescore"
-        models = NamedModels(self.models, cls.fallback_models, owner=name, session=session, seed=seed, metrics={})
+        models = ModelRoles(self.models, cls.fallback_models, owner=name, session=session, seed=seed, metrics={})
         env._models = models
         try:
             scores = read_rewards(await _within(env, f"{name}.score", cls.limits.seconds), f"{name}.score")

@@ -1,4 +1,4 @@
-"""Judges: a rubric that a named model applies, with answers in a pydantic model."""
+"""Judges: a rubric that a model role applies, with answers in a pydantic model."""
 
 import asyncio
 import functools
@@ -89,7 +89,7 @@ def question_key(**parts: Any) -> str:
 
 @config(frozen=True, kw_only=True, eq=False)
 class Judge(Generic[AnswerT]):
-    """Asks a named model to apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
+    """Asks a model role to apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
 
     One object serves all rollouts of a process. An answer that it has on disk is not asked for again: it depends on the
     model and its version, the rubric, the messages, the response's schema, the settings of sampling, and `version`. The

@@ -42,8 +42,8 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
     return dict(models)
 
 
-class NamedModels:
-    """The named models of one rollout: `models("judge")` is the one to ask; each is made once.
+class ModelRoles:
+    """The model roles of one rollout: `models("judge")` is the one to ask; each is made once.
 
     Where none of a name was given, the one of `fallback_models` answers.
     """
@@ -67,7 +67,7 @@ class NamedModels:
         if name in self.engines:
             return self.engines[name]
         if name in self.fallback_models:
-            _warn_of_stand_in(self.owner, name)
+            _warn_of_fallback(self.owner, name)
             return check_models(self.fallback_models)[name]
         raise EnvError(
             f"{self.owner}: there is no model {name!r}; there are: {', '.join(self.engines) or 'none'}. {_how(name)}"
@@ -130,7 +130,7 @@ def _how(name: str) -> str:
 
 
 @cache
-def _warn_of_stand_in(owner: str, name: str) -> None:
+def _warn_of_fallback(owner: str, name: str) -> None:
     """Warn once in a process."""
     log.warning(
         "%s: no model %r was given, and the env's own fallback model answers for it. %s", owner, name, _how(name)

@@ -1,4 +1,4 @@
-"""Simulated users: a named model plays the other side of a conversation, and none of its tokens is trained."""
+"""Simulated users: a model role plays the other side of a conversation, and none of its tokens is trained."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,1 +1,1 @@
-"""Starts runs and evaluations, and chooses where their parts are: in this process, under torchrun, or on Ray."""
+"""Starts runs and evaluations, and chooses where their parts are: in the processes that were started, or on Ray."""

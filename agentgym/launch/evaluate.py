@@ -168,7 +168,7 @@ async def evaluate(
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
-    """Return the named models; TypeError or ValueError, naming the entry, for anything else."""
+    """Return the model roles; TypeError or ValueError, naming the entry, for anything else."""
     if not isinstance(models, Mapping | None):
         return dict(check_models(models))  # which refuses it
     opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
@@ -176,7 +176,7 @@ def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
 
 
 def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: Sequence[Rollout]) -> None:
-    """Warn of named models that no rollout has asked: their names may be misspelled."""
+    """Warn of model roles that no rollout has asked: their names may be misspelled."""
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     for name in sorted(models.keys() - asked):

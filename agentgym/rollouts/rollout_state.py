@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agentgym.engines.base import Engine
 from agentgym.environments.limits import Compact, Limits, Window
-from agentgym.judges.model_roles import NamedModels, release_each
+from agentgym.judges.model_roles import ModelRoles, release_each
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import StopReason
@@ -22,13 +22,13 @@ class RolloutState:
     engine: Engine
     """The policy's."""
     engines: Mapping[str, Engine]
-    """Those of the named models."""
+    """Those of the model roles."""
     sampling: Sampling
     seed: int
     limits: Limits
     context: Compact | Window | None
     fallback_models: Mapping[str, Engine] = field(default_factory=dict)
-    """The env's own engines, for names that are not among the named models."""
+    """The env's own engines, for names that are not among the model roles."""
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
     """Turns of the policy that were asked for so far, summaries not counted."""
@@ -41,12 +41,12 @@ class RolloutState:
     began: float = 0.0
     """When the rollout began, by the clock of its event loop; 0 before."""
     metrics: dict[str, float] = field(default_factory=dict)
-    models: NamedModels = field(init=False)
+    models: ModelRoles = field(init=False)
     """What the env asks by name."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.models = NamedModels(
+        self.models = ModelRoles(
             self.engines,
             self.fallback_models,
             owner=self.name,
@@ -56,7 +56,7 @@ class RolloutState:
         )
 
     def engine_of(self, model: str) -> Engine:
-        """The engine of a named model, or the policy's for ""; EnvError for a name that was not given."""
+        """The engine of a model role, or the policy's for ""; EnvError for a name that was not given."""
         return self.models.engine(model) if model else self.engine
 
     def budget(self, room: int) -> int:

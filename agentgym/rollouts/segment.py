@@ -22,7 +22,7 @@ class Speaker(NamedTuple):
     role: str = ""
     """The role whose reward they are trained on; "" for the rollout's own."""
     model: str = ""
-    """The named model that samples them; "" for the policy."""
+    """The model role that samples them; "" for the policy."""
     trained: bool = True
     """Whether they become samples."""
 

@@ -68,7 +68,7 @@ class Collector:
         return replace(schedule, sampling=sampling, concurrency=concurrency)
 
     def token_bytes(self) -> TokenBytes:
-        """Return a function that gives the bytes of token ids of a named model, "" for the policy."""
+        """Return a function that gives the bytes of token ids of a model role, "" for the policy."""
         return bytes_by_model(self.engine, self.models)
 
     @asynccontextmanager

@@ -65,12 +65,10 @@ class ModelRoleConfig:
     def __post_init__(self) -> None:
         servers = self.engine
         if isinstance(servers, SGLangConfig) and servers.colocate != "off":
-            raise ValueError(
-                "engine.colocate: the servers of a named model lend no memory; give them GPUs of their own"
-            )
+            raise ValueError("engine.colocate: the servers of a model role lend no memory; give them GPUs of their own")
         if isinstance(servers, SGLangConfig) and not (servers.urls or servers.gpus):
             raise ValueError(
-                "engine.gpus: without it the servers of a named model get the policy's GPUs; name others, or give urls"
+                "engine.gpus: without it the servers of a model role get the policy's GPUs; name others, or give urls"
             )
 
 
@@ -173,7 +171,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         try:
-            self.oversample.fits(group_size=self.group_size, staleness=self.max_staleness)
+            self.oversample.fits(group_size=self.group_size, max_staleness=self.max_staleness)
         except ValueError as error:
             raise ValueError(f"oversample.{error}") from None
         if isinstance(self.engine, CustomEngineConfig) and (

@@ -165,21 +165,21 @@ class Evaluations:
 
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run
-        rollout = await collector.evaluate(
+        evaluation = await collector.evaluate(
             run.eval_tasks,
             n=run.eval_rollouts,
             seed=run.held_out_seed,
             must_score=False,
             sampling=run.held_out_sampling,
         )
-        return replace(rollout, solved=run.solved)
+        return replace(evaluation, solved=run.solved)
 
-    async def _recorded(self, rollout: Evaluation, phase: str, done: int) -> float:
+    async def _recorded(self, evaluation: Evaluation, phase: str, done: int) -> float:
         """Record an evaluation in the store and the log, and return its mean reward."""
-        self._record.evaluated(rollout, phase=phase, done=done)
-        raise_if_all_failed(rollout.groups)
-        metrics = await asyncio.to_thread(rollout.metrics)
-        metrics |= env_metrics(self._collector.env, rollout.groups, "eval/")
+        self._record.evaluated(evaluation, phase=phase, done=done)
+        raise_if_all_failed(evaluation.groups)
+        metrics = await asyncio.to_thread(evaluation.metrics)
+        metrics |= env_metrics(self._collector.env, evaluation.groups, "eval/")
         await asyncio.to_thread(self._record.log.held_out, done, metrics)
-        await self._callbacks.call("on_evaluation", done, rollout, metrics)
+        await self._callbacks.call("on_evaluation", done, evaluation, metrics)
         return metrics["eval/reward"]

@@ -1,11 +1,11 @@
-"""The training loop: collect, credit, train, sync, log; the only file that knows both rollouts and training.
+"""The training loop: collect, credit, train, sync, log.
 
 `ag.train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
 
     collector = Collector(env, engine, trainer, sandboxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
-    async with collector.schedule(Schedule(prompts=8, n=8, seed=seed)) as scheduler:
+    async with collector.schedule(Schedule(prompts_per_step=8, n=8, seed=seed)) as scheduler:
         for step in range(steps):
             groups = await scheduler.collect()
             stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
@@ -214,7 +214,9 @@ class _Steps:
         level, estimator = run.credit, run.advantage_estimator
         if level == "value":
             return await asyncio.to_thread(value_samples, groups, self.trainer.values, run.gae), {}
-        batch = await asyncio.to_thread(build_samples, groups, advantage=estimator, merge=run.merge, credit=level)
+        batch = await asyncio.to_thread(
+            build_samples, groups, advantage_estimator=estimator, merge=run.merge, credit=level
+        )
         return batch, {}
 
     def rollout_ended(self, rollout: Rollout) -> None:

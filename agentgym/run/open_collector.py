@@ -93,9 +93,9 @@ async def open_model(
 async def open_models(
     run: RunConfig, peers: Peers, progress: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Engine]]:
-    """Open the engines of the run's named models; they stay as they are, whatever is trained.
+    """Open the engines of the run's model roles; they stay as they are, whatever is trained.
 
-    One that is asked with messages may be among them, for nothing that a named model says is trained on.
+    One that is asked with messages may be among them, for nothing that a model role says is trained on.
     """
     async with AsyncExitStack() as stack:
         opened: dict[str, Engine] = {}

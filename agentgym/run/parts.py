@@ -70,7 +70,7 @@ class LocalParts:
         tokenizer: ChatTokenizer | None,
         engine: Engine | None,
     ) -> AbstractAsyncContextManager[Collector]:
-        """Open the engine, the sandboxes, the resources and the named models of the run."""
+        """Open the engine, the sandboxes, the resources and the model roles of the run."""
         return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
 
     def evaluator(

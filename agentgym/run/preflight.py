@@ -183,8 +183,10 @@ def _refuse_unkept(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
     """Return the first tasks of each split that the run plays."""
-    rollout: dict[Split, int] = {"train": run.max_steps, "test": run.eval_tasks}
-    return [task for split, many in rollout.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)]
+    rollouts: dict[Split, int] = {"train": run.max_steps, "test": run.eval_tasks}
+    return [
+        task for split, many in rollouts.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)
+    ]
 
 
 def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:

@@ -120,10 +120,10 @@ class Recorder:
         if self.store is not None:  # a generator: the store's own thread runs it
             self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
 
-    def evaluated(self, rollout: Evaluation, *, phase: str, done: int) -> None:
+    def evaluated(self, evaluation: Evaluation, *, phase: str, done: int) -> None:
         """Keep the rollouts of a held-out evaluation that came after `done` steps, failed ones included."""
         if self.store is not None:
-            self.store.add(rollout.groups, phase=phase, step=done)
+            self.store.add(evaluation.groups, phase=phase, step=done)
 
     def step(
         self,

@@ -76,8 +76,7 @@ class AnySandbox:
 
 
 def as_kind(spec: SandboxSpec, kind: Kind) -> AnySandbox:
-    """Return sandboxes of that kind in place of a sandbox; what was set of an AnySandbox stays, or ValueError names
-    it."""
+    """Return a spec of that kind in place of another; what was set of an AnySandbox stays, or ValueError names it."""
     return replace(spec, kind=kind) if isinstance(spec, AnySandbox) else AnySandbox(kind=kind)
 
 

@@ -10,7 +10,7 @@ from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.rewards import counted_content
 from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
-from agentgym.judges.model_roles import NamedModels
+from agentgym.judges.model_roles import ModelRoles
 from agentgym.machine.time_limits import TimeLimit
 from agentgym.rollouts.at_exit import at_exit
 from agentgym.seeds import seed_for
@@ -38,7 +38,7 @@ class GroupRewards(Generic[TaskT]):
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()
         session, own = f"{task.id}/{NAME}", seed_for("group reward", seed, task.id)
-        models = NamedModels(self._models, cls.fallback_models, owner=where, session=session, seed=own, metrics=metrics)
+        models = ModelRoles(self._models, cls.fallback_models, owner=where, session=session, seed=own, metrics=metrics)
         try:
             async with at_exit(EngineError, "release", models.release):
                 try:
@@ -61,7 +61,7 @@ class GroupRewards(Generic[TaskT]):
         ]
 
 
-async def _asked(cls: type[Env[Any]], task: Any, rollouts: Sequence[Rollout], models: NamedModels) -> Any:
+async def _asked(cls: type[Env[Any]], task: Any, rollouts: Sequence[Rollout], models: ModelRoles) -> Any:
     """Return what the env gives for the group; TimeoutError where it takes longer than `limits.seconds`."""
     limit = TimeLimit(cls.limits.seconds)
 

@@ -50,13 +50,13 @@ class OversampleConfig:
         """Whether a process may play, for one batch, tasks beyond its share of that batch."""
         return bool(self.extra_groups or self.carry or self.replace)
 
-    def fits(self, *, group_size: int, staleness: int) -> None:
+    def fits(self, *, group_size: int, max_staleness: int) -> None:
         """Raise ValueError, naming the field, where these settings mean nothing beside the run's."""
         if self.replace and group_size < 2:
             raise ValueError(f"replace: a group of {group_size} never has a signal")
-        if staleness < 0:
-            raise ValueError(f"staleness: must not be negative, got {staleness}")
-        if not staleness:
+        if max_staleness < 0:
+            raise ValueError(f"max_staleness: must not be negative, got {max_staleness}")
+        if not max_staleness:
             return
         if self.extra_groups:
             raise ValueError("extra_groups: with staleness the next batches' groups are in play already")

@@ -44,7 +44,7 @@ class Schedule:
                 raise ValueError(f"{name}: must be at least 1, got {value}")
         if self.branching is not None:
             require_instance("branching", self.branching, BranchingConfig)
-        self.oversample.fits(group_size=self.group_size, staleness=self.max_staleness)
+        self.oversample.fits(group_size=self.group_size, max_staleness=self.max_staleness)
 
     @property
     def rollouts(self) -> int:

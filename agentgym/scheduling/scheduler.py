@@ -34,17 +34,17 @@ class Scheduler(Generic[TaskT]):
 
     ::
 
-        async with Scheduler(env, tasks, engine, Schedule(prompts=16, n=8)) as scheduler:
+        async with Scheduler(env, tasks, engine, Schedule(prompts_per_step=16, group_size=8)) as scheduler:
             groups = await scheduler.collect()
 
     What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, sandbox and segments.
-    With `staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
-    later ones are played, `staleness + 1` batches at most. No returned group is older than the bound (`staleness`, or
-    `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and old groups are waited
-    for in time. Leaving the block cancels what is still in play. `models` are what the env asks by name (`Env.model`).
-    `on_rollout` is called with every rollout that ends, where the env has group rewards with these among its own.
-    In the block, Python's garbage collector looks at young objects, and at the others between two batches; behind it,
-    the process's own settings are back.
+    With `max_staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
+    later ones are played, `max_staleness + 1` batches at most. No returned group is older than the bound
+    (`max_staleness`, or `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and
+    old groups are waited for in time. Leaving the block cancels what is still in play. `models` are what the env asks
+    by name (`Env.model`). `on_rollout` is called with every rollout that ends, where the env has group rewards with
+    these among its own. In the block, Python's garbage collector looks at young objects, and at the others between two
+    batches; behind it, the process's own settings are back.
 
     To go on in another process: keep `state_dict()` between two batches, load it into a new `TaskSampler` over the same
     tasks, and give that as `tasks`. What was in play is played again, and is in the first account as dropped.

@@ -174,7 +174,7 @@ class TaskSampler(Generic[TaskT]):
         self._sharding = sharding or Sharding()
         if rest_epochs and not self._sharding.by_id:
             raise ValueError("rest_epochs: only the process that plays a task knows whether it rests; set by_id=True")
-        self._rest_rounds = rest_epochs
+        self._rest_epochs = rest_epochs
         self._resting: dict[str, int] = {}
         """How often each resting task is still to be passed over, by its id."""
         self._rests = Counter[str]()
@@ -244,8 +244,8 @@ class TaskSampler(Generic[TaskT]):
 
     def taught_nothing(self, task_id: str, *, solved: bool) -> None:
         """The task's rollouts were all worth the same: it is passed over the next `rest_epochs` times."""
-        if self._rest_rounds:
-            self._resting[task_id] = self._rest_rounds
+        if self._rest_epochs:
+            self._resting[task_id] = self._rest_epochs
             self._rests["rested_solved" if solved else "rested_unsolved"] += 1
 
     def rests(self) -> BatchStats:
@@ -345,7 +345,8 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
     if missing:
         share = processes[rank := min(missing)].share
         raise ValueError(
-            f"prompts: process {rank} of {sharding.world} plays {share} tasks of a batch, and {share - missing[rank]} "
-            f"of the {len(tasks)} training tasks belong to it: with staleness, rest_epochs, or "
+            f"prompts_per_step: process {rank} of {sharding.world} plays {share} tasks of a batch, and "
+            f"{share - missing[rank]} "
+            f"of the {len(tasks)} training tasks belong to it: with max_staleness, rest_epochs, or "
             "oversample.extra_groups, carry or replace each belongs to one; use more tasks, fewer prompts or processes"
         )

@@ -76,11 +76,11 @@ class TrainConfig:
     token_mask and sequence_mask set the weight to 0 outside of 1/is_cap..is_cap; geometric_mask does so
     where the mean ratio of the segment is outside."""
     is_cap: Annotated[float, Field(ge=1)] = 2.0
-    """Largest importance weight that correction gives."""
+    """Largest importance weight of a token or a sequence."""
     old_logprobs: Literal["engine", "trainer"] = "engine"
     """Log-probabilities that the clipped ratio is to: the engine's, as the token was sampled, or the trainer's before
-    the first optimizer step of the batch. With trainer, correction weighs how far these are from the engine's, at the
-    cost of one more forward for all mini-batches but the first."""
+    the first optimizer step of the batch. With trainer, importance sampling weighs how far these are from the engine's,
+    at the cost of one more forward for all mini-batches but the first."""
     value_lr: NotNegative = 1e-3
     """Learning rate of AdamW of the value head, which credit value trains; it is constant."""
     value_epochs: Positive = 8

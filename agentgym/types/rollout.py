@@ -66,11 +66,11 @@ class RolloutBranch:
         return self.reward if self.reward is None or not role else self.role_rewards.get(role)
 
 
-def require_roles(rollout: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
+def require_roles(rollouts: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
     """Raise ValueError where a role's reward has no name or is not finite, or a role with turns to train has none."""
     for role, value in rewards.items():
         require(bool(role) and math.isfinite(value), f"{where}: {role!r} is {value}; name it, and be finite")
-    without = sorted(set(filter(None, rollout)) - rewards.keys())
+    without = sorted(set(filter(None, rollouts)) - rewards.keys())
     require(not without, f"{where}: none of {', '.join(without)}, whose turns are to be trained")
 
 
@@ -131,9 +131,9 @@ class Segment:
     role: str = ""
     """The role whose reward its tokens are trained on; "" for the rollout's own."""
     model: str = ""
-    """The named model that sampled it; "" for the policy."""
+    """The model role that sampled it; "" for the policy."""
     trained: bool = True
-    """Whether its sampled tokens become samples; those of a named model never do."""
+    """Whether its sampled tokens become samples; those of a model role never do."""
     branch: int | None = None
     """The place of its branch in `Rollout.branches`; None for what the rollout itself went through."""
 
@@ -207,10 +207,10 @@ class Rollout:
 
     def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
         """Require the reward of each role that has turns to train in what came to this end, unless it failed."""
-        rollout = set[str]()
+        rollouts = set[str]()
         if end.reward is not None:
-            rollout = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
-        require_roles(rollout, end.role_rewards, name)
+            rollouts = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
+        require_roles(rollouts, end.role_rewards, name)
 
     def __repr__(self) -> str:
         return f"<Rollout {self._head()}>"

@@ -19,7 +19,7 @@ from agentgym.cli.main import COMMANDS, main
 WIDTH = "84"
 """Columns of a command's help."""
 SETTINGS = {
-    "A run": ("RunConfig", "Schedule", "Oversample", "Branching", "ModelRoleConfig"),
+    "A run": ("RunConfig", "OversampleConfig", "BranchingConfig", "GAEConfig", "ModelRoleConfig"),
     "The trainer": ("TrainConfig",),
     "Engines": ("TransformersConfig", "SGLangConfig", "CustomEngineConfig", "Sampling"),
     "Environments": ("Limits", "Compact", "Window"),

@@ -1,7 +1,7 @@
 """Judge essay: a short text on a topic, whose requirements a judge checks one by one.
 
-The judge is the model named `judge`. Where none is given, `by_rule` stands in for it: good enough to check, to play and
-to test the env with, and too easily pleased to train on.
+The judge is the model named `judge`. Where none is given, `by_rule` answers in its place: good enough to check, to play
+and to test the env with, and too easily pleased to train on.
 """
 
 import asyncio

@@ -150,8 +150,8 @@ async def test_the_demonstrator_plays_both_sides_and_mostly_takes_free_fields() 
     tasks = TicTacToe.tasks("train")[:40]
     policy = [Scripted(demonstrate(task, random.Random(task.id))) for task in tasks]
     env = TicTacToe.configured(illegal_moves=0)
-    rollout = [await ag.rollout(env, task, player) for task, player in zip(tasks, policy, strict=True)]
-    illegal = sum(one.metrics.get("illegal_X", 0) + one.metrics.get("illegal_O", 0) for one in rollout)
-    assert {one.stop_reason for one in rollout} == {"game over"}
+    rollouts = [await ag.rollout(env, task, player) for task, player in zip(tasks, policy, strict=True)]
+    illegal = sum(one.metrics.get("illegal_X", 0) + one.metrics.get("illegal_O", 0) for one in rollouts)
+    assert {one.stop_reason for one in rollouts} == {"game over"}
     assert 0 < illegal < 15
-    assert {1.0, 0.0, -1.0} <= {one.reward for one in rollout}
+    assert {1.0, 0.0, -1.0} <= {one.reward for one in rollouts}

@@ -192,8 +192,8 @@ def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
 def test_an_estimator_with_a_unit_is_refused() -> None:
     group = Group(group_id="g", rollouts=(played("a", 1.0, 2), played("b", 0.0, 2)))
     with pytest.raises(ValueError, match=r"^advantage_estimator: 'grpo' has a unit.*use dr_grpo"):
-        build_samples([group], advantage="grpo", credit="branches")
-    rows = [build_samples([group], advantage=name, credit="branches") for name in ("dr_grpo", "rloo")]
+        build_samples([group], advantage_estimator="grpo", credit="branches")
+    rows = [build_samples([group], advantage_estimator=name, credit="branches") for name in ("dr_grpo", "rloo")]
     assert worth(rows[0], "a") == worth(rows[1], "a")
 
 

@@ -47,9 +47,9 @@ def ways(branches: int) -> Iterator[tuple[float, str, list[str], str]]:
     pairs = [first + second for first, second in product("ab", "ab")]
     for way, other in product(pairs, pairs):
         for seconds in product("ab", repeat=branches):
-            rollout = [way[0] + second for second in seconds]
+            rollouts = [way[0] + second for second in seconds]
             likely = reached(way) * reached(other) * np.prod([chance(way[0], second) for second in seconds])
-            yield float(likely), way, rollout, other
+            yield float(likely), way, rollouts, other
 
 
 @pytest.mark.parametrize("branches", [1, 2, 3])

@@ -50,7 +50,7 @@ class Offline(Judged):
     fallback_models: ClassVar = {"judge": Scripted([say("0.5")])}
 
 
-async def test_a_stand_in_judges_an_episode_and_without_one_the_episode_fails_and_says_so() -> None:
+async def test_a_fallback_model_judges_an_episode_and_without_one_the_episode_fails_and_says_so() -> None:
     task = ag.Task(id="t", prompt="Say a word.")
     async with open_episode(Offline, task) as episode, Client(episode.server) as client:
         await client.call_tool("answer", {"text": "noon"})

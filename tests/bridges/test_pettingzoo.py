@@ -138,11 +138,11 @@ class Unnamed(PettingZooGame):
 
 
 async def test_without_names_the_numbers_are_moves_and_others_move_at_random_but_by_their_seed() -> None:
-    rollout = [await ag.rollout(Unnamed, game(), moves(*"1111111"), seed=seed) for seed in (1, 1, 2, 3, 4, 5)]
-    assert shown(rollout[0])[0].endswith("\n\nooooooo\n\nMoves: 1, 2"), "an ansi env is shown as it is rendered"
-    assert shown(rollout[0]) == shown(rollout[1])
-    assert len({tuple(shown(one)) for one in rollout}) > 1
-    assert all(one.stop_reason == "over" for one in rollout)
+    rollouts = [await ag.rollout(Unnamed, game(), moves(*"1111111"), seed=seed) for seed in (1, 1, 2, 3, 4, 5)]
+    assert shown(rollouts[0])[0].endswith("\n\nooooooo\n\nMoves: 1, 2"), "an ansi env is shown as it is rendered"
+    assert shown(rollouts[0]) == shown(rollouts[1])
+    assert len({tuple(shown(one)) for one in rollouts}) > 1
+    assert all(one.stop_reason == "over" for one in rollouts)
 
 
 class Three(Unnamed):

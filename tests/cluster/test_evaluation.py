@@ -26,8 +26,8 @@ from tests.cluster.eval_env import Judged, Slow
 from tests.engines.sglang.test_shared import ADAPTER, Held, client, say
 
 
-def ids(rollout: Evaluation) -> dict[str, list[int]]:
-    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for r in rollout.rollouts}
+def ids(evaluation: Evaluation) -> dict[str, list[int]]:
+    return {r.rollout_id: [i for s in r.segments for i in s.token_ids.tolist()] for r in evaluation.rollouts}
 
 
 def same(one: Evaluation, other: Evaluation) -> bool:
@@ -134,18 +134,18 @@ async def test_an_evaluation_of_one_process_is_resumed_on_a_cluster(two_nodes: T
     assert same(whole, await ag.evaluate(Slow, "tiny", n=4, k=2, seed=3))
 
 
-def asked(rollout: Evaluation) -> list[dict[str, float]]:
+def asked(evaluation: Evaluation) -> list[dict[str, float]]:
     """What each rollout took of the models that the env asks by name, but for the time."""
     return [
         {name: value for name, value in r.metrics.items() if name.startswith("model_") and "seconds" not in name}
-        for r in rollout.rollouts
+        for r in evaluation.rollouts
     ]
 
 
-def texts(folder: Path, rollout: Evaluation) -> dict[int, bytes]:
+def texts(folder: Path, evaluation: Evaluation) -> dict[int, bytes]:
     """The bytes of the sampled tokens, as the store keeps them."""
     with RolloutStore(folder) as store:
-        return store.token_bytes("", {i for sampled in ids(rollout).values() for i in sampled})
+        return store.token_bytes("", {i for sampled in ids(evaluation).values() for i in sampled})
 
 
 @pytest.mark.ray

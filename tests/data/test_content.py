@@ -285,10 +285,10 @@ async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_rescor
 
     tasks = [Judged(id=i, prompt="x", kind="a", check=later) for i in range(2)]
     for resume in (False, True):
-        rollout = await ag.evaluate(
+        evaluation = await ag.evaluate(
             Asking, Scripted([say("a")]), tasks=tasks, output_dir=tmp_path / "eval", resume=resume
         )
-        assert rollout.reward == 1.0
+        assert evaluation.reward == 1.0
     with pytest.raises(ValueError, match=r"the task '0' of the run is none of Asking: .*\n?check"):
         await rescore(tmp_path / "eval", Asking, tmp_path / "again")
 

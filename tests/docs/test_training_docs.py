@@ -24,7 +24,7 @@ CONTEXT = {
     "ag.train_policy(": """
 from dataclasses import replace
 import train_longer
-small = dict(prompts=2, group_size=2, eval_tasks=2)
+small = dict(prompts_per_step=2, group_size=2, eval_tasks=2)
 train_longer.RECIPE = replace(train_longer.RECIPE, engine=ag.TransformersConfig(slots=2), **small)
 """,
     "RolloutStore(": "",

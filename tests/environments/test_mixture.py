@@ -107,15 +107,15 @@ def test_held_out_tasks_come_in_turns_by_weight_each_once_and_the_rest_of_the_lo
 
 
 async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it() -> None:
-    rollout = await ag.evaluate(mixed(), Scripted([say("1")]), n=5)
-    assert {name: rewards[0] for name, rewards in rollout.rewards.items()} == {
+    evaluation = await ag.evaluate(mixed(), Scripted([say("1")]), n=5)
+    assert {name: rewards[0] for name, rewards in evaluation.rewards.items()} == {
         "ones/6": 1.0,
         "ones/7": 1.0,
         "ones/8": 1.0,
         "rows/0": 0.0,
         "rows/1": 0.0,
     }
-    assert env_metrics(mixed(), rollout.groups, "eval/") == {
+    assert env_metrics(mixed(), evaluation.groups, "eval/") == {
         "eval/env/ones/groups": 3.0,
         "eval/env/ones/rollouts": 3.0,
         "eval/env/ones/failed": 0.0,
@@ -127,7 +127,7 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
         "eval/env/rows/reward": 0.0,
         "eval/env/rows/reward/zero": 0.0,
     }
-    assert env_metrics(Ones, rollout.groups) == {}
+    assert env_metrics(Ones, evaluation.groups) == {}
 
 
 async def test_a_task_of_no_member_is_refused() -> None:

@@ -215,8 +215,8 @@ async def test_an_env_whose_tasks_are_a_data_set_is_evaluated(make: Callable[[],
         def tasks(cls, split: Split) -> Any:
             return make()
 
-    rollout = await ag.evaluate(Held, Scripted(lambda text: say("1")), n=n)
-    assert [group.group_id for group in rollout.groups] == [str(i) for i in range(n or 6)]
+    evaluation = await ag.evaluate(Held, Scripted(lambda text: say("1")), n=n)
+    assert [group.group_id for group in evaluation.groups] == [str(i) for i in range(n or 6)]
     assert check_tasks(Held)[0].wrong.startswith("train and test share")
 
 

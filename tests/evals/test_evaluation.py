@@ -69,26 +69,26 @@ async def test_what_is_no_engine_is_refused_with_what_to_give(engine: Any) -> No
 
 
 async def test_the_held_out_tasks_are_played_k_times_each() -> None:
-    rollout = await ag.evaluate(Guess, Scripted(lambda text: say("101")), n=3, k=2)
-    assert rollout.rewards == {"100": (0.0, 0.0), "101": (1.0, 1.0), "102": (0.0, 0.0)}
-    assert rollout.reward == pytest.approx(1 / 3)
-    assert rollout.pass_at(1) == rollout.pass_at(2) == pytest.approx(1 / 3)
-    assert len(rollout.rollouts) == 6
-    assert (rollout.failed, rollout.failures) == (0, [])
+    evaluation = await ag.evaluate(Guess, Scripted(lambda text: say("101")), n=3, k=2)
+    assert evaluation.rewards == {"100": (0.0, 0.0), "101": (1.0, 1.0), "102": (0.0, 0.0)}
+    assert evaluation.reward == pytest.approx(1 / 3)
+    assert evaluation.pass_at(1) == evaluation.pass_at(2) == pytest.approx(1 / 3)
+    assert len(evaluation.rollouts) == 6
+    assert (evaluation.failed, evaluation.failures) == (0, [])
 
 
 async def test_given_tasks_are_played_instead() -> None:
-    rollout = await ag.evaluate(Guess, Scripted(lambda text: say("1")), tasks=Guess.tasks("train")[:2])
-    assert rollout.rewards == {"0": (0.0,), "1": (1.0,)}
+    evaluation = await ag.evaluate(Guess, Scripted(lambda text: say("1")), tasks=Guess.tasks("train")[:2])
+    assert evaluation.rewards == {"0": (0.0,), "1": (1.0,)}
 
 
 def test_pass_at_k_is_the_share_of_draws_of_k_that_hold_a_solved_one() -> None:
     rewards = {"a": (1.0, 0.0, 0.0, 0.0), "b": (1.0, 1.0, 0.0, None), "c": (0.0, None, None, None)}
-    rollout = Evaluation(groups=Groups([group(name, *of) for name, of in rewards.items()]), k=4)
-    assert rollout.pass_at(1) == pytest.approx((1 / 4 + 2 / 3 + 0) / 3)
-    assert rollout.pass_at(2) == pytest.approx((1 / 2 + 1) / 2)  # c has one scored rollout
-    assert rollout.pass_at(4) == pytest.approx(1.0)
-    assert rollout.failures == [("EngineError: down", 4)]
+    evaluation = Evaluation(groups=Groups([group(name, *of) for name, of in rewards.items()]), k=4)
+    assert evaluation.pass_at(1) == pytest.approx((1 / 4 + 2 / 3 + 0) / 3)
+    assert evaluation.pass_at(2) == pytest.approx((1 / 2 + 1) / 2)  # c has one scored rollout
+    assert evaluation.pass_at(4) == pytest.approx(1.0)
+    assert evaluation.failures == [("EngineError: down", 4)]
     assert math.isnan(Evaluation(groups=Groups([group("c", None)]), k=1).reward)
 
 
@@ -128,8 +128,8 @@ async def test_sandboxes_that_are_not_open_are_refused_in_a_single_rollout() -> 
 async def test_fewer_tasks_than_were_asked_for_are_warned_of(
     n: int | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rollout = await ag.evaluate(Guess, Scripted([say("101")]), n=n)
-    assert len(rollout.groups) == 5
+    evaluation = await ag.evaluate(Guess, Scripted([say("101")]), n=n)
+    assert len(evaluation.groups) == 5
     assert ("n is 400, but there are only 5 tasks" in caplog.text) == warned
 
 
@@ -152,18 +152,22 @@ class Parts(Guess):
 
 async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Path) -> None:
     engine = Scripted([call("look"), call("nothing"), say("101")])
-    rollout = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, output_dir=tmp_path)
-    assert rollout.named_rewards() == {"right": pytest.approx(0.8), "kind": pytest.approx(0.5)}
-    assert rollout.reward == pytest.approx(1.05)
-    assert (rollout.pass_at(1), rollout.pass_at(1, solved=1.1), rollout.solved_in(rollout.groups[0])) == (1.0, 0.0, 2)
-    assert rollout.metrics()["eval/reward/kind"] == pytest.approx(0.5)
-    assert rollout.ids_solved(1.0, 1.0) == ["100", "101"]
+    evaluation = await ag.evaluate(Parts, engine, n=2, k=2, solved=0.9, output_dir=tmp_path)
+    assert evaluation.named_rewards() == {"right": pytest.approx(0.8), "kind": pytest.approx(0.5)}
+    assert evaluation.reward == pytest.approx(1.05)
+    assert (evaluation.pass_at(1), evaluation.pass_at(1, solved=1.1), evaluation.solved_in(evaluation.groups[0])) == (
+        1.0,
+        0.0,
+        2,
+    )
+    assert evaluation.metrics()["eval/reward/kind"] == pytest.approx(0.5)
+    assert evaluation.ids_solved(1.0, 1.0) == ["100", "101"]
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["rewards"] == rollout.named_rewards()
+    assert summary["rewards"] == evaluation.named_rewards()
     assert (summary["solved_from"], summary["tasks"]["100"]["solved"]) == (0.9, 2)
     calls = {"tool_calls": 1.0, "tool_errors": 2.0, "malformed_calls": 1.0, "retries": 0.0}
-    assert {name: summary[name] for name in calls} == rollout.calls() == calls
-    said = list(score_lines(rollout))
+    assert {name: summary[name] for name in calls} == evaluation.calls() == calls
+    said = list(score_lines(evaluation))
     assert said[1:3] == ["          0.800  right", "          0.500  kind"]
     assert "solved    from a reward of 0.9" in said
     assert "calls     1.00 a rollout, 2.00 errors, 1.00 malformed" in said

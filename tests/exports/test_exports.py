@@ -427,7 +427,7 @@ async def test_a_link_in_the_place_of_an_export_is_refused(
     out = tmp_path / "run" / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
     out.symlink_to(tmp_path / "elsewhere")
     assert cli.main(["export", str(tmp_path / "run"), "--to", to, "--phase", "all"]) == 1
-    assert capsys.readouterr().err == f"agentgym: out: {out} exists already; name another one\n"
+    assert capsys.readouterr().err == f"agentgym: output: {out} exists already; name another one\n"
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -1,4 +1,4 @@
-"""Chat endpoints as named models: judges, opponents and judges of groups, in evaluations and in training."""
+"""Chat endpoints as model roles: judges, opponents and judges of groups, in evaluations and in training."""
 
 import json
 from collections.abc import Sequence
@@ -46,17 +46,17 @@ async def test_a_judge_of_an_evaluation_may_be_an_endpoint() -> None:
         chat_server(approves) as server,
         ag.Endpoint(server.url, model="j", completion_price=1.0) as judge,
     ):
-        rollout = await ag.evaluate(Judged, Scripted(lambda text: say("Yes.")), k=2, models={"judge": judge})
-    assert (rollout.reward, rollout.failed, len(server.requests)) == (1.0, 0, 6)
+        evaluation = await ag.evaluate(Judged, Scripted(lambda text: say("Yes.")), k=2, models={"judge": judge})
+    assert (evaluation.reward, evaluation.failed, len(server.requests)) == (1.0, 0, 6)
     system, user = server.requests[0]["messages"]
     assert system == {"role": "system", "content": "1 is good."}
     assert user["content"].startswith("The text: Yes.\n\nAnswer with one JSON object")
     assert server.requests[0]["max_tokens"] == 1024
-    metrics = rollout.rollouts[0].metrics
+    metrics = evaluation.rollouts[0].metrics
     assert [metrics[f"model_{what}/judge"] for what in ("calls", "tokens", "prompt_tokens")] == [1, 10, 100]
     assert metrics["model_cost/judge"] == pytest.approx(1e-5)
     assert "usage/requests" not in metrics  # which are the policy's
-    assert rollout.account()["model_cost/judge"] == pytest.approx(6e-5)
+    assert evaluation.account()["model_cost/judge"] == pytest.approx(6e-5)
 
 
 async def test_policy_and_judge_may_be_two_endpoints() -> None:
@@ -66,9 +66,9 @@ async def test_policy_and_judge_may_be_two_endpoints() -> None:
         ag.Endpoint(policy.url, model="p") as engine,
         ag.Endpoint(server.url, model="j") as judge,
     ):
-        rollout = await ag.evaluate(Judged, engine, models={"judge": judge})
-    assert (rollout.reward, len(policy.requests), len(server.requests)) == (1.0, 3, 3)
-    assert rollout.account()["requests"] == 3
+        evaluation = await ag.evaluate(Judged, engine, models={"judge": judge})
+    assert (evaluation.reward, len(policy.requests), len(server.requests)) == (1.0, 3, 3)
+    assert evaluation.account()["requests"] == 3
 
 
 async def test_an_answer_of_an_endpoint_that_does_not_fit_is_asked_for_again() -> None:

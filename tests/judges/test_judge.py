@@ -154,8 +154,8 @@ async def test_a_cached_answer_is_read_as_the_model_wrote_it(
 ) -> None:
     engine = Counting(lambda text: say(written))
     env = judged(cache=tmp_path / "answers.sqlite", response=response)
-    rollout = [(await play(env, engine)).rollouts[0] for _ in range(2)]
-    assert [(one.reward, one.error) for one in rollout] == [(0.5, None)] * 2
+    rollouts = [(await play(env, engine)).rollouts[0] for _ in range(2)]
+    assert [(one.reward, one.error) for one in rollouts] == [(0.5, None)] * 2
     assert engine.asked == 1
 
 

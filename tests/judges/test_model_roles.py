@@ -1,4 +1,4 @@
-"""Named models: an env asks them beside its policy, and what that took is counted and never trained."""
+"""Model roles: an env asks them beside its policy, and what that took is counted and never trained."""
 
 import asyncio
 from typing import Any
@@ -185,10 +185,10 @@ class Judged(Essay):
     fallback_models = {"judge": Scripted([say('{"score": 4}')])}  # noqa: RUF012
 
 
-async def test_a_stand_in_answers_where_no_model_of_its_name_was_given_and_a_warning_says_so_once(
+async def test_a_fallback_model_answers_where_no_model_of_its_name_was_given_and_a_warning_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    named._warn_of_stand_in.cache_clear()
+    named._warn_of_fallback.cache_clear()
     for _ in range(2):
         assert (await ag.rollout(Judged, TASK, Scripted([say("x")]))).reward == 0.4
     assert (await play(Judged, Scripted([say('{"score": 9}')]))).reward == 0.9
@@ -202,7 +202,7 @@ async def test_a_stand_in_answers_where_no_model_of_its_name_was_given_and_a_war
         assert part in warned
 
 
-async def test_a_stand_in_is_an_engine_under_a_name() -> None:
+async def test_a_fallback_model_is_an_engine_under_a_name() -> None:
     with pytest.raises(ValueError, match=r"Wrong\.fallback_models: must be engines by name"):
         type("Wrong", (Essay,), {"fallback_models": Scripted([])})
     wrong = type("Wrong", (Essay,), {"fallback_models": {"judge": "gpt"}})

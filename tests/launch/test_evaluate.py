@@ -65,16 +65,16 @@ async def test_passes_of_the_tiny_model_are_those_counted_by_hand_from_the_store
     env: type[Even], tmp_path: Path
 ) -> None:
     sampling = ag.Sampling(temperature=1.5)
-    rollout = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, output_dir=tmp_path / "one")
+    evaluation = await ag.evaluate(env, "tiny", n=4, k=4, sampling=sampling, output_dir=tmp_path / "one")
     rewards = stored(tmp_path / "one")
-    assert {name: list(of) for name, of in rollout.rewards.items()} == rewards
+    assert {name: list(of) for name, of in evaluation.rewards.items()} == rewards
     for k in (1, 2, 3, 4):
         drawn = [list(combinations([reward == 1 for reward in of], k)) for of in rewards.values()]
-        assert rollout.pass_at(k) == pytest.approx(sum(sum(map(any, d)) / len(d) for d in drawn) / 4)
-        assert rollout.pass_hat(k) == pytest.approx(sum(sum(map(all, d)) / len(d) for d in drawn) / 4)
+        assert evaluation.pass_at(k) == pytest.approx(sum(sum(map(any, d)) / len(d) for d in drawn) / 4)
+        assert evaluation.pass_hat(k) == pytest.approx(sum(sum(map(all, d)) / len(d) for d in drawn) / 4)
     summary = json.loads((tmp_path / "one/summary.json").read_text())
-    assert summary["pass_at"]["4"] == pytest.approx(rollout.pass_at(4))
-    assert summary["reward_interval"]["low"] <= rollout.reward <= summary["reward_interval"]["high"]
+    assert summary["pass_at"]["4"] == pytest.approx(evaluation.pass_at(4))
+    assert summary["reward_interval"]["low"] <= evaluation.reward <= summary["reward_interval"]["high"]
     assert summary["tasks"]["100"] == {
         "scored": 4,
         "solved": sum(r == 1 for r in rewards["100"]),
@@ -89,8 +89,8 @@ async def test_the_folder_of_an_adapter_is_a_model(tmp_path: Path) -> None:
     async with open_engine(tmp_path / "run") as engine:
         assert name_of(engine).endswith(f" with {tmp_path / 'run/adapter'}")
     for folder in (tmp_path / "run/adapter", str(tmp_path / "run")):
-        rollout = await ag.evaluate(Even, folder, k=2)
-        assert [r.messages for r in rollout.rollouts] == [r.messages for r in of_base.rollouts]
+        evaluation = await ag.evaluate(Even, folder, k=2)
+        assert [r.messages for r in evaluation.rollouts] == [r.messages for r in of_base.rollouts]
 
 
 class Selfish(Even):
@@ -121,16 +121,16 @@ async def test_an_env_that_cancels_its_own_task_fails_its_rollouts_and_no_others
     concurrency: int, tmp_path: Path, no_leaks: None
 ) -> None:
     engine = Scripted(lambda text: say("ab"))
-    rollout = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, output_dir=tmp_path)
-    assert list(rollout.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
-    assert rollout.failures == [("AgentGymError: its task was cancelled from outside", 4)]
-    assert stored(tmp_path) == {name: list(of) for name, of in rollout.rewards.items()}
+    evaluation = await ag.evaluate(Selfish, engine, k=2, concurrency=concurrency, output_dir=tmp_path)
+    assert list(evaluation.rewards.values()) == [(None, None), (None, None), (1.0, 1.0), (1.0, 1.0)]
+    assert evaluation.failures == [("AgentGymError: its task was cancelled from outside", 4)]
+    assert stored(tmp_path) == {name: list(of) for name, of in evaluation.rewards.items()}
 
 
 async def test_a_group_reward_that_cancels_its_own_task_fails_its_group_and_no_other(no_leaks: None) -> None:
-    rollout = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
-    assert list(rollout.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
-    assert rollout.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
+    evaluation = await ag.evaluate(SelfishJudge, Scripted(lambda text: say("ab")), k=2, concurrency=1)
+    assert list(evaluation.rewards.values()) == [(2.0, 2.0), (None, None), (2.0, 2.0), (2.0, 2.0)]
+    assert evaluation.failures == [("AgentGymError: group_reward: its task was cancelled from outside", 2)]
 
 
 async def test_a_cancelled_evaluation_ends_its_rollouts(no_leaks: None) -> None:
@@ -295,11 +295,11 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
     engine = Scripted(lambda text: say("ab"))
     with pytest.raises(AgentGymError, match=r"all 4 rollouts failed"):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
-    rollout = await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, retry_failed=True)
-    assert (rollout.reward, rollout.failed) == (1.0, 0)
+    evaluation = await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, retry_failed=True)
+    assert (evaluation.reward, evaluation.failed) == (1.0, 0)
     again = await ag.evaluate(Even, broken, output_dir=tmp_path, resume=True)
     assert again.reward == 1.0
-    assert (rollout.resumed, again.resumed) == (0, 4)
+    assert (evaluation.resumed, again.resumed) == (0, 4)
 
 
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> 
 
 
 async def test_the_training_tasks_are_played_where_that_split_is_asked_for() -> None:
-    rollout = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
-    assert list(rollout.rewards) == ["0", "1"]
+    evaluation = await ag.evaluate(Even, Scripted(lambda text: say("ab")), split="train", n=2)
+    assert list(evaluation.rewards) == ["0", "1"]
 
 
 async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None:
@@ -420,6 +420,6 @@ async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> 
             nonlocal running
             running -= 1
 
-    rollout: Evaluation = await ag.evaluate(Counting, Scripted(lambda text: say("ab")), k=5, concurrency=3)
-    assert rollout.reward == 1.0
+    evaluation: Evaluation = await ag.evaluate(Counting, Scripted(lambda text: say("ab")), k=5, concurrency=3)
+    assert evaluation.reward == 1.0
     assert most == 3

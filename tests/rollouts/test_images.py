@@ -179,8 +179,8 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
         ValueError, match="Scripted reads text alone, and the prompt of task 'b/test-seen' has an image"
     ):
         await ag.evaluate(mix({"a": ag.Member(Looks, 1), "b": ag.Member(Shown, 1)}), engine)
-    rollout = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
-    assert rollout.reward == 1.0
+    evaluation = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
+    assert evaluation.reward == 1.0
 
 
 @pytest.mark.parametrize(

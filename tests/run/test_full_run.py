@@ -61,8 +61,8 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
     assert summary["best_step"] is not None
     for place in ("model", "best"):
         async with ag.TransformersEngine(out / place, ag.TransformersConfig(slots=4)) as engine:
-            rollout = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
-            assert rollout.failed == 0
+            evaluation = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
+            assert evaluation.failed == 0
             with pytest.raises(ValueError, match="it holds a whole model: open an engine with that as its model"):
                 await engine.load_adapter(out / place, version=1)
 

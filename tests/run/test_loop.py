@@ -221,7 +221,7 @@ def test_a_step_is_on_disk_when_it_is_logged(tmp_path: Path) -> None:
     with MetricsLogger(tmp_path / "run", steps=2) as log:
         log(0, {"reward": 0.5, "rollouts/started": 4, "rollouts/finished": 3, "rollout/tool_calls": 2.0})
         assert '"step": 0' in (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert log.summary() == {"reward_first": 0.5, "reward_last": 0.5, "max_steps": 1, "rollouts": 4, "tool_calls": 6}
+    assert log.summary() == {"reward_first": 0.5, "reward_last": 0.5, "steps": 1, "rollouts": 4, "tool_calls": 6}
 
 
 class Share:

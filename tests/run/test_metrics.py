@@ -56,11 +56,11 @@ class Told(ag.ToolEnv[ag.Task]):
 async def groups_of(*answers: list[Any]) -> Groups:
     """A group for each list of messages, two rollouts each."""
     tasks = [ag.Task(id=str(n), prompt="Go.") for n in range(len(answers))]
-    rollout = [
+    rollouts = [
         await play_groups(Told, [t], Scripted(said), Schedule(group_size=2))
         for t, said in zip(tasks, answers, strict=True)
     ]
-    return Groups([group for groups in rollout for group in groups])
+    return Groups([group for groups in rollouts for group in groups])
 
 
 async def test_the_metrics_of_a_batch_are_counted_by_task_tool_and_error() -> None:

@@ -177,7 +177,8 @@ import agentgym as ag
 from tests.run.test_resume import SETTINGS
 from pathlib import Path
 
-run = replace(SETTINGS, out=Path(sys.argv[1]), steps=2, train=replace(SETTINGS.train, rollouts_per_minibatch=6))
+train = replace(SETTINGS.train, rollouts_per_minibatch=6)
+run = replace(SETTINGS, output_dir=Path(sys.argv[1]), max_steps=2, train=train)
 asyncio.run(ag.train_policy(run))
 """
 

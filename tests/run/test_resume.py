@@ -42,7 +42,7 @@ def interrupted(self, doing):
     if doing == "training" and len(self.rows) == 1:
         os.kill(os.getpid(), signal.SIGINT)
 MetricsLogger.note = interrupted
-asyncio.run(ag.train_policy(replace(SETTINGS, out=sys.argv[1], eval_tasks=0)))
+asyncio.run(ag.train_policy(replace(SETTINGS, output_dir=sys.argv[1], eval_tasks=0)))
 """
 CLOCKS = {"train/seconds", "rollout/seconds", "oversample/length_bias"}
 """What a log holds of wall time."""
@@ -311,7 +311,7 @@ def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_p
     write_settings(tmp_path, SETTINGS)
     (tmp_path / name).write_text("")
     for run in (replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)):
-        field = "out" if run.resume is None else "resume"
+        field = "output_dir" if run.resume is None else "resume"
         said = rf"^{field}: {tmp_path / name} is a file, and a run keeps a folder there; move it away"
         with pytest.raises(ValueError, match=said), hold_checked(run, Terse, tmp_path):
             raise AssertionError

@@ -1,4 +1,4 @@
-"""The named models of a run: settings, flags, and engines that the run opens."""
+"""The model roles of a run: settings, flags, and engines that the run opens."""
 
 import json
 import os

@@ -120,7 +120,9 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=21, max_staleness=1))
     extra = ag.OversampleConfig(extra_groups=1, stop="target")
-    with pytest.raises(ValueError, match=r"at least 41 are needed, since prompts and oversample\.extra_groups put"):
+    with pytest.raises(
+        ValueError, match=r"at least 41 are needed, since prompts_per_step and oversample\.extra_groups put"
+    ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=40, oversample=extra))
 
 
@@ -151,8 +153,8 @@ RECIPE = ag.RunConfig(
     recipe="adding",
     env="my_env:Adder",
     model="tiny",
-    steps=1,
-    prompts=2,
+    max_steps=1,
+    prompts_per_step=2,
     group_size=2,
     eval_tasks=2,
     train=ag.TrainConfig(lr=1e-3),

@@ -30,7 +30,7 @@ def engine() -> None:
 
 
 class Relay:
-    """A TCP port in front of the embedded engine, which can be taken away and given back; nobody else takes it then."""
+    """A TCP port in front of the local engine, which can be taken away and given back; nobody else takes it then."""
 
     def __init__(self) -> None:
         self.held = socket.socket()

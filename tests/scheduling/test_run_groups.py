@@ -115,10 +115,10 @@ async def test_means_are_taken_over_the_finished_rollouts_only() -> None:
 
 
 async def test_two_tasks_of_one_id_are_refused_before_anything_is_played() -> None:
-    rollout: list[Rollout] = []
+    rollouts: list[Rollout] = []
     with pytest.raises(ValueError, match=r"\['t0'\] appear twice"):
-        await run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollout.append)
-    assert rollout == []
+        await run_groups(Say, [*tasks(2), *tasks(1)], ZERO, n=1, on_rollout=rollouts.append)
+    assert rollouts == []
 
 
 @pytest.mark.parametrize(("name", "field"), [("n", "group_size"), ("concurrency", "concurrency")])

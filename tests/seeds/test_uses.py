@@ -49,7 +49,7 @@ JUDGE, SPEAKER = Recorder(Scripted(lambda text: say("yes"))), Scripted(lambda te
 
 
 class Chances(ag.ToolEnv[ag.Task]):
-    """Has chance of every kind: its own, the policy's, a sub-agent's and a named model's."""
+    """Has chance of every kind: its own, the policy's, a sub-agent's and a role's."""
 
     limits = ag.Limits(turns=3, turn_tokens=4)
     fallback_models = {"judge": JUDGE}  # noqa: RUF012
@@ -128,7 +128,7 @@ async def played(folder: Path) -> list[Seen]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    """Two runs of neighboring seeds, with groups, branches, sub-agents, a named model and three evaluations."""
+    """Two runs of neighboring seeds, with groups, branches, sub-agents, a model role and three evaluations."""
     return asyncio.run(played(tmp_path_factory.mktemp("runs")))
 
 

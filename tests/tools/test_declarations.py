@@ -236,7 +236,7 @@ def test_a_weight_is_a_finite_number(weight: Any) -> None:
         ({"limits": ag.Limits}, r"^Quiz\.limits: must be `ag\.Limits\(\.\.\.\)`, got the class Limits, without \(\)"),
         ({"limits": {"turns": 3}}, r"^Quiz\.limits: must be .*, got {'turns': 3}"),
         (
-            {"sandbox": ag.AnySandbox},
+            {"sandbox_spec": ag.AnySandbox},
             r"^Quiz\.sandbox_spec: must be .* `ag\.AnySandbox\(\)`, got the class AnySandbox, without \(\)",
         ),
         ({"context": ag.Compact}, r"^Quiz\.context: must be .*, got the class Compact, without \(\)"),
@@ -255,7 +255,7 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
         ("sysetm", "Be brief.", "sysetm: is no setting of an env; did you mean 'system'?"),
         ("limit", ag.Limits(turns=3), "limit: is no setting of an env; did you mean 'limits'?"),
         ("contxt", ag.Window(), "contxt: is no setting of an env; did you mean 'context'?"),
-        ("sandbx", ag.AnySandbox(), "sandbx: is no setting of an env; did you mean 'sandbox'?"),
+        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek: is no setting of an env; did you mean 'sandbox_spec'?"),
         (
             "sandbox",
             ag.AnySandbox(),
@@ -349,4 +349,4 @@ def test_a_sandbox_that_cannot_be_opened_is_refused_with_what_to_write() -> None
     with pytest.raises(
         ValueError, match=r"^Boxed\.sandbox_spec: must be a sandbox, such as `ag\.AnySandbox\(\)`, got 'docker'"
     ):
-        type("Boxed", (ag.ToolEnv,), {"sandbox": "docker"})
+        type("Boxed", (ag.ToolEnv,), {"sandbox_spec": "docker"})

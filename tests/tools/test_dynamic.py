@@ -359,8 +359,8 @@ def test_patterns_and_unique_items_mean_what_the_standard_says() -> None:
 
 
 def test_without_jsonschema_a_line_says_what_to_install() -> None:
-    code = "import sys; sys.modules['jsonschema'] = None; import agentgym as ag\n"
-    code += "ag.DynamicTool('find', '', {'type': 'object'}, print)"
+    code = "import sys; sys.modules['jsonschema'] = None; from agentgym.tools import DynamicTool\n"
+    code += "DynamicTool('find', '', {'type': 'object'}, print)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd(), check=False)
     line = f"agentgym.errors.extras.MissingPackage: jsonschema is not installed: {install_line('tools')}"
     assert done.stderr.splitlines()[-1] == line

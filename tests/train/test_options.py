@@ -30,7 +30,7 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 PLAIN = TrainConfig(lora_rank=4, lora_alpha=8, lr=1e-3, warmup_steps=0, max_tokens_per_microbatch=60, device="cpu")
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "checkpointing": {"checkpointing": True},
+    "checkpointing": {"gradient_checkpointing": True},
     "rslora": {"rslora": True, "lora_targets": ("q_proj", "down_proj")},
     "dora": {"dora": True, "loss": "cispo", "kl_coef": 0.5, "kl_estimator": "k2"},
     "gspo_rollout": {"loss": "gspo_rollout", "clip_eps_low": 0.01, "clip_eps_high": 0.01, "kl_coef": 0.5},

@@ -34,7 +34,7 @@ def make_run(
     """A finished run of `steps` steps: in each a group of three rollouts, one failed, and a held-out evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
     envs = {name: {"where": f"envs.{name}:{name}", "version": "1", "sha256": "ab" * 32} for name in env}
-    settings = {"versions": {"python": "3.11"}, "envs": envs, "settings": {"recipe": recipe, "steps": steps}}
+    settings = {"versions": {"python": "3.11"}, "envs": envs, "settings": {"recipe": recipe, "max_steps": steps}}
     (folder / "settings.json").write_text(json.dumps(settings))
     rows: list[dict[str, Any]] = [{"step": 0, "eval/reward": 0.25, "eval/rollouts": 1.0, "eval/failed": 0.0}]
     with RolloutWriter(folder, token_bytes=token_bytes) as writer:

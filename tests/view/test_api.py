@@ -62,7 +62,7 @@ def test_every_run_below_a_folder_is_offered_with_its_metrics(asked: TestClient,
 
 def test_a_run_says_its_settings_and_what_can_be_filtered_by(asked: TestClient, base: str) -> None:
     found = get(asked, base)
-    assert found["settings"] == {"recipe": "chase_grpo", "steps": 3}
+    assert found["settings"] == {"recipe": "chase_grpo", "max_steps": 3}
     assert found["versions"] == {"python": "3.11"}
     assert (found["phases"], found["envs"], found["kinds"]) == (["eval_after", "train"], ["Chase"], ["root"])
     assert (found["stop_reasons"], found["steps_range"]) == (["answer", "error"], [0, 3])

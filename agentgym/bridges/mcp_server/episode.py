@@ -37,7 +37,7 @@ class EpisodeServer:
     Beside the env's tools there is one for text, `answer`: it says to the env what a model would write without a tool
     call, which ends most episodes. Its instructions are the messages that the episode begins with; these are also the
     resource `agentgym://task`. When the episode has ended, `agentgym://outcome` holds the reward, and every call is an
-    error. The env's limits on turns and seconds hold. Its fallback-models answer for named models; without one, and
+    error. The env's limits on turns and seconds hold. Its fallback models answer for model roles; without one, and
     where it asks a sub-agent, the episode fails and says so.
     """
 

@@ -152,7 +152,7 @@ async def _played(
     settings: Mapping[str, Any],
     signals: list[signal.Signals],
 ) -> "Evaluation":
-    """Play it; an endpoint and the named models are opened for it.
+    """Play it; an endpoint and the model roles are opened for it.
 
     The first SIGINT or SIGTERM stops it and comes into `signals`: sandboxes and engines are closed. The next one ends
     it.

@@ -12,21 +12,21 @@ FAILED_SHARE = 0.1
 """The largest share of rollouts without a reward with which the exit status is 0."""
 
 
-def exit_status(rollout: Evaluation, folder: Path) -> int:
+def exit_status(evaluation: Evaluation, folder: Path) -> int:
     """Return the exit status of an evaluation, and say on stderr what is missing and how to get it.
 
     It is 0 if all but a tenth of the rollouts at most have a reward and all are kept, and else 3. An evaluation without
     any reward is an error, with the exit status 1.
     """
-    many, failed = len(rollout.rollouts), rollout.failed
+    many, failed = len(evaluation.rollouts), evaluation.failed
     again = resuming(folder)
-    if rollout.resumed == many:
+    if evaluation.resumed == many:
         _say(f"nothing was played: all {many} rollouts are in {folder} already")
     if failed:
         _say(f"{failed} of {many} rollouts have no reward; this plays them again: {again} --retry-failed")
-    if rollout.not_kept:
-        _say(f"{rollout.not_kept} of {many} rollouts are not in {folder}; this plays them again: {again}")
-    return INCOMPLETE if failed > FAILED_SHARE * many or rollout.not_kept else 0
+    if evaluation.not_kept:
+        _say(f"{evaluation.not_kept} of {many} rollouts are not in {folder}; this plays them again: {again}")
+    return INCOMPLETE if failed > FAILED_SHARE * many or evaluation.not_kept else 0
 
 
 def resuming(folder: Path) -> str:

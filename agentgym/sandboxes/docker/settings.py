@@ -69,7 +69,7 @@ class DockerSettings:
     """Containers beside the sandbox by their names: they share its loopback, end with it, and are new in every
     episode."""
     hosts: Names = ()
-    """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the embedded engine."""
+    """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
     runtime: Word | None = None
     """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, for those of gVisor itself count too."""
 

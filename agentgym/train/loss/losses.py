@@ -95,13 +95,14 @@ def policy_loss(
     With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low),
     1 + clip_eps_high), and sg(x) the value of x without its gradient::
 
-        ppo         -min(r A, clip(r) A)                    arXiv 1707.06347; clip_eps_high > clip_eps_low: DAPO,
-        2503.14476 dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
-        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585 gspo
-        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
+        ppo         -min(r A, clip(r) A)                                                    arXiv 1707.06347;
+                    clip_eps_high > clip_eps_low: DAPO, arXiv 2503.14476
+        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
+        gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
                     trained tokens; a token has the gradient s grad(its logprob)
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
-        correction  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
+        importance  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
     `old_BR` holds log-probabilities of a policy between the engine's and the one here. Then r and s are to it, w is
     of exp(old - the engine's), and every loss but sft is its term above times w, which has no gradient::

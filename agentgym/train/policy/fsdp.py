@@ -175,7 +175,7 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 def checkpoint_layers(policy: PolicyModel) -> None:
     """Keep only the input of each decoder layer for the backward, and compute the rest again there."""
-    for layer in _layers(policy, "checkpointing"):
+    for layer in _layers(policy, "gradient_checkpointing"):
         # Inside the layer's hooks, in which FSDP gathers its weights. Dropout is off, so nothing is random.
         layer.forward = partial(
             checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False, context_fn=_contexts
@@ -195,7 +195,7 @@ def _layers(policy: PolicyModel, setting: str) -> Any:
     if not layers:
         raise ValueError(
             f"{setting}: {policy.causal.config.model_type} has no list of its {count} decoder layers; train it on one "
-            "process, with checkpointing and shard left at False, and a whole model in dtype float32"
+            "process, with gradient_checkpointing and shard left at False, and a whole model in dtype float32"
         )
     return layers[0]
 

@@ -35,12 +35,12 @@ def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def score_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Return the table of the scores of evaluations, its heading first; empty without one."""
-    rollout = [line for line in lines if not line.is_training]
-    ks = sorted({name for line in rollout for run in line.runs for name in _passes(run)}, key=int)
+    rollouts = [line for line in lines if not line.is_training]
+    ks = sorted({name for line in rollouts for run in line.runs for name in _passes(run)}, key=int)
     metrics: dict[str, Metric] = {"reward": _in_summary("reward")}
     metrics |= {f"pass@{k}": _pass_at(k) for k in ks}
     metrics |= {"rollouts": _in_summary("rollouts"), "failed": _in_summary("failed")}
-    return _table(metrics, rollout)
+    return _table(metrics, rollouts)
 
 
 def _table(metrics: dict[str, Metric], lines: Sequence[Line]) -> list[list[str]]:

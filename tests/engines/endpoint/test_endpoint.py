@@ -183,9 +183,9 @@ async def test_what_429_500_garbage_a_lost_connection_and_a_hang_interrupt_is_as
         return left.pop() if left and number % 2 else buys(request, number)
 
     async with chat_server(answers) as server, endpoint(server, retries=100, timeout_s=3) as engine:
-        rollout = await ag.evaluate(Shop, engine, n=8, k=2)
+        evaluation = await ag.evaluate(Shop, engine, n=8, k=2)
         assert not left
-        assert rollout.rewards == {str(i): (1.0, 1.0) for i in range(8)}
+        assert evaluation.rewards == {str(i): (1.0, 1.0) for i in range(8)}
         assert engine.sent_again >= 15
         assert engine.usage.requests == 32
 
@@ -196,9 +196,9 @@ async def test_a_rollout_that_is_never_answered_fails_alone_and_says_why() -> No
 
     tasks = [*Shop.tasks("test")[:3], ag.Task(id="down", prompt="down")]
     async with chat_server(answers) as server, endpoint(server, retries=2) as engine:
-        rollout = await ag.evaluate(Shop, engine, tasks=tasks)
-    assert rollout.rewards == {"0": (1.0,), "1": (1.0,), "2": (1.0,), "down": (None,)}
-    ((why, times),) = rollout.failures
+        evaluation = await ag.evaluate(Shop, engine, tasks=tasks)
+    assert evaluation.rewards == {"0": (1.0,), "1": (1.0,), "2": (1.0,), "down": (None,)}
+    ((why, times),) = evaluation.failures
     assert times == 1
     assert why.startswith("EngineError: endpoint http://127.0.0.1")
     assert "status 503: no, after 3 requests" in why
@@ -232,8 +232,8 @@ async def test_no_more_requests_are_out_at_once_than_concurrency_allows() -> Non
             await full.wait()
 
         server.before = wait_for_three
-        rollout = await ag.evaluate(Shop, engine, n=8)
-    assert rollout.reward == 1.0
+        evaluation = await ag.evaluate(Shop, engine, n=8)
+    assert evaluation.reward == 1.0
     assert server.most_at_once == 3
 
 

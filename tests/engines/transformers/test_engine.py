@@ -1,4 +1,4 @@
-"""The local engine: its log-probabilities are a plain forward's, whatever was kept, copied, chunked or refilled."""
+"""The embedded engine: its log-probabilities are a plain forward's, whatever was kept, copied, chunked or refilled."""
 
 import asyncio
 import copy

@@ -70,9 +70,9 @@ READ = {
     "polyglot": Reads(lambda _: ["program"], lambda _: [make_program("train", "python")], "docker"),
     "python_math": NOTHING,
     "repo": Reads(lambda task: [path for path in sorted(task.files) if "__" not in path and "/test_" not in path][:2]),
+    "templates/sandbox": Reads(lambda _: ["solution.py"]),
     "terminal": Reads(files_of_terminal, lambda env: [env.tasks("train")[number] for number in range(8)]),
     "web": NOTHING,
-    "templates/sandbox": Reads(lambda _: ["solution.py"]),
 }
 NAMED = [name for name, reads in READ.items() if reads is not NOTHING]
 
@@ -136,7 +136,7 @@ def test_every_env_of_the_gallery_with_a_sandbox_is_spoiled_here() -> None:
     names += [
         f"templates/{path.parent.name}"
         for path in sorted(ROOT.glob("templates/*/env.py"))
-        if "sandbox = " in path.read_text()
+        if "sandbox_spec = " in path.read_text()
     ]
     assert sorted(READ) == sorted(names)
 

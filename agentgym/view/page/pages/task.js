@@ -39,7 +39,7 @@ function drawn(page, found) {
   fill(page.main, h("article", { class: "task" },
     h("header", { class: "rollout-head" }, h("h1", null, page.query.task), h("p", { class: "facts" }, `${many(found.visits.length, "visit")} · ${many(attempts, "attempt")} · ${verdict(found.visits)}`), h("span", { class: "grow" }),
       h("a", { class: "button", href: link([run, "rollouts"], { task: page.query.task }) }, "All its rollouts")),
-    h("metric", { class: "chart wide" }, plot(found.visits, Math.max(480, page.main.clientWidth - 60))),
+    h("figure", { class: "chart wide" }, plot(found.visits, Math.max(480, page.main.clientWidth - 60))),
     h("div", { class: "table-scroll" }, table(run, page.query.task, found.visits)),
     taskFields(found.task_fields)));
 }
