@@ -96,37 +96,39 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
 
-if TYPE_CHECKING:
+def checked_dataclass(**options: Any) -> Callable[[C], C]:
+    """Make a config of a class: a dataclass, with the same options, whose fields pydantic checks.
+
+    Each field has a value of its type within its bounds, also after `dataclasses.replace`, or ValueError names the
+    field and says what it takes. Types are exact: True is no number, and a text is none either. A whole number
+    becomes a float where one is meant, and a field's own type may take more (`Folder` takes text). A field that
+    there is not is a TypeError, which says which one is meant. If a class of `ELSEWHERE` has it, that is named.
+    """
+    made = dataclass(config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"), **options)
+
+    def checked(cls: C) -> C:
+        found: Any = made(cls)
+        init = found.__init__
+
+        @wraps(init)
+        def __init__(self: Any, *values: Any, **named: Any) -> None:
+            try:
+                init(self, *values, **named)
+            except ValidationError as error:
+                names = [field.name for field in fields(found)]
+                given = dict(zip(names, values, strict=False)) | named
+                raise _refusal(found, given, error.errors(include_url=False)) from None
+
+        found.__init__ = __init__
+        return cast("C", found)
+
+    return checked
+
+
+if TYPE_CHECKING:  # to type checkers a config is a dataclass
     from dataclasses import dataclass as config
 else:
-
-    def config(**options: Any) -> Callable[[C], C]:
-        """Make a config of a class: a dataclass, with the same options, whose fields pydantic checks.
-
-        Each field has a value of its type within its bounds, also after `dataclasses.replace`, or ValueError names the
-        field and says what it takes. Types are exact: True is no number, and a text is none either. A whole number
-        becomes a float where one is meant, and a field's own type may take more (`Folder` takes text). A field that
-        there is not is a TypeError, which says which one is meant. If a class of `ELSEWHERE` has it, that is named.
-        """
-        made = dataclass(config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"), **options)
-
-        def checked(cls: C) -> C:
-            found: Any = made(cls)
-            init = found.__init__
-
-            @wraps(init)
-            def __init__(self: Any, *values: Any, **named: Any) -> None:
-                try:
-                    init(self, *values, **named)
-                except ValidationError as error:
-                    names = [field.name for field in fields(found)]
-                    given = dict(zip(names, values, strict=False)) | named
-                    raise _refusal(found, given, error.errors(include_url=False)) from None
-
-            found.__init__ = __init__
-            return cast("C", found)
-
-        return checked
+    config = checked_dataclass
 
 
 def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> TypeError | ValueError:
