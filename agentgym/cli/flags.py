@@ -33,6 +33,8 @@ PACKAGE = Path(__file__).parents[1]
 ENV, HELP = "--env.", ("-h", "--help")
 ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 """Engines by what `--engine` calls them."""
+NO_ENV = "ENV"
+"""The env in the help of a command that was given none."""
 KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
 ABOUT_ENGINES = (
@@ -109,7 +111,7 @@ def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
         with needs_extra():
             parameters = [
                 f"--env.{name} {_said(one, run.env_args.get(name, one.value))}"
-                for name, one in env_parameters(run.env).items()
+                for name, one in (env_parameters(run.env) if run.env != NO_ENV else {}).items()
             ]
     except (ValueError, EnvError) as error:
         parameters = []

@@ -134,9 +134,10 @@ def test_another_model_is_trained_with_the_defaults_of_a_run() -> None:
 def test_its_words_are_listed_without_an_environment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["train", "--help"])
-    said = capsys.readouterr().out
-    assert said.startswith("usage: agentgym train ENV [-h] [OPTIONS]")
-    assert "Args:" not in said
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: agentgym train ENV [-h] [OPTIONS]")
+    assert "Args:" not in said.out
+    assert said.err == ""
 
 
 @pytest.fixture

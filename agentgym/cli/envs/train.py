@@ -42,13 +42,13 @@ def train(env: tyro.conf.Positional[str]) -> int:
 def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
-        from agentgym.cli.flags import print_help, read_words, settings_of
+        from agentgym.cli.flags import NO_ENV, print_help, read_words, settings_of
         from agentgym.cli.recipe import finished, program
         from agentgym.run.loop import is_first
     name = words[0] if words and not words[0].startswith("-") else None
     about = inspect.cleandoc(train.__doc__ or "").partition("\n\nArgs:")[0]
     if name is None and HELP.intersection(words):
-        print_help(recipe_of("ENV", "ENV", TINY), "agentgym train ENV", about)
+        print_help(recipe_of(NO_ENV, NO_ENV, TINY), "agentgym train ENV", about)
     if name is None:
         raise RefusedWords("train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them")
     env = find(name)
