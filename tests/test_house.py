@@ -1,4 +1,4 @@
-"""The structure: a room imports what stands below it, and the face loads nothing heavy."""
+"""The structure: a room imports only rooms before it, and the face loads nothing heavy."""
 
 import ast
 import subprocess
@@ -69,7 +69,7 @@ ORDER = [
     "launch",
     "cli",
 ]
-"""The rooms of the library, lowest first. A room imports only rooms above its own line in this list."""
+"""The rooms of the library in their order. A room imports only rooms that come before it."""
 PROTOCOL = "sandboxes.protocol"
 FLOOR = {room: floor for floor, room in enumerate(ORDER)}
 FLOOR |= {
@@ -176,7 +176,7 @@ def broken(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["agentgym", "envs", "recipes"])
-def test_a_room_imports_only_what_stands_below_it(folder: str) -> None:
+def test_a_room_imports_only_rooms_that_come_before_it(folder: str) -> None:
     assert [line for path in files(folder) for line in broken(path)] == []
 
 
