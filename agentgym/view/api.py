@@ -267,12 +267,10 @@ def _counts(run: Run) -> tuple[int, int]:
 def _score(run: Run) -> float | None:
     """The mean reward of an evaluation: of one that goes on, or was scored again, that of its rollouts."""
     said = (run.summary() or {}).get("reward")
-    return said if isinstance(said, int | float) else _of_store(run, _mean_reward, None)
-
-
-def _mean_reward(store: RolloutStore) -> float | None:
-    (mean,) = store.query("SELECT avg(reward) AS reward FROM rollouts")[0]
-    return None if mean is None else float(mean)
+    if isinstance(said, int | float):
+        return said
+    mean: float | None = _of_store(run, lambda store: store.query("SELECT avg(reward) FROM rollouts")[0][0], None)
+    return mean
 
 
 def _both(store: RolloutStore) -> tuple[int, int]:

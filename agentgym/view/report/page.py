@@ -13,7 +13,7 @@ from agentgym.view.report.folders import kept_runs
 from agentgym.view.report.lines import Line, lines_of
 from agentgym.view.report.metrics import SettingRow, end_rows, score_rows, setting_rows, stop_rows, unlearned_rows
 from agentgym.view.report.plots import Chart, draw_charts
-from agentgym.view.report.rollouts import FailureKind, Quoted, failed_in, failures, quoted
+from agentgym.view.report.rollouts import Quoted, failed_in, failures, quoted
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -21,7 +21,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto
 table { border-collapse: collapse; display: block; overflow-x: auto; font-size: 0.9rem; }
 th, td { border: 1px solid #8886; padding: 0.25rem 0.6rem; text-align: left; vertical-align: top; }
 tr.differs th { border-left: 4px solid #d55e00; }
-metric { display: inline-block; margin: 0.5rem 0.5rem 1rem 0; max-width: 34rem; vertical-align: top; }
+figure { display: inline-block; margin: 0.5rem 0.5rem 1rem 0; max-width: 34rem; vertical-align: top; }
 img { max-width: 100%; background: white; }
 figcaption, .said { font-size: 0.85rem; opacity: 0.8; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #8886; padding: 0.6rem; font-size: 0.8rem; }
@@ -87,7 +87,7 @@ def _charts(charts: Sequence[Chart], folder: Path) -> Iterator[str]:
     for chart in charts:
         data = base64.b64encode((folder / chart.file).read_bytes()).decode()
         image = f'<img alt="{_text(chart.title)}" src="data:image/png;base64,{data}">'
-        yield f"<metric>{image}<figcaption>{_text(chart.said)}</figcaption></metric>"
+        yield f"<figure>{image}<figcaption>{_text(chart.said)}</figcaption></figure>"
 
 
 def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterator[str]:
@@ -109,11 +109,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[str]:
     yield "<h2>Failures</h2>"
     yield f"<p>{_text(counted(total, 'rollout') + ' failed.' if total else 'No rollout failed.')}</p>"
     for line in lines:
-        yield from map(_failure, failures(line))
-
-
-def _failure(kind: FailureKind) -> str:
-    return _folded(f"{kind.mark}, {kind.times} times: {kind.message}", kind.text)
+        yield from (_folded(one.title, one.text) for one in failures(line))
 
 
 def _settings(lines: Sequence[Line], title: str) -> Iterator[str]:

@@ -113,7 +113,7 @@ def test_hostile_text_is_shown_and_nothing_else(tmp_path: Path, capsys: pytest.C
 def test_a_run_that_goes_on_is_reported_as_far_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a", [0.1, 0.2], ended=False, groups=[group(rollout("a/0", 0.5))])
     path = folder / "settings.json"
-    path.write_text(path.read_text().replace('"steps": 2', '"steps": 20'))
+    path.write_text(path.read_text().replace('"max_steps": 2', '"max_steps": 20'))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
     page = reported(capsys, folder)
