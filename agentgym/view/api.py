@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from agentgym.store.overview import TASK_SORTS, failure_kinds, group_advantages, reward_histogram, task_rows, visits
@@ -142,7 +142,7 @@ def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) 
 
 def metric_names() -> dict[str, Any]:
     """Return how the metrics are put into charts."""
-    return {"groups": list(GROUPS)}
+    return {"groups": [{"unit": "", **group} for group in GROUPS]}
 
 
 def metrics(run: Run, query: Query) -> bytes:
@@ -209,15 +209,8 @@ def failures(run: Run, query: Query) -> dict[str, Any]:
         "failed": failed,
         "looked_at": sum(kind.count for kind in kinds),
         "groups": [
-            {
-                "type": kind.first.type,
-                "where": kind.first.where,
-                "message": kind.first.message,
-                "traceback": kind.first.traceback,
-                "count": kind.count,
-                "steps": [kind.first_step, kind.last_step],
-                "numbers": kind.numbers,
-            }
+            asdict(kind.first)
+            | {"count": kind.count, "steps": [kind.first_step, kind.last_step], "numbers": kind.numbers}
             for kind in kinds
         ],
     }
