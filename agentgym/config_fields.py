@@ -141,16 +141,13 @@ def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> 
     if first["type"] == "unexpected_keyword_argument":
         others: tuple[Any, ...] = getattr(cls, "ELSEWHERE", ())
         known = [field.name for field in fields(cls) if field.init]
-        return TypeError(f"{cls.__name__}: there is no field {name!r}; {_meant(name, known, others)}")
+        owners = [other.__name__ for other in others if any(field.name == name for field in fields(other))]
+        meant = f"ag.{owners[0]} has it" if owners else nearest(name, known)
+        return TypeError(f"{cls.__name__}: there is no field {name!r}; {meant}")
     if first["type"] == "missing":
         missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
         return TypeError(f"{cls.__name__}: give {', '.join(missing)}")
     return ValueError(what_to_give(name, given[name], [each for each in errors if each["loc"][0] == first["loc"][0]]))
-
-
-def _meant(name: str, known: Iterable[str], others: Iterable[Any]) -> str:
-    owners = [other.__name__ for other in others if any(field.name == name for field in fields(other))]
-    return f"ag.{owners[0]} has it" if owners else nearest(name, known)
 
 
 def names_its_arguments(function: F) -> F:

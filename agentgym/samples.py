@@ -200,12 +200,6 @@ def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
     return [segment for segment in rollout.segments if segment.trained and segment.turns and segment.branch in kept]
 
 
-def _untrained(rollout: Rollout, *, branches: bool) -> list[Segment]:
-    """Return the other segments."""
-    trained = {segment.index for segment in _trained(rollout, branches=branches)}
-    return [segment for segment in rollout.segments if segment.index not in trained]
-
-
 def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[str, int], Floats]) -> Floats:
     """Return the advantages of a segment's tokens; ValueError where there are none, or not one for each token."""
     values = advantages.get((rollout.rollout_id, segment.index))
@@ -241,7 +235,7 @@ def _batch(
         rollouts_trained=len({sample.rollout_id for sample in samples}),
         trained_tokens=sum(int(np.count_nonzero(sample.loss_mask)) for sample in samples),
         places={group.place: group.group_id for group in groups if group.place is not None},
-        untrained_tokens=sum(_tokens(_untrained(rollout, branches=branches)) for rollout in scored),
+        untrained_tokens=sum(_tokens(r.segments) - _tokens(_trained(r, branches=branches)) for r in scored),
     )
 
 

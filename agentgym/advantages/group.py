@@ -275,7 +275,8 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
     """Number the names in the order in which they first come; returns the number of each, and how many there are."""
-    if _all_differ(names):
+    probed = names[:PROBED]
+    if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row a rollout, not cut into samples
         known: Any = names
         codes = np.arange(len(names))
     else:
@@ -283,20 +284,10 @@ def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
         known = defaultdict[Any, int](itertools.count().__next__)
         codes = np.fromiter(map(known.__getitem__, names), np.int64, len(names))
     if not set(map(type, known)) <= {str, int}:
-        _require_names(what, names, rows)
+        for row, name in zip(rows, names, strict=True):
+            if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
+                raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
     return codes, len(known)
-
-
-def _require_names(what: str, names: Ids, rows: Iterable[int]) -> None:
-    for row, name in zip(rows, names, strict=True):
-        if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
-            raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
-
-
-def _all_differ(names: Ids) -> bool:
-    """Tell whether no name comes twice: each rollout has one row where it is not cut into samples."""
-    probed = names[:PROBED]
-    return len(set(probed)) == len(probed) and len(set(names)) == len(names)
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, table: NDArray[Any], ids: Ids) -> NDArray[Any]:

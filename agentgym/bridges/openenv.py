@@ -95,16 +95,13 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
         try:
             answer = await self.client.step(action)
         except Exception as error:
-            raise self._meaning(error) from error
+            # What the server could not use is the model's error.
+            if isinstance(error, RuntimeError) and any(f"(code: {code})" in str(error) for code in _OURS):
+                raise ToolError(str(error).removeprefix("Server error: ")) from error
+            raise EnvError(f"the OpenEnv server {self.url}: {describe(error)}") from error
         self.total += float(answer.reward or 0.0)
         seen = self._seen(answer)
         return Stop("done", seen) if answer.done else seen
-
-    def _meaning(self, error: Exception) -> Exception:
-        """What an error of the client is here: the model's where the server could not use its action."""
-        if isinstance(error, RuntimeError) and any(f"(code: {code})" in str(error) for code in _OURS):
-            return ToolError(str(error).removeprefix("Server error: "))
-        return EnvError(f"the OpenEnv server {self.url}: {describe(error)}")
 
     def _seen(self, answer: Any) -> str:
         # Later versions of the server send this field of theirs, too; empty, it says nothing to the model.

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,20 +62,16 @@ def doctor(model: str | None = None) -> int:
             does the last two.
     """
     if model is not None:
-        return _doctor_of(model)
+        traits = list(model_findings(model))
+        for check in traits:
+            say(str(check))
+        return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
     for finding in findings():
         say(str(finding))
         flush()  # the next may take seconds, and what it logs goes elsewhere
     sandbox = _sandbox()
     say(str(sandbox))
     return 0 if sandbox.ok else 1
-
-
-def _doctor_of(model: str) -> int:
-    traits = list(model_findings(model))
-    for check in traits:
-        say(str(check))
-    return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
 
 
 def model_findings(model: str) -> Iterator[Finding]:
@@ -238,15 +235,10 @@ def _runtimes() -> set[str]:
     from agentgym.sandboxes.docker.client import connect
 
     try:
-        client = connect(timeout_s=5)
+        with closing(connect(timeout_s=5)) as client:
+            return set(client.info()["Runtimes"])
     except Exception:  # What the engine and the connection to it raise has no common name.
         return set()
-    try:
-        return set(client.info()["Runtimes"])
-    except Exception:  # What the engine and the connection to it raise has no common name.
-        return set()
-    finally:
-        client.close()
 
 
 def _gpus() -> Finding:

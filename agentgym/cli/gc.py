@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +76,8 @@ def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
             say(f"containers not looked at: {error}")
         yield None
         return
-    try:
+    with closing(client):
         yield client
-    finally:
-        client.close()
 
 
 def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -186,17 +186,14 @@ def _unrun(command: Callable[..., int]) -> Callable[..., Any]:
         return partial(command, *values, **named)
 
     update_wrapper(read, command)
-    read.__annotations__ = {name: _hinted(kind) for name, kind in get_type_hints(command, include_extras=True).items()}
+    hinted = tyro.conf.arg(help_behavior_hint=_hint)
+    kinds = get_type_hints(command, include_extras=True)
+    read.__annotations__ = {name: Annotated[kind, hinted] for name, kind in kinds.items()}
     given = inspect.signature(command)
     of = [one.replace(annotation=read.__annotations__[name]) for name, one in given.parameters.items()]
     read.__signature__ = given.replace(parameters=of)  # type: ignore[attr-defined]
     del read.__wrapped__  # type: ignore[attr-defined]
     return read
-
-
-def _hinted(kind: Any) -> Any:
-    """The type of an option whose help says its default where there is one to say."""
-    return Annotated[kind, tyro.conf.arg(help_behavior_hint=_hint)]
 
 
 def _hint(default: str) -> str:

@@ -34,7 +34,10 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
             base = str(find_model(base))
             refuse_unreachable(base, "base")
     if (trained / "state.pt").is_file():
-        _write_checkpoint(trained, out, base)
+        from agentgym.train.snapshot import write_checkpoint_model
+
+        with boundary(EngineError, f"checkpoint {str(trained)!r}"):
+            write_checkpoint_model(trained, out, base=base)
     else:
         _write_adapter(trained, out, base)
     say(str(out))
@@ -59,10 +62,3 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
 
     with boundary(EngineError, f"merge into {base!r}"):
         write_merged(base, adapter, out)
-
-
-def _write_checkpoint(checkpoint: Path, out: Path, base: str | None) -> None:
-    from agentgym.train.snapshot import write_checkpoint_model
-
-    with boundary(EngineError, f"checkpoint {str(checkpoint)!r}"):
-        write_checkpoint_model(checkpoint, out, base=base)

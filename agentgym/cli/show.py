@@ -95,7 +95,7 @@ def _show(
         there = ", ".join([*phases, ALL])
         raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {there}")
     if not asks:
-        return _show_table(store, chosen, limit or ROWS, full)
+        return _show_table(store, chosen, limit or ROWS)
     return max([_show_transcripts(store, chosen, order, number, limit, full) for order, number in asks])
 
 
@@ -110,7 +110,7 @@ def opened(run: Path) -> RolloutStore:
     return RolloutStore(run)
 
 
-def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int, full: bool) -> int:
+def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int) -> int:
     found = store.summaries(**chosen, limit=limit)[::-1]
     if not found:
         return _say_none(store)

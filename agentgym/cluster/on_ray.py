@@ -143,17 +143,7 @@ class Cluster:
                 servers.moved = partial(_moved, client, workers)
             tokenizers = await workers.ask(0, "tokenizers")
             engines = WorkerEngines(workers, tokenizers.get(""), client)
-            yield ClusterCollector(
-                env,
-                engines,
-                Share(),
-                None,
-                run.sampling,
-                run.engine.slots,
-                workers=workers,
-                world=self.world,
-                tokenizers=tokenizers,
-            )
+            yield self._collector(env, engines, workers, self.world, tokenizers)
 
     @asynccontextmanager
     async def evaluator(self, env: type[Env[Any]], progress: Callable[[str], None]) -> AsyncIterator[Collector | None]:
@@ -171,20 +161,30 @@ class Cluster:
         )
         try:
             await workers.open(world)
-            engines = WorkerEngines(workers, None, None)
-            yield ClusterCollector(
-                env,
-                engines,
-                Share(),
-                None,
-                run.sampling,
-                run.engine.slots,
-                workers=workers,
-                world=lambda: world,
-                tokenizers={},
-            )
+            yield self._collector(env, WorkerEngines(workers, None, None), workers, lambda: world, {})
         finally:
             await workers.close()
+
+    def _collector(
+        self,
+        env: type[Env[Any]],
+        engines: WorkerEngines,
+        workers: Workers,
+        world: Callable[[], int],
+        tokenizers: Mapping[str, Any],
+    ) -> Collector:
+        """Return what plays on these workers, which open their sandboxes themselves."""
+        return ClusterCollector(
+            env,
+            engines,
+            Share(),
+            sandboxes=None,
+            sampling=self.run.sampling,
+            concurrency=self.run.engine.slots,
+            workers=workers,
+            world=world,
+            tokenizers=tokenizers,
+        )
 
     @asynccontextmanager
     async def _servers(self, progress: Callable[[str], None]) -> AsyncIterator[Servers | None]:

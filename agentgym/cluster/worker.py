@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from agentgym.engines.base import Engine, SharedEngine, own_model_name, weights_engine
+from agentgym.engines.base import Engine, SharedEngine, own_model_name
 from agentgym.engines.sglang.engine import SGLangConfig, SGLangEngine
 from agentgym.engines.token_bytes import tokenizers_of
 from agentgym.machine.time_limits import all_clocks_stopped
@@ -22,6 +22,7 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group
 from agentgym.types.weights import Adapter, ModelWeights
+from agentgym.weight_sync.sync import load
 
 _LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None
@@ -135,12 +136,8 @@ class RolloutWorker:
 
     async def load(self, policy: Policy, version: int) -> None:
         """Sample from this policy with the engine of this process."""
-        engine = self._opened.engine
         with all_clocks_stopped():
-            if isinstance(policy, ModelWeights):
-                await weights_engine(engine).load_weights(policy, version=version)
-            else:
-                await engine.load_adapter(policy, version=version)
+            await load(self._opened.engine, policy, version=version)
 
     async def move(self, old: str, new: str) -> None:
         """Ask the server at `new` in the place of the one at `old`, which is lost."""

@@ -70,8 +70,13 @@ def configured(env: EnvT, arguments: Mapping[str, Any], *, prefix: str = "") -> 
     for name, value in arguments.items():
         declared = _declared(env, name, prefix)
         made[name] = Parameter(declared.check(value, f"{prefix}{name}"), declared.kind, doc=declared.doc)
-    body = {"__module__": env.__module__, "__qualname__": env.__qualname__, "__doc__": env.__doc__}
-    return type(env)(env.__name__, (env,), body | made)
+    return variant(env, made)
+
+
+def variant(env: EnvT, members: Mapping[str, Any]) -> EnvT:
+    """Return a subclass of the env, of the same name, that has these members."""
+    body = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(env)(env.__name__, (env,), {**body, **members})
 
 
 def read_arguments(env: type, texts: Mapping[str, str], *, prefix: str = "") -> dict[str, Any]:

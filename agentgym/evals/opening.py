@@ -47,17 +47,12 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:
     """Raise ValueError if the env shows images but the model reads token ids, so that it would see none."""
-    reads = is_url(model) if isinstance(model, str | Path) else _is_asked(model)
+    reads = is_url(model) if isinstance(model, str | Path) else isinstance(model, MessageEngine)
     if reads:
         return
     for task in tasks:
         if (found := image_in(member_of(env, task), [task])) is not None:
             raise ValueError(f"model: {name_of(model)} reads text alone, and {found}; {SEE_ELSEWHERE}")
-
-
-def _is_asked(engine: Engine) -> bool:
-    """Whether an engine is asked with messages."""
-    return isinstance(engine, MessageEngine)
 
 
 def name_of(model: Model) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from agentgym.files.disk import Refusals, write_whole
 from agentgym.files.foreign.content import read_object
 from agentgym.files.names import remove, whole_path
 from agentgym.judges.model_roles import ModelRoles, check_models
-from agentgym.machine.time_limits import TimeLimit
+from agentgym.rollouts.at_exit import within_limit
 from agentgym.rollouts.step_result import read_rewards
 from agentgym.scheduling.group_rewards import NAME, GroupRewards
 from agentgym.seeds import seed_for
@@ -200,18 +200,14 @@ async def _rescored(
     ]
 
 
-async def _gathered(jobs: Sequence[Awaitable[list[Rollout]]]) -> list[list[Rollout]]:
+async def _gathered(jobs: Sequence[Coroutine[Any, Any, list[Rollout]]]) -> list[list[Rollout]]:
     """Await all; the first error cancels the others and is raised as it is."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_awaited(job)) for job in jobs]
+            tasks = [group.create_task(job) for job in jobs]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-async def _awaited(job: Awaitable[list[Rollout]]) -> list[Rollout]:
-    return await job
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +266,8 @@ class _Scorer:
         models = ModelRoles(self.models, cls.fallback_models, owner=name, session=session, seed=seed, metrics={})
         env._models = models
         try:
-            scores = read_rewards(await _within(env, f"{name}.score", cls.limits.seconds), f"{name}.score")
+            given = await within_limit(f"{name}.score", cls.limits.seconds, env.score)
+            scores = read_rewards(given, f"{name}.score")
         finally:
             if (read := reads_of(env)) is not None:
                 raise read
@@ -288,19 +285,6 @@ class _Scorer:
             raise EnvError(f"{name}: the reward is {reward}, {scores}")
         roles = read_rewards(env.role_rewards, f"{name}.role_rewards")
         return replace(rollout, reward=reward, rewards=scores, role_rewards=roles)
-
-
-async def _within(env: Env[Any], where: str, seconds: float) -> Any:
-    """Return the score; EnvError if it takes longer."""
-    limit: TimeLimit = TimeLimit(seconds)
-    score: Callable[[], Any] = env.score
-    with boundary(EnvError, where):
-        try:
-            return await limit.bound(score())
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"not done after {seconds:g} s, which is limits.seconds") from error
 
 
 def _check_scores(cls: type[Env[Any]]) -> None:

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any
 
 from agentgym.environments.env import Env
+from agentgym.environments.parameters import variant
 from agentgym.environments.rewards import rewards_of
 from agentgym.environments.tool_env import ToolEnv
 from agentgym.errors import EnvError
@@ -75,8 +76,7 @@ def _watched(env: Any) -> Any:
         self.__dict__.get("_unplayed", set()).discard(name)
         env.__setattr__(self, name, value)
 
-    body: dict[str, Any] = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(env.__name__, (env,), {**body, "__getattribute__": read, "__setattr__": assign})
+    return variant(env, {"__getattribute__": read, "__setattr__": assign})
 
 
 def _refused(env: type[Env[Any]], name: str) -> UnplayedError:

@@ -16,8 +16,6 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from agentgym.engines.messages import NO_POLICY
 from agentgym.exports.atif_messages import OURS, result_of, step_of
 from agentgym.store.reader import StoredRollout
@@ -175,7 +173,8 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
     if has_ids:
         metrics["prompt_token_ids"] = segment.token_ids[: turn.start].tolist()
         metrics["completion_token_ids"] = segment.token_ids[turn.start : turn.stop].tolist()
-        metrics["logprobs"] = [_shortest(value) for value in segment.logprobs[turn.start : turn.stop]]
+        # As text a float32 has only as many digits as tell it from every other one.
+        metrics["logprobs"] = [float(str(value)) for value in segment.logprobs[turn.start : turn.stop]]
     fields = {
         "number": turn.number,
         "finish_reason": turn.finish_reason,
@@ -188,11 +187,6 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
     }
     kept: Mapping[str, Any] = step.get("extra", {}).get(OURS, {})
     return step | {"metrics": metrics, "llm_call_count": 1, "extra": {OURS: {**kept, **fields}}}
-
-
-def _shortest(value: np.float32) -> float:
-    """The number with as many digits as tell it from every other one of 32 bits."""
-    return float(str(value))
 
 
 def _refer(child: Segment, turn_steps: Sequence[tuple[Turn, dict[str, Any]]], trajectory_id: str) -> None:

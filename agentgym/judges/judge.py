@@ -1,13 +1,12 @@
 """Judges: a rubric that a model role applies, with answers in a pydantic model."""
 
 import asyncio
-import functools
 import hashlib
 import json
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import cache
 from pathlib import Path
 from typing import Any, Generic
@@ -67,12 +66,9 @@ class AnswerCache:
     def _do(self, sql: str, *values: str) -> list[Any]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
-            try:
+            with closing(sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)) as connection:
                 connection.execute(TABLE)
                 return connection.execute(sql, values).fetchall()
-            finally:
-                connection.close()
         except (sqlite3.Error, OSError) as error:
             raise ValueError(f"cache: {self.path} cannot be used ({error}); give another file, or remove it") from error
 
@@ -201,7 +197,7 @@ class Judge(Generic[AnswerT]):
         )
 
 
-@functools.cache
+@cache
 def _say_nameless(path: Path, model: str) -> None:
     log.warning(
         "cache: no answers of the model %r are kept in %s: its engine has no model_name, which would tell them from "
@@ -211,6 +207,6 @@ def _say_nameless(path: Path, model: str) -> None:
     )
 
 
-@functools.cache
+@cache
 def _say_unreadable(path: Path, response: str) -> None:
     log.warning("cache: %s holds answers that fit no %s; they are asked for again", path, response)

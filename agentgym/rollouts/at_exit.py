@@ -2,11 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from agentgym.environments.task_sandboxes import lease_for
-from agentgym.errors import AgentGymError, SandboxError, boundary
+from agentgym.errors import AgentGymError, EnvError, SandboxError, boundary
+from agentgym.machine.time_limits import TimeLimit
 from agentgym.sandboxes.protocol import Sandbox, SandboxPool, SandboxSpec
+
+T = TypeVar("T")
 
 
 class at_exit:
@@ -48,3 +51,24 @@ class leased:
     async def __aexit__(self, *error: Any) -> None:
         with boundary(SandboxError, "the return of the sandbox"):
             await self._lease.__aexit__(*error)
+
+
+async def within_limit(where: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+    """Do an env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
+    limit = TimeLimit(seconds)
+
+    async def awaited() -> T:
+        return await work()
+
+    with boundary(EnvError, where):
+        try:
+            return await limit.bound(awaited())
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise too_slow(seconds) from error
+
+
+def too_slow(seconds: float) -> TimeoutError:
+    """Return the error of an env that has used up its time."""
+    return TimeoutError(f"not done after {seconds:g} s, which is limits.seconds")

@@ -24,7 +24,7 @@ from agentgym.errors import (
 )
 from agentgym.machine.clock import keep_time
 from agentgym.machine.time_limits import TimeLimit, counting_time_at_gate
-from agentgym.rollouts.at_exit import at_exit, leased
+from agentgym.rollouts.at_exit import at_exit, leased, too_slow, within_limit
 from agentgym.rollouts.conversation import Conversation, open_root
 from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.prompted import PromptedPolicy
@@ -200,7 +200,7 @@ class Attempt:
         except TimeoutError as error:
             if not self.state.segments:
                 with boundary(EnvError, f"{self.name}.reset"):
-                    raise _too_slow(self.seconds) from error
+                    raise too_slow(self.seconds) from error
             end = Ending(StopReason.SECONDS)
         except (SandboxKilledError, EnvError) as error:
             reason = _counted(error, env.step) if self.state.segments else ""
@@ -218,7 +218,7 @@ class Attempt:
         """The env's scores; none if the code in the sandbox ended its sandbox or left what cannot be used: nothing is
         added."""
         try:
-            return await self._within(f"{self.name}.score", env.score)
+            return await within_limit(f"{self.name}.score", self.cls.limits.seconds, env.score)
         except (SandboxKilledError, EnvError) as error:
             if not (counted := _counted(error, env.score)):
                 raise
@@ -315,33 +315,13 @@ class Attempt:
         finally:
             if getattr(env.close, "__func__", None) is not Env.close:  # That one does nothing.
                 try:
-                    await self._within(f"{self.name}.close", env.close)
+                    await within_limit(f"{self.name}.close", self.cls.limits.seconds, env.close)
                 except (SandboxKilledError, EnvError) as error:  # It has been counted where it mattered.
                     if not _counted(error, env.close):
                         raise
-
-    async def _within(self, where: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do the env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
-        seconds = self.cls.limits.seconds
-        limit = TimeLimit(seconds)
-        with boundary(EnvError, where):
-            try:
-                return await limit.bound(_awaited(work))
-            except TimeoutError as error:
-                if not limit.expired():
-                    raise
-                raise _too_slow(seconds) from error
 
 
 def _counted(error: SandboxKilledError | EnvError, method: Callable[..., Any]) -> str:
     """Return what counts an error that the policy is behind: its code ended the sandbox, or left what cannot be
     used."""
     return SANDBOX_KILLED if isinstance(error, SandboxKilledError) else counted_content(error, error.where, method)
-
-
-async def _awaited(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
-
-
-def _too_slow(seconds: float) -> TimeoutError:
-    return TimeoutError(f"not done after {seconds:g} s, which is limits.seconds")

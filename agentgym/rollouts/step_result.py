@@ -60,7 +60,9 @@ def read_step(result: Any, where: str) -> Step:
     if not info and type(reward) is float and math.isfinite(reward):  # The usual case, which needs no more.
         return Step(read, reward, {}, terminated, truncated, StopReason.DONE)
     given, named = _rewards(reward, info.get("rewards"), where)
-    reason = _word(info.get("stop_reason", StopReason.DONE), where, "info['stop_reason']")
+    reason = info.get("stop_reason", StopReason.DONE)
+    if not isinstance(reason, str) or not reason:
+        raise EnvError(f"{where}: info['stop_reason'] must be a word, got {reason!r:.200}")
     return Step(read, given, named, terminated, truncated, reason)
 
 
@@ -157,12 +159,6 @@ def _flag(value: Any, where: str, field: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise EnvError(f"{where}: {field} must be True or False, got {value!r:.200}")
     return bool(value)
-
-
-def _word(value: Any, where: str, field: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise EnvError(f"{where}: {field} must be a word, got {value!r:.200}")
-    return value
 
 
 def read_role_rewards(given: Any, segments: Sequence[OpenSegment], name: str) -> dict[str, float]:

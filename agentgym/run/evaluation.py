@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from agentgym.engines.base import weights_engine
 from agentgym.evals.evaluation import Evaluation
 from agentgym.run.callbacks import Callbacks
 from agentgym.run.collector import Collector
@@ -19,6 +18,7 @@ from agentgym.run.recorder import Recorder
 from agentgym.run.resume import CheckpointManager
 from agentgym.run.tasks.envs import env_metrics
 from agentgym.scheduling.accounting import raise_if_all_failed
+from agentgym.weight_sync.sync import load_policy
 
 if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
     from agentgym.train.trainer import Trainer
@@ -115,7 +115,7 @@ class Evaluations:
         if not await asyncio.to_thread(self._record.log.disk.attempt, "a policy to evaluate", save, then=then):
             return
         try:
-            await self._give(self._beside, done)
+            await load_policy(self._trainer, self._beside.engine, version=done)
         except WorkersLost as lost:
             self._miss(done, policy, lost)
             return
@@ -152,16 +152,6 @@ class Evaluations:
     def _miss(self, done: int, policy: Path, lost: WorkersLost) -> None:
         self._record.log.alert(f"The evaluation after {done} steps is missing: {lost}")
         shutil.rmtree(policy, ignore_errors=True)
-
-    async def _give(self, beside: Collector, done: int) -> None:
-        """Give the evaluation's workers the policy as it is after `done` steps."""
-        trainer, engine = self._trainer, beside.engine
-        if trainer.adapts:
-            await engine.load_adapter(await asyncio.to_thread(trainer.adapter), version=done)
-            return
-        weights = await asyncio.to_thread(lambda: trainer.weights(first_only=True))
-        assert weights is not None
-        await weights_engine(engine).load_weights(weights, version=done)
 
     async def _played(self, collector: Collector) -> Evaluation:
         run = self._run

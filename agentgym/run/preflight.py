@@ -80,8 +80,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
     Only the first process uses the folder; on the others it may be None, and so is what they get.
     """
     _refuse_without_tasks(run, env)
-    _refuse_images(run, env)
-    _refuse_unkept(run, env)
+    _refuse_tasks(run, env)
     for each in members_of(env) if run.credit == "branches" else ():
         check_branching(each, run.branching)
     run.check_files()
@@ -175,10 +174,16 @@ def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
             _LOG.warning("%s.tasks: %s", each.__name__, wrong)
 
 
-def _refuse_unkept(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Raise ValueError for a field of the first tasks that the run's store would not give back as it is."""
+def _refuse_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
+    """Raise ValueError if the env's tools or first tasks show an image, or a task has a field that no store gives back.
+
+    An image that a later task shows is refused in its rollout.
+    """
     for each in members_of(env):
-        refuse_unkept(_first_played(run, each))
+        tasks = _first_played(run, each)
+        if (found := image_in(each, tasks)) is not None:
+            raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
+        refuse_unkept(tasks)
 
 
 def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
@@ -187,16 +192,6 @@ def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
     return [
         task for split, many in rollouts.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)
     ]
-
-
-def _refuse_images(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Raise ValueError where the env shows images, as far as its tools and its first tasks say: none can be trained on.
-
-    One that a later task shows is refused in its rollout.
-    """
-    for each in members_of(env):
-        if (found := image_in(each, _first_played(run, each))) is not None:
-            raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
 
 
 def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: int) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentgym.files.names import command, shown
+from agentgym.run.metrics.batch import tool_counts
 from agentgym.run.metrics_logger import METRICS
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts, ToolCounts
@@ -30,7 +31,7 @@ class Report:
         self.tools = ToolCounts()
         self.rewards: set[float] = set()
         for row in rows:
-            self.tools.add(_tools_of(row))
+            self.tools.add(tool_counts(row))
             if (mean := row.get("reward")) is not None:
                 spread = row.get("reward/std") or 0.0
                 self.rewards |= {mean - spread, mean + spread}
@@ -76,16 +77,6 @@ class Report:
             text, times = self.failures.most_common(1)[0]
             said.append(f"{self.failures.total()} rollouts failed; the most frequent error ({times} times): {text}")
         return said
-
-
-def _tools_of(row: Mapping[str, Any]) -> ToolCounts:
-    """The tool calls that the metrics of a step count."""
-    counts = ToolCounts()
-    for name, value in row.items():
-        tool, _, what = name.removeprefix("tools/").rpartition("/")
-        if name.startswith("tools/") and value is not None and what in ("calls", "errors"):
-            (counts.calls if what == "calls" else counts.errors)[tool] += int(value)
-    return counts
 
 
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
@@ -175,7 +166,7 @@ def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
     if not many:
         return []
-    sampled = sum((row.get("tokens/sampled") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
+    sampled = _sum_over_rollouts(rows, "tokens/sampled")
     lost = f", of them failed {failed:,}" if failed else ""
     return [f"{many:,}{lost}, with {tokens / sampled:.0%} of the sampled tokens" if sampled else f"{many:,}{lost}"]
 
@@ -210,10 +201,7 @@ def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The share of the rollouts that each limit ended."""
     finished = sum(row.get("rollouts/finished") or 0 for row in rows)
-    ended = {
-        reason: sum((row.get(f"stop/{reason}") or 0) * (row.get("rollouts/finished") or 0) for row in rows)
-        for reason in LIMITS
-    }
+    ended = {reason: _sum_over_rollouts(rows, f"stop/{reason}") for reason in LIMITS}
     shares = {reason: count / finished for reason, count in ended.items() if count}
     if not shares:
         return []
@@ -233,8 +221,12 @@ def _lost(counts: Mapping[str, int]) -> list[str]:
 
 
 def _of_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return round(_sum_over_rollouts(rows, f"rollout/{name}"))
+
+
+def _sum_over_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """The sum over the finished rollouts of what the metrics of steps have in the mean."""
-    return round(sum((row.get(f"rollout/{name}") or 0) * (row.get("rollouts/finished") or 0) for row in rows))
+    return sum((row.get(name) or 0) * (row.get("rollouts/finished") or 0) for row in rows)
 
 
 def _total(rows: Sequence[Mapping[str, Any]], name: str) -> int:

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +50,12 @@ class RolloutUsage:
 
 current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
 """What the rollout used that this asyncio task, or the one that started it, plays."""
+
+
+@dataclass(slots=True)
+class _Request:
+    tokens: int = 0
+    outcome: str = "finished"
 
 
 class EngineGate:
@@ -110,34 +116,34 @@ class EngineGate:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        usage = current_usage.get()
-        if usage.dropped or not self._open.is_set():
-            await self._pass(usage)
-        self._begin(usage)
-        try:
+        async with self._request() as request:
             done = await self.engine.generate(
                 token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )
-            tokens, outcome = len(done.token_ids), "failed" if done.finish_reason == "abort" else "finished"
-        except BaseException as error:
-            self._end(usage, _outcome(error))
-            raise
-        self._end(usage, outcome, tokens)
+            request.tokens = len(done.token_ids)
+            request.outcome = "failed" if done.finish_reason == "abort" else "finished"
         return done
 
-    def _begin(self, usage: RolloutUsage) -> None:
-        """Count a request that is let through."""
+    @asynccontextmanager
+    async def _request(self) -> AsyncIterator[_Request]:
+        """Wait until the gate is open, and count the request of the block by what becomes of it."""
+        usage, request = current_usage.get(), _Request()
+        if usage.dropped or not self._open.is_set():
+            await self._pass(usage)
         if usage.oldest is None:
             usage.oldest = self.engine.version
         self._seen["started"] += 1
         usage.running += 1
-
-    def _end(self, usage: RolloutUsage, outcome: str, tokens: int = 0) -> None:
-        """Count what has become of a request; those of a dropped rollout were counted when it was dropped."""
-        usage.running -= 1
-        usage.tokens += tokens
-        if not usage.dropped:
-            self._seen[outcome] += 1
+        try:
+            yield request
+        except BaseException as error:
+            request.outcome = "dropped" if isinstance(error, asyncio.CancelledError) else "failed"
+            raise
+        finally:
+            usage.running -= 1
+            usage.tokens += request.tokens
+            if not usage.dropped:  # else it was counted when the rollout was dropped
+                self._seen[request.outcome] += 1
 
     async def _pass(self, usage: RolloutUsage) -> None:
         """Wait until the gate is open; EngineError where the rollout is dropped."""
@@ -173,25 +179,12 @@ class MessageGate(EngineGate):
     ) -> MessageCompletion:
         """Do what the engine's `generate_message` does, when the gate is open."""
         assert isinstance(self.engine, MessageEngine)
-        usage = current_usage.get()
-        if usage.dropped or not self._open.is_set():
-            await self._pass(usage)
-        self._begin(usage)
-        try:
+        async with self._request() as request:
             done = await self.engine.generate_message(
                 messages, tools, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed
             )
-            tokens = done.usage.completion_tokens
-        except BaseException as error:
-            self._end(usage, _outcome(error))
-            raise
-        self._end(usage, "finished", tokens)
+            request.tokens = done.usage.completion_tokens
         return done
-
-
-def _outcome(error: BaseException) -> str:
-    """What has become of a request that raised."""
-    return "dropped" if isinstance(error, asyncio.CancelledError) else "failed"
 
 
 def gate_of(engine: Engine, seen: Mapping[str, int] | None = None) -> EngineGate:

@@ -3,16 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic
 
 from agentgym.engines.base import Engine
 from agentgym.environments.env import Env, TaskT, has_group_reward
 from agentgym.environments.mixture import member_of
 from agentgym.environments.rewards import counted_content
-from agentgym.errors import AgentGymError, EngineError, EnvError, Failure, boundary
+from agentgym.errors import AgentGymError, EngineError, EnvError, Failure
 from agentgym.judges.model_roles import ModelRoles
-from agentgym.machine.time_limits import TimeLimit
-from agentgym.rollouts.at_exit import at_exit
+from agentgym.rollouts.at_exit import at_exit, within_limit
 from agentgym.seeds import seed_for
 from agentgym.types.rollout import Rollout, StopReason
 
@@ -42,8 +42,8 @@ class GroupRewards(Generic[TaskT]):
         try:
             async with at_exit(EngineError, "release", models.release):
                 try:
-                    with boundary(EnvError, where):
-                        values = await _asked(cls, task, rollouts, models)
+                    reward = partial(cls.group_reward, task, tuple(rollouts), models)
+                    values = await within_limit(where, cls.limits.seconds, reward)
                 except EnvError as error:
                     if not (counted := counted_content(error, where, cls.group_reward)):
                         raise
@@ -59,21 +59,6 @@ class GroupRewards(Generic[TaskT]):
             replace(r, reward=(r.reward or 0.0) + value, rewards={**r.rewards, NAME: value})
             for r, value in zip(_counted(rollouts, metrics), rewards, strict=True)
         ]
-
-
-async def _asked(cls: type[Env[Any]], task: Any, rollouts: Sequence[Rollout], models: ModelRoles) -> Any:
-    """Return what the env gives for the group; TimeoutError where it takes longer than `limits.seconds`."""
-    limit = TimeLimit(cls.limits.seconds)
-
-    async def asked() -> Any:
-        return await cls.group_reward(task, tuple(rollouts), models)
-
-    try:
-        return await limit.bound(asked())
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise TimeoutError(f"not done after {cls.limits.seconds:g} s, which is limits.seconds") from error
 
 
 def _counted(rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> list[Rollout]:

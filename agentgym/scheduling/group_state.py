@@ -102,10 +102,6 @@ class GroupState(Generic[TaskT]):
         self._scored, self._finished = (0, []), None
 
     @property
-    def _is_judged(self) -> bool:
-        return self._judging is not None and not self._judging.done()
-
-    @property
     def scored(self) -> list[Rollout]:
         """The ended rollouts that have a score, in the order of their index."""
         if self._scored[0] != len(self.ended):
@@ -150,7 +146,7 @@ class GroupState(Generic[TaskT]):
     @property
     def busy(self) -> bool:
         """Whether one of its jobs still runs; a cancelled job runs until its env is closed."""
-        return any(not job.done() for job in self._jobs) or self._is_judged
+        return bool(self.running)
 
     @property
     def running(self) -> list[asyncio.Task[None]]:

@@ -122,26 +122,6 @@ def _places(samples: Sequence[Sample]) -> Mapping[tuple[str, int], str]:
     return getattr(samples, "places", {})
 
 
-def scored_sample(token_ids: Sequence[int]) -> Sample:
-    """Return a sample whose loss mask has all ids but the first; ValueError for fewer than two."""
-    ids = np.asarray(token_ids, np.int64)
-    if len(ids) < 2:
-        raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
-    n = len(ids) - 1
-    return Sample(
-        group_id="score",
-        rollout_id="score",
-        segment=0,
-        step=0,
-        prompt_ids=ids[:1],
-        response_ids=ids[1:],
-        loss_mask=np.ones(n, np.bool_),
-        logprobs=np.zeros(n, np.float32),
-        advantages=np.zeros(n, np.float32),
-        weight=1.0,
-    )
-
-
 def digest(samples: Sequence[Sample], returns: Mapping[SampleKey, Floats]) -> int:
     """Return a number that differs where any id, mask, log-probability, advantage, weight or return does."""
     digest = 0

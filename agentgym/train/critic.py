@@ -13,8 +13,7 @@ from torch.nn.functional import layer_norm, silu
 
 from agentgym.seeds import seed_for
 from agentgym.train.batching.batch import collate
-from agentgym.train.batching.bins import Cost
-from agentgym.train.batching.plan import plan_step
+from agentgym.train.batching.bins import Indices
 from agentgym.train.config import TrainConfig
 from agentgym.train.distributed import Ranks
 from agentgym.train.policy.model import PolicyModel
@@ -50,8 +49,8 @@ class Critic:
     would from the same advantages without a head, and the head takes many steps on states that were computed once.
     """
 
-    def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, cost: Cost, *, seed: int) -> None:
-        self._policy, self._config, self._ranks, self._cost = policy, config, ranks, cost
+    def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
+        self._policy, self._config, self._ranks = policy, config, ranks
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_for("critic", seed))
             head = ValueHead(policy.causal.config.get_text_config().hidden_size)
@@ -63,26 +62,17 @@ class Critic:
         """How many values were given of each sample, of all ranks, that nothing was learned from yet."""
 
     @torch.no_grad()
-    def values(self, samples: Sequence[Sample], pad_id: int) -> dict[SampleKey, Floats]:
+    def values(self, samples: Sequence[Sample], plan: Sequence[Indices], pad_id: int) -> dict[SampleKey, Floats]:
         """Return the value of the state before each token of the samples' loss masks, on every rank; keep the states.
 
-        `learn` takes those that were asked for last.
+        `plan` are this rank's micro-batches. `learn` takes those that were asked for last.
         """
         self._kept, self.asked = {}, {}
-        config, ranks = self._config, self._ranks
+        ranks, layout = self._ranks, self._config.layout
         found: list[tuple[SampleKey, Floats]] = []
-        if not samples:
-            return {}
-        plans = plan_step(
-            samples,
-            ranks=ranks.world,
-            layout=config.layout,
-            max_tokens_per_microbatch=config.max_tokens_per_microbatch,
-            cost=self._cost,
-        )
-        for part in plans[ranks.rank]:
+        for part in plan:
             chosen = [samples[i] for i in part] or [min(samples, key=len)]
-            batch = collate(chosen, pad_id=pad_id, layout=config.layout, masked=not part).to(ranks.device)
+            batch = collate(chosen, pad_id=pad_id, layout=layout, masked=not part).to(ranks.device)
             states_MH = self._policy.states(batch.inputs)
             values_M = self._head(states_MH)
             counts = [int(sample.loss_mask.sum()) if part else 0 for sample in chosen]

@@ -51,9 +51,9 @@ class Ranks:
         """Return rank 0's value on every rank. Every rank must call it; the values of the others are not used."""
         if self.world == 1:
             return value
-        sandbox = [value]
-        dist.broadcast_object_list(sandbox, src=0)
-        return sandbox[0]
+        objects = [value]
+        dist.broadcast_object_list(objects, src=0)
+        return objects[0]
 
     def close(self) -> None:
         """Close the process group if this object opened it."""

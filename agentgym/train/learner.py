@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from agentgym.train.batching.batch import Batch, collate
+from agentgym.train.batching.batch import Batch, collate, scored_sample
 from agentgym.train.batching.bins import Indices
 from agentgym.train.batching.plan import cost_of, mini_batches, over_budget, plan_step
-from agentgym.train.checks import ModelLimits, TrainedOnce, digest, scored_sample, warn_of_settings
+from agentgym.train.checks import ModelLimits, TrainedOnce, digest, warn_of_settings
 from agentgym.train.config import TrainConfig, learning_rate
 from agentgym.train.critic import Critic, refuse_returns
 from agentgym.train.distributed import Ranks
@@ -127,10 +127,10 @@ class Learner:
         self._agree(samples)
         self._limits.refuse(samples)
         self._critic = self._critic or self._new_critic()
-        return self._critic.values(samples, PAD_ID)
+        return self._critic.values(samples, self._plan(samples) if samples else [], PAD_ID)
 
     def _new_critic(self) -> Critic:
-        return Critic(self.policy, self.config, self.ranks, self._cost, seed=self._seed)
+        return Critic(self.policy, self.config, self.ranks, seed=self._seed)
 
     def _usage(self, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
         """Return the use of this rank's GPU."""
@@ -160,8 +160,8 @@ class Learner:
         if len(set(digests)) > 1:
             raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
 
-    def _plan(self, samples: list[Sample]) -> list[Indices]:
-        """Return this rank's micro-batches of a mini-batch."""
+    def _plan(self, samples: Sequence[Sample]) -> list[Indices]:
+        """Return this rank's micro-batches of these samples."""
         ranks, config = self.ranks, self.config
         plans = plan_step(
             samples,

@@ -38,7 +38,7 @@ from agentgym.files.foreign.content import DAMAGE
 from agentgym.files.foreign.opening import UnreadableFileError, read_bytes, regular_file
 from agentgym.train.checkpoint import Sums, load_state, sum_of, write_checkpoint, write_file
 from agentgym.train.policy.adapter_io import write_adapter, write_model
-from agentgym.train.state import refuse_strangers, trained_names
+from agentgym.train.state import load_moments, refuse_strangers, trained_names
 from agentgym.types.weights import Adapter
 
 METADATA = ".metadata"
@@ -132,21 +132,17 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
     saved = _saved(folder)
     shapes = {key.removeprefix(_WEIGHTS): size for key, size in saved.items() if key.startswith(_WEIGHTS)}
     refuse_strangers({name: weight.shape for weight, name in names.items()}, shapes)
-    moments: dict[int, dict[str, Tensor]] = {}
+    moments: dict[Tensor, dict[str, Tensor]] = {}
     wanted: dict[str, Tensor] = {}
-    positions = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
     for weight, name in names.items():
         wanted[f"{_WEIGHTS}{name}"] = weight.detach()
         prefix = f"{_OPTIMIZER}{name}/"
         for key in (key for key in saved if key.startswith(prefix)):
             like = torch.zeros_like(weight) if saved[key] == weight.shape else torch.zeros(saved[key])
-            moments.setdefault(positions[weight], {})[key.removeprefix(prefix)] = wanted[key] = like.detach()
+            moments.setdefault(weight, {})[key.removeprefix(prefix)] = wanted[key] = like.detach()
     with _alone():
         load(wanted, storage_reader=PartsReader(folder), no_dist=True)
-    groups = [
-        {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
-    ]
-    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    load_moments(optimizer, moments)
 
 
 def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:

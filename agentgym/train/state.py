@@ -48,16 +48,22 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
     for weight, name in names.items():
         weight.copy_(_like(weight, state["weights"][name]))
     kept = state["optimizer"]
+    moments: dict[Tensor, dict[str, Any]] = {
+        weight: {key: _like(weight, value) for key, value in kept[name].items()}
+        for weight, name in names.items()
+        if name in kept
+    }
+    load_moments(optimizer, moments)
+
+
+def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Give the optimizer these moments, by weight; its rate, betas and weight decay stay as they are."""
     positions = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
     groups = [
         {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
     ]
-    values = {
-        positions[weight]: {key: _like(weight, value) for key, value in kept[name].items()}
-        for weight, name in names.items()
-        if name in kept
-    }
-    optimizer.load_state_dict({"state": values, "param_groups": groups})
+    state = {positions[weight]: dict(values) for weight, values in moments.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:

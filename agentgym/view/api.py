@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from agentgym.store.overview import TASK_SORTS, failure_kinds, group_advantages, reward_histogram, task_rows, visits
@@ -142,7 +142,7 @@ def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) 
 
 def metric_names() -> dict[str, Any]:
     """Return how the metrics are put into charts."""
-    return {"groups": list(GROUPS)}
+    return {"groups": [{"unit": "", **group} for group in GROUPS]}
 
 
 def metrics(run: Run, query: Query) -> bytes:
@@ -209,15 +209,8 @@ def failures(run: Run, query: Query) -> dict[str, Any]:
         "failed": failed,
         "looked_at": sum(kind.count for kind in kinds),
         "groups": [
-            {
-                "type": kind.first.type,
-                "where": kind.first.where,
-                "message": kind.first.message,
-                "traceback": kind.first.traceback,
-                "count": kind.count,
-                "steps": [kind.first_step, kind.last_step],
-                "numbers": kind.numbers,
-            }
+            asdict(kind.first)
+            | {"count": kind.count, "steps": [kind.first_step, kind.last_step], "numbers": kind.numbers}
             for kind in kinds
         ],
     }
@@ -267,12 +260,10 @@ def _counts(run: Run) -> tuple[int, int]:
 def _score(run: Run) -> float | None:
     """The mean reward of an evaluation: of one that goes on, or was scored again, that of its rollouts."""
     said = (run.summary() or {}).get("reward")
-    return said if isinstance(said, int | float) else _of_store(run, _mean_reward, None)
-
-
-def _mean_reward(store: RolloutStore) -> float | None:
-    (mean,) = store.query("SELECT avg(reward) AS reward FROM rollouts")[0]
-    return None if mean is None else float(mean)
+    if isinstance(said, int | float):
+        return said
+    mean: float | None = _of_store(run, lambda store: store.query("SELECT avg(reward) FROM rollouts")[0][0], None)
+    return mean
 
 
 def _both(store: RolloutStore) -> tuple[int, int]:

@@ -19,19 +19,16 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "reward",
         "names": ["reward", "reward/*", "role/*"],
-        "unit": "",
         "help": "Mean reward of a step's scored rollouts, its parts by name, and reward/std, their spread.",
     },
     {
         "title": "held-out",
         "names": ["eval/*"],
-        "unit": "",
         "help": "Scores on tasks that are not trained on, after so many steps.",
     },
     {
         "title": "groups",
         "names": ["groups/solved_by_none", "groups/solved_by_all", "samples/groups", "samples/groups_without_signal"],
-        "unit": "",
         "help": "Groups whose rollouts all fail, all succeed, or all have one reward teach nothing.",
     },
     {
@@ -43,13 +40,11 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "turns and segments",
         "names": ["rollout/turns", "segments", "rollout/compactions", "rollout/forks"],
-        "unit": "",
         "help": "Turns and segments of a rollout, mean over the scored ones.",
     },
     {
         "title": "branches",
         "names": ["rollout/branches", "rollout/branches_failed"],
-        "unit": "",
         "help": "Branches of a rollout, and those that failed, mean over the scored rollouts.",
     },
     {
@@ -67,13 +62,11 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "training",
         "names": ["train/loss", "train/grad_norm", "train/kl", "train/clip_fraction", "train/lr"],
-        "unit": "",
         "help": "Loss, norm of the gradient, distance to the old policy, share of clipped tokens, learning rate.",
     },
     {
         "title": "critic",
         "names": ["train/explained_variance", "train/value_loss", "train/value_mean", "train/value_skipped_steps"],
-        "unit": "",
         "help": "How much of the returns the critic knew beforehand (1 is all), its squared error, and its mean value.",
     },
     {
@@ -97,19 +90,16 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "drops",
         "names": ["*/dropped", "*/carried", "oversample/*", "curriculum/*"],
-        "unit": "",
         "help": "Rollouts, groups and requests that were cut off, left out or carried over, and the bias of that.",
     },
     {
         "title": "errors by kind",
         "names": ["failures/*", "rollouts/failed", "rollout/malformed_calls", "rollout/tool_errors", "tools/*/errors"],
-        "unit": "",
         "help": "Rollouts without a reward by the kind of error, and calls of tools that failed.",
     },
     {
         "title": "tools",
         "names": ["rollout/tool_calls", "tools/*/calls"],
-        "unit": "",
         "help": "Calls by the name of the tool.",
     },
     {
@@ -119,7 +109,8 @@ GROUPS: tuple[dict[str, Any], ...] = (
         "help": "Shares of the scored rollouts by what stopped them.",
     },
 )
-"""The charts of metrics, in their order; "*" stands for any text, and what is in none of them comes last."""
+"""The charts of metrics, in their order; "*" stands for any text, and what is in none of them comes last. One that says
+no unit has none."""
 
 
 LONGEST = 1 << 20

@@ -1,6 +1,7 @@
 """One rollout as the page shows it: its outcome, its segments with their turns, and its neighbors."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -70,14 +71,7 @@ def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[
         "role_rewards": dict(rollout.role_rewards),
         "metrics": dict(rollout.metrics),
         "stop_reason": rollout.stop_reason,
-        "failure": None
-        if failure is None
-        else {
-            "type": failure.type,
-            "message": failure.message,
-            "traceback": failure.traceback,
-            "where": failure.where,
-        },
+        "failure": None if failure is None else asdict(failure),
         "sandbox": rollout.sandbox,
         "failed_cases": dict(rollout.failed_cases),
         "suspicious": [{"name": name, "why": SIGNS.get(name, "")} for name in found.suspicious],

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import closing, suppress
 
 from agentgym.errors import AgentGymError
 from agentgym.types.transcript import printable
@@ -76,12 +77,8 @@ def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -
         ws="none",
     )
     signal.signal(signal.SIGTERM, _ended)
-    try:
+    with suppress(KeyboardInterrupt), closing(listening):
         Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        listening.close()
 
 
 def _ended(number: int, frame: object) -> None:

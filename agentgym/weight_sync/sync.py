@@ -144,7 +144,11 @@ async def load_policy(trainer: "Trainer", engine: Engine, *, version: int) -> No
 
     Raises ValueError for a whole model where the engine takes none.
     """
-    policy = await asyncio.to_thread(_policy, trainer)
+    await load(engine, await asyncio.to_thread(_policy, trainer), version=version)
+
+
+async def load(engine: Engine, policy: Adapter | ModelWeights | None, *, version: int) -> None:
+    """Have an engine sample from this policy; ValueError for a whole model where the engine takes none."""
     if isinstance(policy, ModelWeights):
         await weights_engine(engine).load_weights(policy, version=version)
     else:

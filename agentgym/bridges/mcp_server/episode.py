@@ -109,7 +109,7 @@ class EpisodeServer:
             self.outcome = {"reward": self._earned, **counted}
         wrong = env.metrics.get("tool_errors", 0.0) > failed
         said = [message["content"] for message in messages]
-        return [_without_error(content) if wrong else content for content in said], wrong
+        return [c.removeprefix("error: ") if wrong and isinstance(c, str) else c for c in said], wrong
 
     def _why_not(self, name: str, arguments: dict[str, Any]) -> str:
         """What is wrong with a call that is no turn: arguments that no model could have written; "" for a sound one."""
@@ -133,10 +133,6 @@ def _block(part: Any) -> Any:
     image = image_of(part)
     data = base64.b64encode(image.data).decode("ascii")
     return types.ImageContent(type="image", data=data, mime_type=image.mime_type)
-
-
-def _without_error(content: Any) -> Any:
-    return content.removeprefix("error: ") if isinstance(content, str) else content
 
 
 def _answer_tool(name: str) -> dict[str, Any]:

@@ -65,15 +65,9 @@ def check(
         task=chosen,
         oracle=None if oracle is None else _replies(cls, oracle, chosen),
         noop=NOOP,
-        sandboxes=None,
-        models={},
         threshold=threshold,
         idle_is_right=idle_is_right,
         repeatable=repeatable,
-        secrets=(),
-        shared=(),
-        reward_range=None,
-        block_limit_s=0.5,
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)

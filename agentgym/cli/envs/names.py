@@ -90,7 +90,8 @@ def _named(name: str) -> type[Env[Any]]:
     beside = [Path("envs", name), *([Path()] if Path.cwd().name == name else [])]
     for folder in [Path(name), *(beside if name.isidentifier() else [])]:
         if is_file(folder / FILE):
-            return _in_folder(folder, Path(name).name)
+            _import(folder / FILE)  # which may register the env by that name; else it is the file's only one
+            return dict(registered()).get(Path(name).name) or find(str(folder / FILE))
     broken = 0 if name in dict(registered()) else sum(error is not None for error in map(loaded, env_files()))
     try:
         return find_env(name)
@@ -103,12 +104,6 @@ def _named(name: str) -> type[Env[Any]]:
             f"there is no environment {name!r:.200}; {meant}{hint}; "
             "`agentgym new` makes one, and module:Class or path/env.py:Class names any"
         ) from None
-
-
-def _in_folder(folder: Path, name: str) -> type[Env[Any]]:
-    """Return the env of a folder: the one that its file registers by that name, or else the file's only one."""
-    _import(folder / FILE)
-    return dict(registered()).get(name) or find(str(folder / FILE))
 
 
 def _import(path: Path) -> None:

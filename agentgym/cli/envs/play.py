@@ -13,7 +13,7 @@ from agentgym.cli.envs.names import NONE, Parameters, find, task_of
 from agentgym.cli.output import say
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import member_of
-from agentgym.environments.parameters import parameters as declared_parameters
+from agentgym.environments.parameters import parameters as declared_parameters, variant
 from agentgym.types.transcript import outcome, printable
 
 if TYPE_CHECKING:
@@ -110,6 +110,4 @@ def _unlimited(cls: type[Env[Any]], player: "Player") -> type[Env[Any]]:
             player.know_role(agent.conversation)
             yield agent
 
-    body: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made: type[Env[Any]] = type(cls.__name__, (cls,), {**body, "limits": limits, "fork": fork})
-    return made
+    return variant(cls, {"limits": limits, "fork": fork})

@@ -26,7 +26,6 @@ from agentgym.rollouts.forks import ConversationForks
 from agentgym.rollouts.segment import OpenSegment
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.tools.tool_threads import Threads
-from agentgym.types.arrays import Floats
 from agentgym.types.branching import BranchingConfig
 from agentgym.types.rollout import Rollout, RolloutBranch, Segment, StopReason
 
@@ -223,16 +222,13 @@ class StateChooser:
         self._errors = env.metrics.get("tool_errors", 0.0)
         if segment is None:  # Nothing is sampled yet: the group's other rollouts begin here, too.
             return False
-        is_unlikely = self._is_unlikely(segment.logprobs(turns))
+        before, surprise = self._surprises, -float(segment.logprobs(turns).mean())
+        self._surprises = [*before, surprise]
+        # Its tokens were less likely than those of the turns before it, on average.
+        is_unlikely = bool(before) and surprise > sum(before) / len(before)
         named = {"turn": True, "tool_error": self._errors > errors, "unlikely_turn": is_unlikely}
         if not named[self.settings.after]:
             return False
         self._named += 1
         tokens = self.settings.tokens
         return self._named % self.settings.every == 0 and (tokens is None or self.spent < tokens)
-
-    def _is_unlikely(self, logprobs: Floats) -> bool:
-        """Whether the tokens of a turn were less likely than those of the turns before it, on average."""
-        before, surprise = self._surprises, -float(logprobs.mean())
-        self._surprises = [*before, surprise]
-        return bool(before) and surprise > sum(before) / len(before)

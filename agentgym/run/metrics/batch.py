@@ -52,14 +52,23 @@ def batch_metrics(groups: Groups, *, least_solved: float = 1.0) -> dict[str, flo
 
 def tool_metrics(counts: ToolCounts) -> dict[str, float]:
     """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
-    shown = dict(counts.calls.most_common(MOST_TOOLS))
-    if others := counts.calls.total() - sum(shown.values()):
-        shown["(others)"] = others
-    calls = {f"tools/{name or '(no name)'}/calls": float(count) for name, count in shown.items()}
-    failed = dict(counts.errors.most_common(MOST_TOOLS))
-    if others := counts.errors.total() - sum(failed.values()):
-        failed["(others)"] = others
-    return calls | {f"tools/{name}/errors": float(count) for name, count in failed.items()}
+    metrics: dict[str, float] = {}
+    for what, counted in (("calls", counts.calls), ("errors", counts.errors)):
+        shown = dict(counted.most_common(MOST_TOOLS))
+        if others := counted.total() - sum(shown.values()):
+            shown["(others)"] = others
+        metrics |= {f"tools/{name or '(no name)'}/{what}": float(count) for name, count in shown.items()}
+    return metrics
+
+
+def tool_counts(metrics: Mapping[str, float | None]) -> ToolCounts:
+    """Return the tool calls that the metrics of a step count, as `tool_metrics` names them."""
+    counts = ToolCounts()
+    for name, value in metrics.items():
+        tool, _, what = name.removeprefix("tools/").rpartition("/")
+        if name.startswith("tools/") and value is not None and what in ("calls", "errors"):
+            (counts.calls if what == "calls" else counts.errors)[tool] += int(value)
+    return counts
 
 
 def mismatch_metrics(

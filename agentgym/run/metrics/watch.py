@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from agentgym.run.callbacks import Callback
+from agentgym.run.metrics.batch import tool_counts
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
@@ -70,11 +71,7 @@ class Watch(Callback):
         }
 
     def _tools(self, metrics: Mapping[str, float]) -> dict[str, str]:
-        for key, value in metrics.items():
-            room, _, tail = key.partition("/")
-            name, _, what = tail.rpartition("/")
-            if room == "tools" and what in ("calls", "errors"):
-                (self._counts.calls if what == "calls" else self._counts.errors)[name] += int(value)
+        self._counts.add(tool_counts(metrics))
         return {
             f"tool {name}": (
                 f"The tool {name!r} has failed in {errors} of {calls} calls; `agentgym show FOLDER --suspicious` "

@@ -9,6 +9,7 @@ from agentgym.data.chosen import refuse_twice
 from agentgym.data.endless import Endless
 from agentgym.environments.env import Env, Split
 from agentgym.environments.mixture import Member, Mixture, mix
+from agentgym.environments.parameters import variant
 from agentgym.environments.task_rows import is_data, split_tasks
 from agentgym.types.task import Task
 
@@ -61,9 +62,7 @@ def _with_tasks(env: type[Env[Any]], ids: Collection[str], file: Path) -> type[E
     def tasks(cls: type[Env[Any]], split: Split) -> Sequence[Any]:
         return found if split == "train" else env.tasks(split)
 
-    body: dict[str, Any] = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made: type[Env[Any]] = type(env.__name__, (env,), body | {"tasks": classmethod(tasks)})
-    return made
+    return variant(env, {"tasks": classmethod(tasks)})
 
 
 def _found(tasks: Sequence[Task], ids: Collection[str]) -> list[Task]:

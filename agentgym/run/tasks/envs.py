@@ -6,7 +6,7 @@ from typing import Any
 from agentgym.config_fields import nearest
 from agentgym.environments.env import Env
 from agentgym.environments.mixture import Member, Mixture, mix
-from agentgym.environments.parameters import Parameter, configured, parameters, read_arguments
+from agentgym.environments.parameters import Parameter, configured, parameters, read_arguments, variant
 from agentgym.environments.registry import find_env
 from agentgym.sandboxes.choose import Kind, as_kind
 from agentgym.scheduling.accounting import Groups
@@ -113,10 +113,5 @@ def _in_sandbox(env: type[Env[Any]], sandbox: Kind) -> type[Env[Any]]:
     """Return the env with sandboxes of that kind, where it has sandboxes and the kind is not "auto"."""
     if sandbox == "auto" or env.sandbox_spec is None:
         return env
-    body: dict[str, Any] = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
-    body |= {
-        "sandbox_spec": as_kind(env.sandbox_spec, sandbox),
-        "sandbox_for": classmethod(lambda cls, task: cls.sandbox_spec),
-    }
-    made: type[Env[Any]] = type(env.__name__, (env,), body)
-    return made
+    spec = as_kind(env.sandbox_spec, sandbox)
+    return variant(env, {"sandbox_spec": spec, "sandbox_for": classmethod(lambda cls, task: cls.sandbox_spec)})

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentgym.engines.base import Engine
@@ -45,15 +45,15 @@ class Settings:
     oracle: Sequence[Reply] | ReplyPolicy | None
     """None plays only the parts that need no solution."""
     noop: Sequence[Reply] | ReplyPolicy
-    sandboxes: SandboxPool | None
+    sandboxes: SandboxPool | None = None
     threshold: float
     idle_is_right: bool
     repeatable: bool
-    secrets: Sequence[str]
-    shared: Sequence[str]
-    reward_range: tuple[float, float] | None
-    block_limit_s: float
-    models: Mapping[str, Engine]
+    secrets: Sequence[str] = ()
+    shared: Sequence[str] = ()
+    reward_range: tuple[float, float] | None = None
+    block_limit_s: float = 0.5
+    models: Mapping[str, Engine] = field(default_factory=dict)
 
 
 class EnvCheck(Coroutine[Any, Any, None]):

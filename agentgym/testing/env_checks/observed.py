@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from agentgym.environments.env import Env
+from agentgym.environments.parameters import variant
 from agentgym.environments.rewards import rewards_of
 from agentgym.errors import alone
 from agentgym.errors.tracebacks import describe
@@ -183,10 +184,7 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
     body: dict[str, Any] = {"reset": reset, "step": step, "score": score, "close": close}
     owner: type = cls
     body |= {name: value for name in rewards_of(owner) for value in _observed_reward(cls, name, stage)}
-    body |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    made: Any = type(owner)(cls.__name__, (cls,), body)
-    observed: type[Env[Any]] = made
-    return observed
+    return variant(cls, body)
 
 
 def _where_of_score(play: ObservedRollout) -> str:

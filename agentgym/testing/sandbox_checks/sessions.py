@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 
 from agentgym.errors import ClosedError
 from agentgym.sandboxes.protocol import LocalAddress, Sandbox
@@ -72,10 +73,8 @@ async def _greeting(sandbox: Sandbox, number: int) -> bytes:
         if not isinstance(address, LocalAddress):
             raise AssertionError(f"port: a LocalAddress is promised, got {address!r:.300}")
         reader, writer = await asyncio.open_connection(*address)
-        try:
+        with closing(writer):
             return await reader.read()
-        finally:
-            writer.close()
 
 
 async def service(sandbox: Sandbox) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
-from agentgym.types.arrays import require_ids
+from agentgym.types.arrays import Ints, require_ids
 from agentgym.types.sample import Sample
 
 
@@ -90,3 +90,23 @@ def _require_ids(sample: Sample) -> None:
     except ValueError as error:
         where = f"rollout {sample.rollout_id!r}, segment {sample.segment}, step {sample.step}"
         raise ValueError(f"samples: {where}: {error}") from None
+
+
+def scored_sample(token_ids: Sequence[int] | Ints) -> Sample:
+    """Return a sample whose loss mask has all ids but the first; ValueError for fewer than two."""
+    ids = np.asarray(token_ids, np.int64)
+    if len(ids) < 2:
+        raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
+    n = len(ids) - 1
+    return Sample(
+        group_id="score",
+        rollout_id="score",
+        segment=0,
+        step=0,
+        prompt_ids=ids[:1],
+        response_ids=ids[1:],
+        loss_mask=np.ones(n, np.bool_),
+        logprobs=np.zeros(n, np.float32),
+        advantages=np.zeros(n, np.float32),
+        weight=1.0,
+    )

@@ -168,11 +168,14 @@ def load_whole_policy(
 
 
 def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.device | None) -> PolicyModel:
-    """Move a loaded policy to its device, and find out what its forward needs."""
+    """Move a loaded policy to its device, and find out what its forward needs; ValueError where that would be wrong."""
     policy.base_fingerprint = fingerprint
     if device is not None:
         policy.to(device)
-    policy.way = _find_way(policy.causal, layout)
+    _refuse_kind(policy.causal)
+    logits = find_logit_map(policy.causal)
+    parts = check_padded(policy.causal) if layout == "padded" else attend_in_rows(policy.causal, (layout,))
+    policy.way = Way(layout=layout, logits=logits, parts=parts)
     return policy
 
 
@@ -182,14 +185,6 @@ def _whole(base: Any, *, trained: bool) -> PolicyModel:
     for part in (decoder_of(base), base.get_output_embeddings()) if trained else ():
         part.requires_grad_(True)
     return PolicyModel(base.eval())  # without dropout, as an adapter is trained
-
-
-def _find_way(causal: Any, layout: Layout) -> Way:
-    """Return what the model needs for this layout, and prepare it; ValueError where the layout would be wrong."""
-    _refuse_kind(causal)
-    logits = find_logit_map(causal)
-    parts = check_padded(causal) if layout == "padded" else attend_in_rows(causal, (layout,))
-    return Way(layout=layout, logits=logits, parts=parts)
 
 
 def _refuse_kind(causal: Any) -> None:
@@ -220,7 +215,9 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
     """Return the base model with all of its weights; ValueError that says what to do where some are missing."""
     from transformers import AutoModelForCausalLM
 
-    _refuse_folder(path)
+    if (Path(path) / "adapter_config.json").exists():
+        raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
+    refuse_missing(path)
     with loading(path):
         _refuse_padding_id(path)
         base, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True)
@@ -249,14 +246,6 @@ def _refuse_padding_id(path: Path | str) -> None:
 
 
 MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
-
-
-def _refuse_folder(path: Path | str) -> None:
-    """Raise ValueError for the folder of an adapter, and for a path at which there is nothing."""
-    folder = Path(path)
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
-    refuse_missing(path)
 
 
 def empty_policy(

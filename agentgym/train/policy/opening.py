@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from agentgym.errors.tracebacks import describe
+from agentgym.train.batching.batch import scored_sample
 from agentgym.train.batching.layouts import Inputs, Layout, lay_out
 from agentgym.train.loss.logit_map import LogitMap
 from agentgym.train.policy.attention import NAME, register
@@ -125,11 +127,11 @@ def _decoder(model: Any) -> Any:
 def _samples(model: Any) -> list[Sample]:
     """Return sequences of different lengths, some of which share their first tokens."""
     rng = np.random.default_rng(0)
-    ids = _ids(model)
-    drawn = [rng.choice(ids, length) for length in LENGTHS]
+    plain = _ids(model)
+    drawn = [rng.choice(plain, length) for length in LENGTHS]
     for sequence in drawn[1:-1]:
         sequence[:3] = drawn[0][:3]
-    return [_sample(str(number), sequence) for number, sequence in enumerate(drawn)]
+    return [replace(scored_sample(ids), rollout_id=str(number)) for number, ids in enumerate(drawn)]
 
 
 def _ids(model: Any) -> Ints:
@@ -142,22 +144,6 @@ def _ids(model: Any) -> Ints:
     count = int(model.get_input_embeddings().weight.shape[0])
     plain: Ints = np.array([i for i in range(min(count, 1000)) if i not in special], np.int64)
     return plain
-
-
-def _sample(name: str, ids: Ints) -> Sample:
-    count = len(ids) - 1
-    return Sample(
-        group_id="opening",
-        rollout_id=name,
-        segment=0,
-        step=0,
-        prompt_ids=ids[:1],
-        response_ids=ids[1:],
-        loss_mask=np.ones(count, np.bool_),
-        logprobs=np.zeros(count, np.float32),
-        advantages=np.zeros(count, np.float32),
-        weight=1.0,
-    )
 
 
 def _on(model: Any, inputs: Inputs) -> Inputs:

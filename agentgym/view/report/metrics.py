@@ -1,7 +1,7 @@
 """The tables of a report: the metrics at the end of each line, and what was not learned from."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -46,13 +46,11 @@ def score_rows(lines: Sequence[Line]) -> list[list[str]]:
 def _table(metrics: dict[str, Metric], lines: Sequence[Line]) -> list[list[str]]:
     if not lines:
         return []
-    rows = [[line.mark, str(len(line.runs)), *_cells(metrics, line)] for line in lines]
-    return [["", "runs", *metrics], *rows]
-
-
-def _cells(metrics: dict[str, Metric], line: Line) -> Iterator[str]:
-    for metric in metrics.values():
-        yield shown(spread([value for run in line.runs if (value := metric(run)) is not None]))
+    rows = [["", "runs", *metrics]]
+    for line in lines:
+        of_runs = [[value for run in line.runs if (value := metric(run)) is not None] for metric in metrics.values()]
+        rows.append([line.mark, str(len(line.runs)), *(shown(spread(values)) for values in of_runs)])
+    return rows
 
 
 def shown(found: Spread | None) -> str:
@@ -70,10 +68,7 @@ def number(value: float) -> str:
 
 
 def _total(metric: str) -> Metric:
-    def of(run: KeptRun) -> float | None:
-        return float(sum(run.curve(metric).values())) if run.steps else None
-
-    return of
+    return lambda run: float(sum(run.curve(metric).values())) if run.steps else None
 
 
 def _share(metric: str) -> Metric:
@@ -89,17 +84,11 @@ def _share(metric: str) -> Metric:
 
 
 def _in_summary(name: str) -> Metric:
-    def of(run: KeptRun) -> float | None:
-        return measured(run.summary.get(name))
-
-    return of
+    return lambda run: measured(run.summary.get(name))
 
 
 def _pass_at(k: str) -> Metric:
-    def of(run: KeptRun) -> float | None:
-        return measured(_passes(run).get(k))
-
-    return of
+    return lambda run: measured(_passes(run).get(k))
 
 
 def _passes(run: KeptRun) -> dict[str, Any]:
@@ -121,10 +110,6 @@ def _last(run: KeptRun) -> float | None:
     return fmean(found) if found else None
 
 
-def _before(run: KeptRun) -> float | None:
-    return run.curve("eval/reward").get(0)
-
-
 def _after(run: KeptRun) -> float | None:
     found = run.curve("eval/reward")
     return found[max(found)] if found and max(found) else None
@@ -139,7 +124,7 @@ ENDS: dict[str, Metric] = {
     "steps": lambda run: float(len(run.steps)),
     f"reward, first {LAST} steps": _first,
     f"reward, last {LAST} steps": _last,
-    "held out before": _before,
+    "held out before": lambda run: run.curve("eval/reward").get(0),
     "held out at last": _after,
     "held out at best": _best,
     "rollouts": _total("rollouts/started"),
@@ -173,12 +158,9 @@ def setting_rows(lines: Sequence[Line]) -> list[SettingRow]:
     """Return every setting of the lines, the files of their envs and their versions; those that differ first."""
     kept = [_settings(line) for line in lines]
     names = sorted({name for settings in kept for name in settings})
-    rows = [_row(name, [settings.get(name, "") for settings in kept]) for name in names]
+    values = [tuple(settings.get(name, "") for settings in kept) for name in names]
+    rows = [SettingRow(name, of, len(set(of)) > 1) for name, of in zip(names, values, strict=True)]
     return sorted(rows, key=lambda row: not row.differs)
-
-
-def _row(name: str, values: Sequence[str]) -> SettingRow:
-    return SettingRow(name, tuple(values), len(set(values)) > 1)
 
 
 def _settings(line: Line) -> dict[str, str]:

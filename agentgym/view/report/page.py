@@ -13,7 +13,7 @@ from agentgym.view.report.folders import kept_runs
 from agentgym.view.report.lines import Line, lines_of
 from agentgym.view.report.metrics import SettingRow, end_rows, score_rows, setting_rows, stop_rows, unlearned_rows
 from agentgym.view.report.plots import Chart, draw_charts
-from agentgym.view.report.rollouts import FailureKind, Quoted, failed_in, failures, quoted
+from agentgym.view.report.rollouts import Quoted, failed_in, failures, quoted
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -109,11 +109,7 @@ def _failures(lines: Sequence[Line]) -> Iterator[str]:
     yield "<h2>Failures</h2>"
     yield f"<p>{_text(counted(total, 'rollout') + ' failed.' if total else 'No rollout failed.')}</p>"
     for line in lines:
-        yield from map(_failure, failures(line))
-
-
-def _failure(kind: FailureKind) -> str:
-    return _folded(f"{kind.mark}, {kind.times} times: {kind.message}", kind.text)
+        yield from (_folded(one.title, one.text) for one in failures(line))
 
 
 def _settings(lines: Sequence[Line], title: str) -> Iterator[str]:

@@ -151,16 +151,13 @@ def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
 def _curves(lines: Sequence[Line], folder: Path, metric: str, *, title: str, unit: str, said: str) -> Chart | None:
     found = [Curve(line.label, [run.curve(metric) for run in line.runs if run.is_training]) for line in lines]
     curves = [Curve(of.label, [seed for seed in of.seeds if seed]) for of in found if any(of.seeds)]
-    if not curves or not any(any(seed.values()) for of in curves for seed in of.seeds):
+    values = [value for of in curves for seed in of.seeds for value in seed.values()]
+    if not any(values):
         return None
     file = metric.replace("/", "-") + ".png"
-    draw_curves(folder / file, curves, title=title, unit=unit, from_zero=_all_above_zero(curves))
+    draw_curves(folder / file, curves, title=title, unit=unit, from_zero=min(values) >= 0)
     several = any(len(of.seeds) > 1 for of in curves)
     return Chart(file=file, title=title, said=f"{metric}: {said}. {SPREAD if several else ''}".rstrip())
-
-
-def _all_above_zero(curves: Sequence[Curve]) -> bool:
-    return all(value >= 0 for of in curves for seed in of.seeds for value in seed.values())
 
 
 def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:

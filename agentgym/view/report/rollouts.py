@@ -24,16 +24,6 @@ class Quoted:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureKind:
-    """Failures with one message: how many there were, and one of them."""
-
-    mark: str
-    message: str
-    times: int
-    text: str
-
-
 def quoted(line: Line, order: Literal["best", "worst"], count: int) -> list[Quoted]:
     """Return the rollouts of a line with the highest or the lowest rewards, of all its runs."""
     found = [(run, stored) for run in line.runs if run.has_rollouts for stored in _ends(run, order, count)]
@@ -55,8 +45,8 @@ def _quoted(line: Line, folder: Path, stored: StoredRollout) -> Quoted:
     return Quoted(title=f"{line.mark}, reward {reward:g}: {place}", text=str(stored.rollout))
 
 
-def failures(line: Line) -> list[FailureKind]:
-    """Return the failures of a line by their first line of message, the most frequent first."""
+def failures(line: Line) -> list[Quoted]:
+    """Return one rollout for each first line of the messages of a line's failures, the most frequent first."""
     counts: Counter[str] = Counter()
     firsts: dict[str, tuple[KeptRun, int]] = {}
     for run in line.runs:
@@ -68,7 +58,7 @@ def failures(line: Line) -> list[FailureKind]:
                 counts[message] += 1
                 firsts.setdefault(message, (run, one.number))
     return [
-        FailureKind(mark=line.mark, message=message, times=times, text=_text(*firsts[message]))
+        Quoted(title=f"{line.mark}, {times} times: {message}", text=_text(*firsts[message]))
         for message, times in counts.most_common(MOST)
     ]
 

@@ -77,7 +77,7 @@ class SearchIndex:
             last = index.execute("SELECT number, mark FROM indexed ORDER BY number DESC LIMIT 1").fetchone()
             with self.run.store() as store:
                 if last is not None and marks(store, [last[0]]).get(last[0]) != last[1]:
-                    _clear(index)
+                    index.executescript(f"BEGIN IMMEDIATE; DELETE FROM indexed; DROP TABLE texts; {_TABLES} COMMIT;")
                     last = None
                 found = texts_behind(store, last[0] if last is not None else 0, BATCH)
             return _add(index, found) == BATCH
@@ -138,10 +138,6 @@ def _add(index: sqlite3.Connection, found: list[RolloutTexts]) -> int:
             index.execute("ROLLBACK")
         raise
     return len(found)
-
-
-def _clear(index: sqlite3.Connection) -> None:
-    index.executescript(f"BEGIN IMMEDIATE; DELETE FROM indexed; DROP TABLE texts; {_TABLES} COMMIT;")
 
 
 def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:

@@ -84,6 +84,7 @@ def test_the_page_needs_no_other_file_and_runs_nothing(tmp_path: Path, capsys: p
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "link", "object", "form", "a", "base"})
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
     assert sources
+    assert len(sources) == sum(tag == "figure" for tag, _ in page.tags)
     for source in sources:
         assert source is not None
         kind, _, data = source.partition(",")
