@@ -104,8 +104,8 @@ class Link:
                 raise await self.lost()
             call = 0
             try:
-                if self._ending:
-                    self._end_now()
+                while self._ending:
+                    self._wire.send({"id": next(self._ids), **self._ending.pop()})
                 call = next(self._ids)
                 self._wire.send({"id": call, "op": op, **fields}, body)
                 now = self.used = self._loop.time()
@@ -176,10 +176,6 @@ class Link:
     def end_later(self, op: str, **fields: object) -> None:
         """Make a call that ends something before the next call; its answer is skipped."""
         self._ending.append({"op": op, **fields})
-
-    def _end_now(self) -> None:
-        while self._ending:
-            self._wire.send({"id": next(self._ids), **self._ending.pop()})
 
     async def _answer(
         self, call: int, deadline: float, serve: Mapping[str, HostFunction], carry: Carry | None
