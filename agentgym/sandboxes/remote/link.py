@@ -187,22 +187,19 @@ class Link:
             frame = waiting.popleft() if waiting else await self._next(call, deadline)
             if carry is not None and "part" in frame.envelope:
                 self._wire.send({"id": call, "answer": frame.envelope["part"]}, await carry(frame.body))
-                await self._give_a_turn(waiting)
-                continue
-            if "ask" not in frame.envelope:
+            elif "ask" not in frame.envelope:
                 return frame
-            asked += 1
-            if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
-                raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
-            end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
-            if end is not None:
-                return end
-            await self._give_a_turn(waiting)
-
-    async def _give_a_turn(self, waiting: "deque[Frame]") -> None:
-        """Let the loop do other work before the frames that were sent ahead: taking them needs no wait."""
-        if waiting or self._wire.holds_frames:
-            await asyncio.sleep(0)
+            else:
+                asked += 1
+                if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
+                    raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
+                end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
+                if end is not None:
+                    return end
+            if waiting or self._wire.holds_frames:
+                await asyncio.sleep(
+                    0
+                )  # Taking the frames that were sent ahead needs no wait: let the loop do other work.
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.
