@@ -196,10 +196,9 @@ class Link:
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
+            # Taking the frames that were sent ahead needs no wait: the loop does other work first.
             if waiting or self._wire.holds_frames:
-                await asyncio.sleep(
-                    0
-                )  # Taking the frames that were sent ahead needs no wait: let the loop do other work.
+                await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.
