@@ -54,8 +54,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         network: SandboxNetwork | None = None,
         why_it_ended: WhyItEnded | None = None,
     ) -> "RemoteSandbox":
-        """Wait for the server's first frame; SandboxError if it is not the expected one, and then the wire is
-        closed."""
+        """Wait for the server's first frame; SandboxError, and a closed wire, if it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
             if frame.envelope.get("hello") != PROTOCOL:
