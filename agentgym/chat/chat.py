@@ -56,7 +56,9 @@ class Chat:
         if len(self.messages) > self._opened:
             return self._encoded(self.text)
         check_messages(self.messages)
-        key = _opening_key(self.messages, self.tools)
+        # All that a first prompt depends on; contents as they are, for a text knows its hash once it was asked for it.
+        others = [{name: value for name, value in message.items() if name != "content"} for message in self.messages]
+        key = (repr((others, self.tools)), *[message["content"] for message in self.messages])
         known = self._template.openings.get(key)
         if known is None:
             text = self.text
@@ -222,12 +224,6 @@ class Chat:
             return None
         at = after_nth(whole, end, len(before), 0) if whole.startswith(before) else None
         return None if at is None else whole[at:]
-
-
-def _opening_key(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Hashable:
-    """All that a first prompt depends on; contents as they are, for a text knows its hash once it was asked for it."""
-    others = [{name: value for name, value in message.items() if name != "content"} for message in messages]
-    return (repr((others, tools)), *[message["content"] for message in messages])
 
 
 _QUESTION = Message(role="user", content="?")

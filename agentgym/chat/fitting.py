@@ -123,14 +123,12 @@ def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: 
         if role not in roles:
             raise ValueError(f"messages[{i}].role: must be one of {', '.join(roles)}, got {role!r}")
         if not isinstance(content, str) and not (sees and first_image([message])):
-            raise ValueError(_no_text(message, f"messages[{i}].content"))
-
-
-def _no_text(message: Message, where: str) -> str:
-    """What is wrong with a content that is no text, for an engine that reads token ids."""
-    if first_image([message]) is None:
-        return f"{where}: must be text, got {type(message.get('content')).__name__}"
-    return f"{where}: holds an image, and this engine reads text alone, in training, too; {SEE_ELSEWHERE}"
+            if first_image([message]) is None:
+                raise ValueError(f"messages[{i}].content: must be text, got {type(content).__name__}")
+            raise ValueError(
+                f"messages[{i}].content: holds an image, and this engine reads text alone, in training, too; "
+                f"{SEE_ELSEWHERE}"
+            )
 
 
 _ANSWERS = ("system", "user", "tool")

@@ -20,136 +20,100 @@ _THINK = {"open": "<think>", "close": "</think>", "content": "text"}
 _TEXT = {"content": "text"}
 _ASSISTANT = {"role": "assistant"}
 
-HERMES: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": _THINK,
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "transform": {"type": "function", "function": "{content}"},
-            **_JSON,
-        },
-        "content": _TEXT,
-    },
-}
+
+def _response_format(start_anchor: str, *, reasoning: dict[str, Any] | None = None, **calls: Any) -> dict[str, Any]:
+    fields = ({} if reasoning is None else {"reasoning_content": reasoning}) | {"tool_calls": calls, "content": _TEXT}
+    return {"defaults": _ASSISTANT, "start_anchor": start_anchor, "fields": fields}
+
+
+HERMES = _response_format(
+    "<|im_start|>assistant\n",
+    reasoning=_THINK,
+    open="<tool_call>",
+    close_pattern=r"</tool_call>\s*",
+    repeats=True,
+    transform={"type": "function", "function": "{content}"},
+    **_JSON,
+)
 """Hermes, Qwen 2.5 and 3: {"name": .., "arguments": ..} between <tool_call> tags."""
 
-QWEN_CODER: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "reasoning_content": _THINK,
-        "tool_calls": {
-            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>\s*",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
-                "value_parser": {"name": "text", "args": {"strip": False}},
-            },
-            "transform": _CALL,
-        },
-        "content": _TEXT,
+QWEN_CODER = _response_format(
+    "<|im_start|>assistant\n",
+    reasoning=_THINK,
+    open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+    close_pattern=r"</function>\s*</tool_call>\s*",
+    repeats=True,
+    content="xml-inline",
+    content_args={
+        "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>",
+        "value_parser": {"name": "text", "args": {"strip": False}},
     },
-}
+    transform=_CALL,
+)
 """Qwen3-Coder: <function=name> and <parameter=key> tags; values are text, cast by the tool's schema."""
 
-LLAMA: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"<\|python_tag\|>\s*(?=\{)|"
-            r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
-            "close_pattern": r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
-            "repeats": True,
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
-            },
-        },
-        "content": _TEXT,
+LLAMA = _response_format(
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    open_pattern=r"<\|python_tag\|>\s*(?=\{)|"
+    r"(?=\{\s*\"name\"\s*:\s*\"[^\"]*\"\s*,\s*\"(?:parameters|arguments)\"\s*:)",
+    close_pattern=r"\s*(?:<\|eom_id\|>|<\|eot_id\|>)",
+    repeats=True,
+    content="json",
+    transform={
+        "type": "function",
+        "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
     },
-}
+)
 """Llama 3: one {"name": .., "parameters": ..}, with or without <|python_tag|> before it; other JSON is text."""
 
-MISTRAL: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "[/INST]",
-    "fields": {
-        "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
-        "tool_calls": {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\])?"
-            r"(?P<id>(?:(?<=\[CALL_ID\])\w+)?)\s*\[ARGS\]",
-            "close_pattern": r"\s*(?=\[TOOL_CALLS\])",
-            "repeats": True,
-            "transform": _CALL | {"id": "{id}"},
-            **_JSON,
-        },
-        "content": _TEXT,
-    },
-}
+MISTRAL = _response_format(
+    "[/INST]",
+    reasoning={"open": "[THINK]", "close": "[/THINK]", "content": "text"},
+    open_pattern=r"\[TOOL_CALLS\]\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\])?"
+    r"(?P<id>(?:(?<=\[CALL_ID\])\w+)?)\s*\[ARGS\]",
+    close_pattern=r"\s*(?=\[TOOL_CALLS\])",
+    repeats=True,
+    transform=_CALL | {"id": "{id}"},
+    **_JSON,
+)
 """Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call; v11 has [CALL_ID]id too."""
 
-MISTRAL_LIST: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "[/INST]",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[)",
-            "content": "json",
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-            "transform_each": True,
-        },
-        "content": _TEXT,
-    },
-}
+MISTRAL_LIST = _response_format(
+    "[/INST]",
+    open_pattern=r"\[TOOL_CALLS\]\s*(?=\[)",
+    content="json",
+    transform={"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+    transform_each=True,
+)
 """Mistral up to its tokenizer v7: [TOOL_CALLS] and one list of {"name": .., "arguments": .., "id": ..}."""
 
-DEEPSEEK: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "<｜Assistant｜>",
-    "fields": {
-        "reasoning_content": _THINK,
-        "tool_calls": {
-            "open_pattern": r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
-            r"(?P<name>[^\s<｜]+)(?:<｜tool▁sep｜>|\n```json\n)",
-            "close_pattern": r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
-            "repeats": True,
-            "transform": _CALL,
-            **_JSON,
-        },
-        "content": _TEXT,
-    },
-}
+DEEPSEEK = _response_format(
+    "<｜Assistant｜>",
+    reasoning=_THINK,
+    open_pattern=r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?"
+    r"(?P<name>[^\s<｜]+)(?:<｜tool▁sep｜>|\n```json\n)",
+    close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>\s*(?:<｜tool▁calls▁end｜>)?",
+    repeats=True,
+    transform=_CALL,
+    **_JSON,
+)
 """DeepSeek V3 and R1 (a fenced JSON block behind the name) and V3.1 (bare JSON)."""
 
-GLM: dict[str, Any] = {
-    "defaults": _ASSISTANT,
-    "start_anchor": "<|assistant|>",
-    "fields": {
-        "reasoning_content": _THINK,
-        "tool_calls": {
-            "open_pattern": r"<tool_call>\s*(?P<name>[^\s<]+)\s*",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                # Possessive: a run of blanks is read once, however many there are.
-                "tag_pattern": r"<arg_key>\s*+(?P<key>[^\s<]++(?:\s[^\s<]++)*+)\s*+</arg_key>\s*+"
-                r"<arg_value>(?P<value>.*?)</arg_value>",
-                "value_parser": {"name": "text", "args": {"strip": False}},
-            },
-            "transform": _CALL,
-        },
-        "content": _TEXT,
+GLM = _response_format(
+    "<|assistant|>",
+    reasoning=_THINK,
+    open_pattern=r"<tool_call>\s*(?P<name>[^\s<]+)\s*",
+    close_pattern=r"</tool_call>\s*",
+    repeats=True,
+    content="xml-inline",
+    content_args={
+        # Possessive: a run of blanks is read once, however many there are.
+        "tag_pattern": r"<arg_key>\s*+(?P<key>[^\s<]++(?:\s[^\s<]++)*+)\s*+</arg_key>\s*+"
+        r"<arg_value>(?P<value>.*?)</arg_value>",
+        "value_parser": {"name": "text", "args": {"strip": False}},
     },
-}
+    transform=_CALL,
+)
 """GLM 4.5 and later: the name, then <arg_key> and <arg_value> pairs; values are text, cast by the tool's schema."""
 
 _START = r"(?:<\|start\|>assistant)?"

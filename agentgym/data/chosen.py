@@ -96,7 +96,9 @@ def split(
             field; an id, or a content, is in two parts; a part has no task; or the shares are not above 0 or do not add
             up to 1.
     """
-    _check_shares(shares)
+    if len(shares) < 2 or min(shares.values()) <= 0 or not math.isclose(sum(shares.values()), 1.0):
+        given = ", ".join(f"{name}={share}" for name, share in shares.items()) or "none"
+        raise ValueError(f"shares: name two or more that add up to 1, as in train=0.9, test=0.1; got {given}")
     if isinstance(tasks, Endless):
         raise ValueError("tasks: endless tasks cannot be split; split the data that they are generated from")
     numbers: dict[str, list[int]] = {name: [] for name in shares}
@@ -107,7 +109,7 @@ def split(
             raise ValueError(
                 f"tasks: number {number} is not a task but {task!r:.60}; write ag.Rows(data, MyTask) for rows"
             )
-        part = _part(shares, seed, content(task) if by is None else key_text(by(task), "by"))
+        part = _part(shares, seed, content(task) if by is None else key_text(by(task)))
         numbers[part].append(number)
         if (wrong := seen.add(task, part)) is not None:
             raise ValueError(f"tasks: {wrong}")
@@ -156,12 +158,6 @@ class _Seen:
         if other != name:
             return f"{known!r} in {other!r} and {task.id!r} in {name!r} are the same but for their ids"
         return None
-
-
-def _check_shares(shares: Mapping[str, float]) -> None:
-    if len(shares) < 2 or min(shares.values()) <= 0 or not math.isclose(sum(shares.values()), 1.0):
-        given = ", ".join(f"{name}={share}" for name, share in shares.items()) or "none"
-        raise ValueError(f"shares: name two or more that add up to 1, as in train=0.9, test=0.1; got {given}")
 
 
 def _is_task(row: object) -> bool:

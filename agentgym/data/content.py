@@ -70,12 +70,12 @@ def content(task: Task) -> str:
     return repr(_sorted(fields))
 
 
-def key_text(value: Any, owner: str) -> str:
-    """Return any value as such text; ValueError, which begins with its owner, if it has none."""
+def key_text(value: Any) -> str:
+    """Return what `by` of `split` returned as such text; ValueError if it has none."""
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
-        raise ValueError(f"{owner}: {error} has no text that is the same in every process; return text") from error
+        raise ValueError(f"by: {error} has no text that is the same in every process; return text") from error
 
 
 def _sorted(value: Any) -> Any:

@@ -107,7 +107,9 @@ def _other(value: Any, raw: Raw) -> Any:
     if isinstance(value, Enum):
         return plain(value.value, raw)
     if isinstance(value, np.generic | np.ndarray):
-        return _array(value, raw)
+        # Moments as text: of nanoseconds numpy gives whole numbers.
+        listed = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+        return listed if value.dtype.kind in "biufU" else plain(listed, raw)
     for kind in (str, int, float):  # a subclass of it
         if isinstance(value, kind):
             return kind.__str__(value) if kind is str else kind(value)
@@ -137,12 +139,6 @@ def _many_or_one(value: Any, raw: Raw) -> Any:
 def _is_tensor(value: Any) -> bool:
     is_table = any(hasattr(value, name) for name in _TABLES)
     return hasattr(value, "tolist") and hasattr(value, "shape") and not is_table and not isinstance(value, type)
-
-
-def _array(value: Any, raw: Raw) -> Any:
-    """Return numbers as they are, and moments as text: of nanoseconds numpy gives whole numbers."""
-    listed = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
-    return listed if value.dtype.kind in "biufU" else plain(listed, raw)
 
 
 def _leaf(value: Any) -> Any:

@@ -15,8 +15,6 @@ _JOINED = 1 << 20
 _LINES = 256
 """Lines of heads that are remembered: a server sends the same few with every answer."""
 
-_VERSIONS = ("HTTP/1.1", "HTTP/1.0")
-_BEGIN = b"HTTP/1."
 _ONCE = ("content-length", "transfer-encoding")
 """Fields that say how long a body is: two values of one would say two lengths."""
 _CODINGS = ("transfer-encoding", "content-encoding")
@@ -127,7 +125,7 @@ class HttpLink(asyncio.Protocol):
     def _read_head(self) -> bool:
         head = self._until(b"\r\n\r\n")
         if head is None:
-            if not self._held.startswith(_BEGIN[: len(self._held)]):
+            if not self._held.startswith(b"HTTP/1."[: len(self._held)]):
                 raise WireError(f"the server's answer is no HTTP/1: {self._held[:80].decode('latin-1')!r}")
             return False
         self._status, self._keep, fields = _parsed(head)
@@ -222,7 +220,7 @@ def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
 def _status(line: str) -> tuple[int, bool]:
     """The status of an answer's first line, and whether its version of HTTP keeps connections open by itself."""
     version, status = line[:8], line[9:12]
-    framed = version in _VERSIONS and line[8:9] == " " and line[12:13] in ("", " ")
+    framed = version in ("HTTP/1.1", "HTTP/1.0") and line[8:9] == " " and line[12:13] in ("", " ")
     if not (framed and len(status) == 3 and _DIGITS[10].issuperset(status)):
         raise WireError(f"the server's answer is no HTTP/1: {line[:80]!r}")
     return int(status), version == "HTTP/1.1"

@@ -18,7 +18,9 @@ def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
     """
     twin = copy(env)
     memo[id(env)] = twin
-    for name in _attributes(env):
+    slots = (name for cls in type(env).__mro__ for name in _listed(vars(cls).get("__slots__", ())))
+    own = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(env, name)]
+    for name in [*vars(env), *own]:
         value = getattr(env, name)
         if (why := _why_not(value, env, memo)) is not None:
             raise _refused(env, name, why)
@@ -27,13 +29,6 @@ def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
         except Exception as error:
             raise _refused(env, name, str(error)) from error
     return twin
-
-
-def _attributes(env: object) -> list[str]:
-    """Return the names of an instance's own attributes, those in slots too."""
-    slots = (name for cls in type(env).__mro__ for name in _listed(vars(cls).get("__slots__", ())))
-    own = [name for name in slots if name not in ("__dict__", "__weakref__") and hasattr(env, name)]
-    return [*vars(env), *own]
 
 
 def _listed(slots: str | Sequence[str]) -> Sequence[str]:

@@ -61,9 +61,8 @@ def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
     if isinstance(tasks, Task):
         raise ValueError(f"{named}: give a list of tasks, got the one task {tasks.id!r}")
     if isinstance(tasks, Mapping):
-        if (
-            rows := rows_of_columns(tasks, [name for name, of in kind.model_fields.items() if of.is_required()])
-        ) is None:
+        required = [name for name, of in kind.model_fields.items() if of.is_required()]
+        if (rows := rows_of_columns(tasks, required)) is None:
             keys = ", ".join(map(str, tasks))
             raise ValueError(f"{named}: give one sequence of tasks, got a mapping with the keys {keys}")
         return TaskRows(env, rows, range(len(rows)))

@@ -126,7 +126,8 @@ class ToolEnv(Env[TaskT]):
         """Yield the calls that may run at the same time: neighbors of parallel tools, and any other one by itself."""
         beside: list[ToolCall] = []
         for call in calls:
-            if self._is_parallel(call):
+            made = offered(self).get(call["function"]["name"])
+            if made is not None and made.parallel:
                 beside.append(call)
                 continue
             if beside:
@@ -135,10 +136,6 @@ class ToolEnv(Env[TaskT]):
             yield [call]
         if beside:
             yield beside
-
-    def _is_parallel(self, call: ToolCall) -> bool:
-        made = offered(self).get(call["function"]["name"])
-        return made is not None and made.parallel
 
     async def score(self) -> dict[str, float]:
         """Return each reward method's value by name, without its weight; EnvError names one that has no value.

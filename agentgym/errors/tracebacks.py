@@ -77,7 +77,10 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
     _said.add(kind)
     hint = f" ({_SQLITE})" if type(error).__name__ == "ProgrammingError" and "thread" in describe(error) else ""
     said = f"{what} raised {describe(error)}, at {place or 'an unknown line'}{hint}"
-    shown = (type(error), error, _from_users_frame(error.__traceback__))
+    first = error.__traceback__
+    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
+        first = first.tb_next
+    shown = (type(error), error, first or error.__traceback__)
     log.warning("%s; the same again is counted and not logged", said, exc_info=shown)
 
 
@@ -101,7 +104,10 @@ def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
     if not or_all and not any(_is_users(frame.filename) for part in parts for frame in part.stack):
         return ""
     for part in parts:
-        del part.stack[: _first_shown([frame.filename for frame in part.stack])]
+        paths = [frame.filename for frame in part.stack]
+        users = (index for index, path in enumerate(paths) if _is_users(path))
+        others = (index for index, path in enumerate(paths) if not path.startswith(_OWN))
+        del part.stack[: next(users, next(others, 0))]
     return encodable("".join(made.format()))
 
 
@@ -119,27 +125,12 @@ def _parts(made: TracebackException) -> Iterator[TracebackException]:
             found += [part.__cause__, part.__context__, *(part.exceptions or ())]
 
 
-def _first_shown(paths: list[str]) -> int:
-    """Index of the first frame that is the user's; else of the first that is not agentgym's; else 0."""
-    users = (index for index, path in enumerate(paths) if _is_users(path))
-    others = (index for index, path in enumerate(paths) if not path.startswith(_OWN))
-    return next(users, next(others, 0))
-
-
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     found = []
     while trace is not None:
         found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return found
-
-
-def _from_users_frame(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the user's first frame on; the whole one where no frame is the user's."""
-    first = trace
-    while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
-        first = first.tb_next
-    return first or trace
 
 
 def _is_users(path: str) -> bool:

@@ -5,7 +5,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from agentgym.errors import AgentGymError
@@ -88,11 +88,8 @@ def hold_folder(folder: Path) -> Iterator[LockedFolder]:
     without locks the file itself is the lock, and names the process and its machine; see `_claimed`.
     """
     check_folder(folder)
-    held = LockedFolder(folder)
-    try:
+    with closing(LockedFolder(folder)) as held:
         yield held
-    finally:
-        held.close()
 
 
 def _is_ours(file: int, path: Path) -> bool:

@@ -134,9 +134,10 @@ def _is_forgotten(folder: Path) -> bool:
 
 def _identity() -> tuple[str, str, str, str]:
     """This process's boot, process namespace, number and start; the namespace is "" where /proc is another one's."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid = Path("/proc/self").readlink()
     namespace = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]") if int(str(pid)) == os.getpid() else ""
-    return _boot(), namespace, str(pid), _started(str(pid)) or ""
+    return boot, namespace, str(pid), _started(str(pid)) or ""
 
 
 def _mark() -> str:
@@ -158,10 +159,6 @@ def _runs(pid: str, started: str) -> bool:
     except (OSError, ValueError, OverflowError):
         return False
     return _started(pid) == started
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _started(pid: str) -> str | None:

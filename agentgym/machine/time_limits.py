@@ -25,10 +25,11 @@ class TimeLimit:
     makes it known to the code inside, and `async with limit.running():` inside of that starts the clock.
     """
 
-    __slots__ = ("_left", "_loop", "_pauses", "_running", "_timeout", "_token")
+    __slots__ = ("_loop", "_pauses", "_running", "_timeout", "_token", "left")
 
     def __init__(self, seconds: float) -> None:
-        self._left, self._pauses = seconds, 0
+        self.left, self._pauses = seconds, 0
+        """The seconds that were left when its clock last stood still."""
         self._timeout: asyncio.Timeout | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
@@ -65,7 +66,7 @@ class TimeLimit:
                 result: T = done.value
                 return result
             finally:
-                self._left -= loop.time() - began
+                self.left -= loop.time() - began
             try:
                 async with self._start(loop):
                     return await _rest(work, waits_for)
@@ -81,7 +82,7 @@ class TimeLimit:
         for held in _host_work.get(loop, ()):
             self._pauses += 1
             held.append(self)
-        self._timeout = asyncio.timeout(None if self._pauses else self._left)
+        self._timeout = asyncio.timeout(None if self._pauses else self.left)
         return self._timeout
 
     def _end(self) -> None:
@@ -89,18 +90,13 @@ class TimeLimit:
         assert self._timeout is not None
         assert self._loop is not None
         if (when := self._timeout.when()) is not None:
-            self._left = when - self._loop.time()
+            self.left = when - self._loop.time()
         self._running = False
         _running.discard(self)
 
     def expired(self) -> bool:
         """Whether the time has run out."""
         return self._timeout is not None and self._timeout.expired()
-
-    @property
-    def left(self) -> float:
-        """The seconds that are left while it is paused."""
-        return self._left
 
     def of(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether this limit runs in that event loop, or in none yet."""
@@ -110,14 +106,14 @@ class TimeLimit:
         """Stop the clock; it runs again when each caller of `pause` has called `resume`."""
         self._pauses += 1
         if self._timeout is not None and self._is_open() and (when := self._timeout.when()) is not None:
-            self._left = when - asyncio.get_running_loop().time()
+            self.left = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
     def resume(self) -> None:
         """Let the clock run again, with the time that was left."""
         self._pauses -= 1
         if self._timeout is not None and self._is_open() and not self._pauses:
-            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self.left)
 
     def _is_open(self) -> bool:
         return self._running and not self.expired()

@@ -5,10 +5,10 @@ import argparse
 import functools
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field, fields, replace
-from typing import Any, ClassVar, Literal, TypeAlias, assert_never
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from agentgym.config_fields import Positive, Words, config
 from agentgym.errors import SandboxError
@@ -95,17 +95,9 @@ NAMES: Mapping[type[SandboxSpec], Kind] = {Docker: "docker", Bubblewrap: "bubble
 
 def named(kind: Kind) -> Docker | Bubblewrap | Process:
     """Return the sandbox of that name with its defaults; it is not checked that it runs here."""
-    match kind:
-        case "auto":
-            return auto()
-        case "docker":
-            return Docker()
-        case "bubblewrap":
-            return Bubblewrap()
-        case "unsafe":
-            return Process(unsafe=True)
-        case _:
-            assert_never(kind)
+    made: Mapping[Kind, Callable[[], Docker | Bubblewrap | Process]]
+    made = {"auto": auto, "docker": Docker, "bubblewrap": Bubblewrap, "unsafe": lambda: Process(unsafe=True)}
+    return made[kind]()
 
 
 def auto() -> Docker | Bubblewrap:

@@ -210,19 +210,21 @@ def store_tree(target: Path, spool: Spool) -> None:
     if not all(paths):
         raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
     for folder in [[*first, *_names(path, target)] for path in spool.folders]:
-        top.mkdir(parents=True, exist_ok=True)
-        _make(top, folder)
+        with _folder_below(top, folder):
+            pass
     for parts, file in zip(paths, spool.files, strict=True):
-        top.mkdir(parents=True, exist_ok=True)
         _store(top, parts, spool, file)
 
 
-def _make(top: Path, parts: Sequence[str]) -> None:
-    """Make a folder below `top`, and those that lead to it."""
+@contextmanager
+def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
+    """Open a folder below `top`; it and those that lead to it are made where there are none."""
+    top.mkdir(parents=True, exist_ok=True)
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts:
             folder = _enter(folder, part)
+        yield folder
     finally:
         os.close(folder)
 
@@ -241,12 +243,9 @@ def _names(path: str, target: Path) -> list[str]:
 
 
 def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> None:
-    folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for part in parts[:-1]:
-            folder = _enter(folder, part)
-        mode = 0o755 if file.executable else 0o644
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    mode = 0o755 if file.executable else 0o644
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with _folder_below(top, parts[:-1]) as folder:
         try:
             fd = os.open(parts[-1], flags, mode, dir_fd=folder)
         except OSError as error:
@@ -256,8 +255,6 @@ def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> Non
             ) from error
         with os.fdopen(fd, "wb") as stored:
             spool.copy(file, stored)
-    finally:
-        os.close(folder)
 
 
 def _enter(folder: int, name: str) -> int:

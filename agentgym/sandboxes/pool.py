@@ -164,9 +164,8 @@ class Pool:
         if not self._has_said:
             self._has_said = True
             _log.warning(
-                "a lease has waited %.0f s: all %d sandboxes of the pool are leased; open it with a larger size, "
-                "or end "
-                "leases sooner",
+                "a lease has waited %.0f s: all %d sandboxes of the pool are leased; open it with a larger size, or "
+                "end leases sooner",
                 SLOW_LEASE_S,
                 self._size,
             )

@@ -151,16 +151,12 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
     try:
         kept = _kept(folder)
         begun = kept.get("settings") or kept
-        return _env_in(begun["env"]), dict(begun.get("env_args") or {})
+        env = begun["env"]
+        if not isinstance(env, str):
+            env = {text_of(name, "env"): number(weight, f"env.{name:.80}") for name, weight in env.items()}
+        return env, dict(begun.get("env_args") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"env: {folder / SETTINGS} names none; name the env") from None
-
-
-def _env_in(found: Any) -> str | dict[str, float]:
-    """Return what the settings call an env; TypeError or ValueError if it is neither a name nor a mixture."""
-    if isinstance(found, str):
-        return found
-    return {text_of(name, "env"): number(weight, f"env.{name:.80}") for name, weight in found.items()}
 
 
 def rescored_from(folder: Path) -> str | None:

@@ -217,19 +217,17 @@ class RolloutWriter:
     def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
         """Write what is held, in its order, until the store does not take it; return the connection."""
         try:
-            return self._write_in_order(self._opened(connection))
+            connection = self._opened(connection)
+            while self._held and connection is not None:
+                if (error := self._written(connection, self._held[0])) is not None:
+                    self._wait_for(error)
+                    break
+                if self._stuck is not None:
+                    log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
+                self._stuck = None
+            return connection
         finally:
             self._drop_oldest()
-
-    def _write_in_order(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
-        while self._held and connection is not None:
-            if (error := self._written(connection, self._held[0])) is not None:
-                self._wait_for(error)
-                break
-            if self._stuck is not None:
-                log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
-            self._stuck = None
-        return connection
 
     def _drop_oldest(self) -> None:
         """Lose the oldest of what is held if it is more than can be."""

@@ -78,9 +78,11 @@ def arguments_of(
         if made.are_of(name, found):
             return made.model, deepcopy(made.schema)
     model = _model_of(name, where, found)
-    made = Arguments(name, tuple(found), model, _schema_of(model))
+    schema: dict[str, Any] = _without_titles(model.model_json_schema())
+    schema.pop("additionalProperties", None)
+    made = Arguments(name, tuple(found), model, schema)
     kept[:] = [*kept[1 - KEPT :], made]
-    return model, deepcopy(made.schema)
+    return model, deepcopy(schema)
 
 
 def check_types(function: Callable[..., Any], where: str, parameters: Sequence[inspect.Parameter]) -> None:
@@ -190,12 +192,6 @@ def _are_one(first: Any, second: Any) -> bool:
 
 def _shown(hint: Any) -> str:
     return f"{hint.__module__}.{hint.__qualname__}" if isinstance(hint, type) else str(hint)
-
-
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema: dict[str, Any] = _without_titles(model.model_json_schema())
-    schema.pop("additionalProperties", None)
-    return schema
 
 
 _BY_NAME = ("properties", "$defs")

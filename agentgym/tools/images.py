@@ -44,8 +44,4 @@ def _is_image(hint: Any) -> bool:
         return bool(said) and all(map(_is_image, said))
     if origin is Annotated:
         return _is_image(inner[0])
-    return origin is not None and any(one is Image or _may_be_image(one) for one in inner)
-
-
-def _may_be_image(hint: Any) -> bool:
-    return Image in get_args(hint)
+    return origin is not None and any(one is Image or Image in get_args(one) for one in inner)

@@ -129,7 +129,7 @@ def plain_text(segments: Sequence[SegmentTranscript], *, limit: int | None = SHO
 
 def printable(text: str) -> str:
     """`text` with control characters and lone surrogates escaped: a model's output cannot steer the terminal."""
-    return "".join(c if c in "\n\t" or _is_shown(c) else _escape(c) for c in text)
+    return "".join(c if c in "\n\t" or _is_shown(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def one_line(text: str) -> str:
@@ -175,10 +175,6 @@ def outcome(
 def _is_shown(character: str) -> bool:
     # Python calls every space but U+0020 unprintable, and surrogates of no kind can be encoded.
     return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _label(message: Message, what: str) -> str:

@@ -1,7 +1,6 @@
 """What an endpoint answers, read and checked."""
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
@@ -118,20 +117,17 @@ def _message_of(read: _Message, *, in_prompt: bool) -> Message:
     if in_prompt and not calls:
         message = parse_hermes(content)
     else:
-        message = message_of(content, {"content": content, "tool_calls": _calls_of(calls)})
+        made = [
+            {
+                "id": call.id and whole_characters(call.id),
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in calls
+        ]
+        message = message_of(content, {"content": content, "tool_calls": made})
     if thought := read.reasoning_content or read.reasoning:
         message["reasoning_content"] = thought
     return message
-
-
-def _calls_of(calls: Sequence[_Call]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": call.id and whole_characters(call.id),
-            "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-        }
-        for call in calls
-    ]
 
 
 def _arguments(written: str | dict[str, Any] | None) -> Any:

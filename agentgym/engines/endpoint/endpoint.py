@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from agentgym.engines.endpoint.client import ChatClient
 
 _EVALUATION = "an endpoint gives neither token ids nor log-probabilities, so it is for evaluation"
-MILLION = 1_000_000
 _SHOWN = 100
 """Most characters of a setting in a name."""
-_NO_KEY = "none"
-"""What is sent as the key to an endpoint that wants none."""
 
 
 @config(frozen=True, eq=False)
@@ -117,7 +114,7 @@ class Endpoint:
 
     def _api_key(self) -> str:
         if self.api_key_env is None:
-            return _NO_KEY
+            return "none"  # The package wants a key for an endpoint that wants none.
         if not (key := os.environ.get(self.api_key_env, "").strip()):
             raise ValueError(f"api_key_env: the environment variable {self.api_key_env} is not set; set it to the key")
         return key
@@ -205,7 +202,7 @@ class Endpoint:
         cached_price = self.prompt_price if self.cached_price is None else self.cached_price
         priced = (usage.prompt_tokens - usage.cached_tokens) * self.prompt_price + usage.cached_tokens * cached_price
         priced += usage.completion_tokens * self.completion_price
-        return 0.0 if usage.uncounted_requests else priced / MILLION
+        return 0.0 if usage.uncounted_requests else priced / 1_000_000
 
     @property
     def version(self) -> int:

@@ -120,13 +120,13 @@ def _all_of(version: int) -> tuple[Version, ...]:
     return (Version(0, version),)
 
 
-def field_of(body: Any, *path: str, default: Any = None) -> Any:
+def field_of(body: Any, *path: str) -> Any:
     """Return a nested field of an answer; EngineError that names it where it is missing."""
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
-    if body is None and default is None:
+    if body is None:
         raise EngineError(f"the server's answer has no {'.'.join(path)}")
-    return default if body is None else body
+    return body
 
 
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:

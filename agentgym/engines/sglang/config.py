@@ -108,16 +108,11 @@ class SGLangConfig:
             flags.append(("--enable-memory-saver",))
         if self.colocate == "drop":
             flags.append(("--enable-weights-cpu-backup",))
-        return [*self._launcher(), *(flag for group in flags for flag in group), *shlex.split(self.arguments)]
+        command = self.command or os.environ.get(COMMAND, "")
+        launcher = shlex.split(command) or [sys.executable, "-m", "sglang.launch_server"]
+        return [*launcher, *(flag for group in flags for flag in group), *shlex.split(self.arguments)]
 
     @property
     def api_key(self) -> str | None:
         """The API key of the servers; None where they need none."""
         return os.environ.get(self.api_key_env)
-
-    def _launcher(self) -> Sequence[str]:
-        return shlex.split(self.command or os.environ.get(COMMAND, "")) or (
-            sys.executable,
-            "-m",
-            "sglang.launch_server",
-        )

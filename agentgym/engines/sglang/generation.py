@@ -146,7 +146,9 @@ class Attempts:
         if self._until is None:
             self._until = now + self._wait_s
         if not self._may_wait() or now >= self._until:
-            raise EngineError(self._reason(nobody)) from (self._last or nobody)
+            waited = f" (server_wait_s: waited for {self._wait_s:g} s)" if self._may_wait() else ""
+            last = f"{self._last}; " if self._last else ""
+            raise EngineError(f"{self._what}: {last}{nobody}{waited}") from (self._last or nobody)
         self._busy.clear()
         with off_the_clock(), suppress(TimeoutError):
             async with asyncio.timeout(min(self._pause_s, self._until - now)):
@@ -158,7 +160,3 @@ class Attempts:
 
     def _may_wait(self) -> bool:
         return any(not (server.ended or self._gave_up(server)) for server in self._servers)
-
-    def _reason(self, nobody: EngineError) -> str:
-        waited = f" (server_wait_s: waited for {self._wait_s:g} s)" if self._may_wait() else ""
-        return f"{self._what}: {f'{self._last}; ' if self._last else ''}{nobody}{waited}"

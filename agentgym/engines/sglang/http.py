@@ -45,11 +45,13 @@ class JsonClient:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url: {url!r} is not http://host:port")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("api_key: must be printable ASCII in one line")  # Others would be several headers.
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._path = parts.path.rstrip("/")
-        key = "" if api_key is None else f"Authorization: Bearer {_one_line(api_key)}\r\n"
+        key = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
         self._fields = (
             f" HTTP/1.1\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept: application/json\r\n"
             f"{key}Content-Type: application/json\r\nContent-Length: "
@@ -108,23 +110,16 @@ class JsonClient:
                 self._busy.discard(link)
                 link.abort()
             if isinstance(error, OSError | EOFError):
-                raise self._unreachable(path, error) from error
+                timed_out = "the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__
+                raise ConnectionError(f"{self.url}{path}: {str(error) or timed_out}") from error
             raise
         self._busy.discard(link)
-        self._put_aside(link, keep=keep)
-        return Answer(status, _decoded(content))
-
-    def _unreachable(self, path: str, error: OSError | EOFError) -> ConnectionError:
-        why = str(error) or ("the connection timed out" if isinstance(error, TimeoutError) else type(error).__name__)
-        return ConnectionError(f"{self.url}{path}: {why}")
-
-    def _put_aside(self, link: HttpLink, *, keep: bool) -> None:
-        """Keep a connection for the next request, where both sides leave it open."""
-        if keep and link.usable:
+        if keep and link.usable:  # Both sides leave it open.
             link.idle_since = monotonic()
             self._idle.append(link)
         else:
             link.close()
+        return Answer(status, _decoded(content))
 
     def _fresh(self) -> HttpLink | None:
         """The connection that was used last, while it is fresh."""
@@ -146,13 +141,6 @@ class JsonClient:
                 raise
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None
         return link
-
-
-def _one_line(api_key: str) -> str:
-    """Return the key; ValueError for one that would be several headers."""
-    if not api_key.isascii() or not api_key.isprintable():
-        raise ValueError("api_key: must be printable ASCII in one line")
-    return api_key
 
 
 def _decoded(body: bytearray) -> Any:

@@ -158,7 +158,9 @@ class InferenceModel:
         self._dense = dense(model, context)
         if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
             self._dense = None
-        self._refuse_a_stranger()
+        # Some models scale their logits, some cap them, some mask oddly.
+        if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
+            raise ValueError(f"{type(model).__name__}: its own logits differ by {off:.1e}; use another engine")
 
     def reread(self) -> None:
         """Compute from now on with what the model's weights are, where parts of them were joined or copied."""
@@ -278,12 +280,6 @@ class InferenceModel:
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
-
-    def _refuse_a_stranger(self) -> None:
-        """Raise ValueError where the model's own logits are others: some scale them, some cap them, some mask oddly."""
-        off = self._mismatch()
-        if not off <= _MISMATCH.get(self.model.dtype, _MISMATCH_HALF):
-            raise ValueError(f"{type(self.model).__name__}: its own logits differ by {off:.1e}; use another engine")
 
     @torch.inference_mode()
     def _mismatch(self) -> float:

@@ -30,7 +30,9 @@ async def attach(host: str, name: str) -> Wire:
         if url.scheme == "unix":
             _, wire = await loop.create_unix_connection(Attached, url.path)
         else:
-            tls = _tls() if url.scheme == "https" or _wants_tls() else None
+            # As in the docker package, a path to certificates is enough.
+            wants_tls = os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH")
+            tls = _tls() if url.scheme == "https" or wants_tls else None
             _, wire = await loop.create_connection(Attached, url.hostname or "", url.port or TCP_PORT, ssl=tls)
         try:
             await wire.upgrade(name)
@@ -38,11 +40,6 @@ async def attach(host: str, name: str) -> Wire:
             wire.close()
             raise
         return wire
-
-
-def _wants_tls() -> bool:
-    """Whether TLS is used: as in the docker package, a path to certificates is enough."""
-    return bool(os.environ.get("DOCKER_TLS_VERIFY") or os.environ.get("DOCKER_CERT_PATH"))
 
 
 def _tls() -> ssl.SSLContext:

@@ -109,11 +109,8 @@ def why_no_docker(image: str | None = None) -> str | None:
     """Return the reason why Docker sandboxes cannot run here; None where they can."""
 
     def probe() -> None:
-        client = connect(timeout_s=5)
-        try:
+        with connect(timeout_s=5) as client:
             image_digest(client, image or default_image())
-        finally:
-            client.close()
 
     try:
         translated(probe)

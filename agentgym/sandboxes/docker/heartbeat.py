@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -195,10 +195,8 @@ def remove_volume(client: "docker.APIClient", name: str) -> None:
     """Remove a volume; one that is gone already is no error."""
     from docker.errors import NotFound
 
-    try:
+    with suppress(NotFound):
         client.remove_volume(name)
-    except NotFound:
-        return
 
 
 def remove_container(client: "docker.APIClient", container: str) -> None:

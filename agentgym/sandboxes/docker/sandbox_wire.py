@@ -29,11 +29,7 @@ async def first_word(
     try:
         return await RemoteSandbox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
     except SandboxError as error:
-        wire.close()
         raise EngineFailed(str(error)) from error
-    except BaseException:
-        wire.close()
-        raise
 
 
 def listener(path: Path) -> socket.socket:

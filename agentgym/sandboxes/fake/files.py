@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from agentgym.sandboxes.host_files import open_file
 from agentgym.sandboxes.protocol.arguments import check_text
 from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_number
 
@@ -53,12 +52,6 @@ def load_tree(source: Path, target: str) -> dict[str, bytes]:
         return {path_of(source.name if target in ("", ".") else target): source.read_bytes()}
     found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
     return {path_of(f"{target}/{path.relative_to(source)}"): path.read_bytes() for path in found}
-
-
-def load_archive(path: Path) -> bytes:
-    """Return the bytes of a file; ValueError for what is none."""
-    with open_file(path, "archive") as file:
-        return file.read()
 
 
 def store(files: Mapping[Path, bytes]) -> None:

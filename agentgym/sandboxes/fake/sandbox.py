@@ -14,7 +14,6 @@ from agentgym.sandboxes.fake.files import (
     bytes_of,
     copied,
     is_below,
-    load_archive,
     load_tree,
     names_in,
     path_of,
@@ -23,7 +22,7 @@ from agentgym.sandboxes.fake.files import (
     tar_of,
 )
 from agentgym.sandboxes.fake.programs import FakeProcess, FakeShell, blocking, run_cell
-from agentgym.sandboxes.host_files import open_snapshot
+from agentgym.sandboxes.host_files import open_file, open_snapshot
 from agentgym.sandboxes.local.local import Process
 from agentgym.sandboxes.network.sandbox_network import Networked, SandboxNetwork
 from agentgym.sandboxes.protocol import (
@@ -76,7 +75,9 @@ class FakeSandbox(Networked, Branch):
                 f"FakeSandbox: no answer for {command!r}; add it to the shell, which knows {sorted(self.answers)}"
             )
         answer = self.answers(command) if callable(self.answers) else self.answers[command]
-        return answer if isinstance(answer, ExecResult) else _ok(answer)
+        if isinstance(answer, ExecResult):
+            return answer
+        return ExecResult(status="ok", exit_code=0, stdout=answer, stderr="")
 
     async def _python(
         self, code: str, timeout_s: float, functions: Mapping[str, HostFunction], *, fresh: bool, output_limit: int
@@ -157,9 +158,11 @@ class FakeSandbox(Networked, Branch):
         return b""
 
     async def _unpack(self, archive: bytes | Path, path: str, timeout_s: float) -> None:
-        data = await asyncio.to_thread(load_archive, archive) if isinstance(archive, Path) else archive
         try:
-            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            with (
+                open_file(archive, "archive") if isinstance(archive, Path) else io.BytesIO(archive) as given,
+                tarfile.open(fileobj=given) as tar,
+            ):
                 for member in tar:
                     content = tar.extractfile(member)
                     if content is not None:
@@ -197,7 +200,7 @@ class FakeSandbox(Networked, Branch):
 
 
 class FakeSandboxPool:
-    """A pool of FakeSandboxPool; `leased` holds those in use, `made` all that were ever made."""
+    """A pool of fake sandboxes; `leased` holds those in use, `made` all that were ever made."""
 
     def __init__(self, make: Callable[[], Sandbox] = FakeSandbox) -> None:
         self.make = make
@@ -215,7 +218,3 @@ class FakeSandboxPool:
             self.leased.remove(sandbox)
             if isinstance(sandbox, FakeSandbox):
                 sandbox.lifetime.end("its lease ended")
-
-
-def _ok(stdout: str) -> ExecResult:
-    return ExecResult(status="ok", exit_code=0, stdout=stdout, stderr="")

@@ -17,7 +17,7 @@ from agentgym.errors import SandboxError
 from agentgym.machine.process_identity import new_folder, sweep_folders
 from agentgym.sandboxes import seccomp
 from agentgym.sandboxes.docker.docker import Docker
-from agentgym.sandboxes.docker.images.package_folder import package_binds, volume_binds
+from agentgym.sandboxes.docker.images.package_folder import package_binds
 from agentgym.sandboxes.local.bubblewrap import bwrap, drop_root, interpreter_of, shared_folders
 from agentgym.sandboxes.local.local_server import memory_file, remove_folders, start_server
 from agentgym.sandboxes.network.modes import LOOPBACK, NONE, allow_of, proxy_environment, server_network
@@ -132,7 +132,8 @@ class Bubblewrap:
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
         interpreter = interpreter_of(self.python)[0]
-        extra = [*package_binds(self.pip, interpreter), *volume_binds(self.volumes)]
+        volumes = (word for inside, outside in self.volumes.items() for word in ("--ro-bind", outside, inside))
+        extra = [*package_binds(self.pip, interpreter), *volumes]
         variables = proxy_environment(self.network).items()
         return [
             *drop_root(),

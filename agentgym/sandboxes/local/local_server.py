@@ -16,7 +16,6 @@ from agentgym.sandboxes.faults import exits
 from agentgym.sandboxes.network.modes import sockets_of
 from agentgym.sandboxes.network.rules import Allow
 from agentgym.sandboxes.network.sandbox_network import SandboxNetwork, receive, release
-from agentgym.sandboxes.remote.link import WhyItEnded
 from agentgym.sandboxes.remote.sandbox import START_S, RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire
 from agentgym.sandboxes.server_files import SANDBOX_KILLED
@@ -75,7 +74,10 @@ async def start_server(
         try:
             if "network" in config:
                 network = SandboxNetwork(await receive(ours, sockets_of(config["network"]), START_S), allow)
-            sandbox = await _first_word(await Wire.over(ours), digest, ending, network, why_it_ended)
+            wire = await Wire.over(ours)
+            sandbox = await RemoteSandbox.open(
+                wire, digest=digest, end=ending, network=network, why_it_ended=why_it_ended
+            )
             await sandbox.begin_surroundings()
             return sandbox
         except BaseException as error:
@@ -86,16 +88,6 @@ async def start_server(
                 said = errors.read(2000).decode("utf-8", "replace").strip()
                 raise SandboxError(f"{error}{f': {said}' if said else ''}") from error.__cause__
             raise
-
-
-async def _first_word(
-    wire: Wire, digest: str, ending: Any, network: SandboxNetwork, why_it_ended: WhyItEnded
-) -> RemoteSandbox:
-    try:
-        return await RemoteSandbox.open(wire, digest=digest, end=ending, network=network, why_it_ended=why_it_ended)
-    except BaseException:
-        wire.close()
-        raise
 
 
 async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:

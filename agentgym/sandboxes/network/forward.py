@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from contextlib import closing
 
 from agentgym.sandboxes.network.acceptor import Acceptor
 from agentgym.sandboxes.network.stock import Stock
@@ -47,15 +48,8 @@ class Forward:
 
 
 async def _join(here: socket.socket, there: socket.socket) -> None:
-    client = await Stream.over(here)
-    try:
-        sandbox = await Stream.over(there)
-        try:
-            await both_ways(client, sandbox, _any, _any)
-        finally:
-            sandbox.close()
-    finally:
-        client.close()
+    with closing(await Stream.over(here)) as client, closing(await Stream.over(there)) as sandbox:
+        await both_ways(client, sandbox, _any, _any)
 
 
 def _any(size: int) -> None:

@@ -44,13 +44,10 @@ class Request:
 
     def for_host(self) -> h11.Request:
         """Return the head that the host gets: its own name as Host whatever the client said, and one request only."""
-        fields = [(b"Host", _authority(self.host, self.port)), *self.fields, (b"Connection", b"close")]
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        authority = name if self.port == 80 else f"{name}:{self.port}"
+        fields = [(b"Host", authority.encode()), *self.fields, (b"Connection", b"close")]
         return h11.Request(method=self.method, target=self.path, headers=fields)
-
-
-def _authority(host: str, port: int) -> bytes:
-    name = f"[{host}]" if ":" in host else host
-    return (name if port == 80 else f"{name}:{port}").encode()
 
 
 def parse_request(head: bytes) -> Request:
@@ -77,16 +74,12 @@ def parse_request(head: bytes) -> Request:
         raise Malformed("a body in chunks, which HTTP/1.0 does not have")
     method, target = event.method.decode(), event.target.decode()
     try:
-        host, port, path = _connect_target(target) if method == "CONNECT" else _http_target(target)
+        host, port, path = (*parse_authority(target), "") if method == "CONNECT" else _http_target(target)
     except ValueError as error:
         raise Malformed(f"the target: {error}") from error
     if method == "CONNECT" and not isinstance(connection.next_event(), h11.EndOfMessage):
         raise Malformed("CONNECT with a body")
     return Request(method, host, port, path, _passed_on(event), connection)
-
-
-def _connect_target(target: str) -> tuple[str, int, str]:
-    return *parse_authority(target), ""
 
 
 def _http_target(target: str) -> tuple[str, int, str]:

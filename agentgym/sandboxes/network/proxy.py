@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import socket
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 
 import h11
@@ -99,17 +100,11 @@ class Proxy:
         why_not = self.rule.why_not(request.host, request.port, tunnel=request.is_tunnel)
         if why_not is not None:
             raise Refusal("refused", 403, why_not[:MAX_SAID])
-        connection = await self._connect(request.host, request.port)
-        try:
+        with await self._connect(request.host, request.port) as connection:
             record.outcome, record.why = "allowed", ""
-            host = await Stream.over(connection)
-            connection.close()
-            try:
+            with closing(await Stream.over(connection)) as host:
+                connection.close()
                 await self._carry(client, host, request, record)
-            finally:
-                host.close()
-        finally:
-            connection.close()
 
     async def _carry(self, client: Stream, host: Stream, request: Request, record: Record) -> None:
         """Carry the bytes of an allowed request within its limits."""

@@ -212,7 +212,7 @@ class RunningService:
         self._engine.claim(self._container)
         self._id = await finished(asyncio.ensure_future(self._engine.do(self._create)))
         self._engine.heard[self._id] = self._ended
-        await finished(asyncio.ensure_future(self._engine.do(self._start)))
+        await finished(asyncio.ensure_future(self._engine.do(lambda: self._engine.client.start(self._container))))
 
     async def remove(self) -> None:
         """Remove the container, and say where it had ended before."""
@@ -281,9 +281,6 @@ class RunningService:
     async def _last_words(self) -> str:
         """The end of its output as one line: what it was sent by code can be in it, and it goes into logs."""
         return one_line((await self.logs(lines=SAID_LINES)).strip()) or "none"
-
-    def _start(self) -> None:
-        self._engine.client.start(self._container)
 
     def _create(self) -> str:
         client, service = self._engine.client, self._service

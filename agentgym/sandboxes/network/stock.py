@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from urllib.parse import SplitResult
 
 from agentgym.sandboxes.network.streams import Stream
@@ -69,15 +69,13 @@ class Stock:
 async def _status(connection: socket.socket, url: SplitResult) -> int:
     """The status of the answer to a GET request; 999 where it is no HTTP."""
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    stream = await Stream.over(connection)
-    try:
+    with closing(await Stream.over(connection)) as stream:
         stream.writer.write(f"GET {path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())
-        words = (await stream.reader.readline()).split()
+        try:
+            words = (await stream.reader.readline()).split()
+        except ValueError:
+            return 999  # A line without an end.
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 999
-    except ValueError:
-        return 999  # A line without an end.
-    finally:
-        stream.close()
 
 
 def disconnect(connection: socket.socket) -> None:

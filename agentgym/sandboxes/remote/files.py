@@ -5,7 +5,7 @@ import errno
 import io
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -16,7 +16,6 @@ from agentgym.sandboxes.host_files import (
     MAX_DEPTH,
     MAX_FILES,
     HostFile,
-    HostSource,
     Spool,
     batches,
     find_files,
@@ -49,7 +48,7 @@ class Files(Programs):
         deadline = deadline_in(timeout_s)
         for path, data in files.items():
             if len(data) > MAX_FILE:
-                await self._send_pieces(path, _pieces_of(data), deadline, executable=False)
+                await self._send_large(path, io.BytesIO(data), deadline, executable=False)
         await self._write_small({path: data for path, data in files.items() if len(data) <= MAX_FILE}, (), deadline)
 
     async def _read(self, path: str, limit: int, timeout_s: float) -> bytes:
@@ -69,7 +68,8 @@ class Files(Programs):
             check_path(file.path)
         for batch in batches(found, MAX_BATCH, PIECE):
             if batch[0].size > PIECE:
-                await self._send_file(batch[0], deadline)
+                with open_file(batch[0].source, "source") as content:
+                    await self._send_large(batch[0].path, content, deadline, executable=batch[0].executable)
             else:
                 contents = await asyncio.to_thread(load, batch)
                 await self._write_small(contents, {file.path for file in batch if file.executable}, deadline)
@@ -130,28 +130,18 @@ class Files(Programs):
         spool.files.append(HostFile(name, start, spool.size - start, executable))
 
     async def _archive(self, path: str, target: Path | None, limit: int, timeout_s: float) -> bytes:
-        if target is not None:
-            with new_file(target) as out:
-                await self._receive_archive(path, out, limit, timeout_s)
-            return b""
-        kept = io.BytesIO()
-        await self._receive_archive(path, kept, limit, timeout_s)
-        return kept.getvalue()
-
-    async def _receive_archive(self, path: str, out: BinaryIO, limit: int, timeout_s: float) -> None:
-        async with (
-            in_time(timeout_s, "the archive"),
-            self._process(b"", timeout_s, {"task": "archive", "path": path}) as task,
-        ):
-            size = 0
-            async for piece in task.stdout:
-                size += len(piece)
-                if size > limit:
-                    raise WrongContent(
-                        f"{path!r}: the archive has over {limit} bytes, which is the limit; pass a larger limit="
-                    )
-                out.write(piece)
-            await _check_task(task, path)
+        task_fields, size = {"task": "archive", "path": path}, 0
+        with io.BytesIO() if target is None else new_file(target) as out:
+            async with in_time(timeout_s, "the archive"), self._process(b"", timeout_s, task_fields) as task:
+                async for piece in task.stdout:
+                    size += len(piece)
+                    if size > limit:
+                        raise WrongContent(
+                            f"{path!r}: the archive has over {limit} bytes, which is the limit; pass a larger limit="
+                        )
+                    out.write(piece)
+                await _check_task(task, path)
+            return out.getvalue() if isinstance(out, io.BytesIO) else b""
 
     async def _unpack(self, archive: bytes | Path, path: str, timeout_s: float) -> None:
         with open_file(archive, "archive") if isinstance(archive, Path) else io.BytesIO(archive) as given:
@@ -185,20 +175,11 @@ class Files(Programs):
                 await take(frame.body)
         return executable
 
-    async def _send_file(self, file: HostSource, deadline: float) -> None:
-        with open_file(file.source, "source") as content:
-
-            async def pieces() -> AsyncIterator[bytes]:
-                while piece := await asyncio.to_thread(content.read, PIECE):
-                    yield piece
-
-            await self._send_pieces(file.path, pieces(), deadline, executable=file.executable)
-
-    async def _send_pieces(self, path: str, pieces: AsyncIterator[bytes], deadline: float, *, executable: bool) -> None:
+    async def _send_large(self, path: str, content: BinaryIO, deadline: float, *, executable: bool) -> None:
         """Write a large file: it appears under its name when all of it is there."""
         fields: dict[str, Any] = {"path": path, "executable": executable}
         with self._transfer() as number, about(path):
-            async for piece in pieces:
+            while piece := await asyncio.to_thread(content.read, PIECE):
                 await self._call("write_on", piece, left_until(deadline), transfer=number, **fields)
                 fields = {}
             await self._call("write_on", b"", left_until(deadline), transfer=number, last=True, **fields)
@@ -250,8 +231,3 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
     with suppress(SandboxError, WireError):  # Code in the sandbox may have written it: it is no fault of the machine.
         raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
     raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with {code}", path)
-
-
-async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:
-    for at in range(0, len(data), PIECE):
-        yield data[at : at + PIECE]

@@ -104,8 +104,8 @@ class Link:
                 raise await self.lost()
             call = 0
             try:
-                if self._ending:
-                    self._end_now()
+                while self._ending:
+                    self._wire.send({"id": next(self._ids), **self._ending.pop()})
                 call = next(self._ids)
                 self._wire.send({"id": call, "op": op, **fields}, body)
                 now = self.used = self._loop.time()
@@ -177,10 +177,6 @@ class Link:
         """Make a call that ends something before the next call; its answer is skipped."""
         self._ending.append({"op": op, **fields})
 
-    def _end_now(self) -> None:
-        while self._ending:
-            self._wire.send({"id": next(self._ids), **self._ending.pop()})
-
     async def _answer(
         self, call: int, deadline: float, serve: Mapping[str, HostFunction], carry: Carry | None
     ) -> Frame:
@@ -191,22 +187,18 @@ class Link:
             frame = waiting.popleft() if waiting else await self._next(call, deadline)
             if carry is not None and "part" in frame.envelope:
                 self._wire.send({"id": call, "answer": frame.envelope["part"]}, await carry(frame.body))
-                await self._give_a_turn(waiting)
-                continue
-            if "ask" not in frame.envelope:
+            elif "ask" not in frame.envelope:
                 return frame
-            asked += 1
-            if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
-                raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
-            end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
-            if end is not None:
-                return end
-            await self._give_a_turn(waiting)
-
-    async def _give_a_turn(self, waiting: "deque[Frame]") -> None:
-        """Let the loop do other work before the frames that were sent ahead: taking them needs no wait."""
-        if waiting or self._wire.holds_frames:
-            await asyncio.sleep(0)
+            else:
+                asked += 1
+                if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
+                    raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
+                end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
+                if end is not None:
+                    return end
+            # Taking the frames that were sent ahead needs no wait: the loop does other work first.
+            if waiting or self._wire.holds_frames:
+                await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.

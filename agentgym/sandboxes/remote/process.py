@@ -64,7 +64,11 @@ class RemoteStream:
         if len(piece) > size:
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
-        await self._give_back(len(piece))
+        self._owed += len(piece)
+        if self._owed * 2 >= WINDOW and not self.ended:  # The sandbox may send as much again, in large steps.
+            self._held -= self._owed
+            await self._process.tell("credit", of=self._name, count=self._owed)
+            self._owed = 0
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -79,14 +83,6 @@ class RemoteStream:
             raise WireError(f"over {WINDOW} bytes that nobody asked for")
         self._pieces.append(data)
 
-    async def _give_back(self, count: int) -> None:
-        """Let the sandbox send as much again as was read, in large steps."""
-        self._owed += count
-        if self._owed * 2 >= WINDOW and not self.ended:
-            self._held -= self._owed
-            await self._process.tell("credit", of=self._name, count=self._owed)
-            self._owed = 0
-
 
 class RemoteProcess:
     """A program that runs in a sandbox; implements `sandboxes.SandboxProcess`."""
@@ -96,28 +92,15 @@ class RemoteProcess:
         self.news = News()
         self.lifetime = Lifetime("the program", within)
         self._link = link
-        self._stdout, self._stderr = RemoteStream(self, "out"), RemoteStream(self, "err")
-        self._streams = {"out": self._stdout, "err": self._stderr}
+        self.stdout, self.stderr = RemoteStream(self, "out"), RemoteStream(self, "err")
+        """What it writes to its standard output, and to its standard error."""
+        self._streams = {"out": self.stdout, "err": self.stderr}
         self._room = WINDOW
         self._takes_input = True
-        self._exit_code: int | None = None
+        self.exit_code: int | None = None
+        """Its exit code, or minus the signal that killed it; None while it runs."""
         self._lost = self._gone = False
         link.processes[self.number] = self
-
-    @property
-    def stdout(self) -> RemoteStream:
-        """What it writes to its standard output."""
-        return self._stdout
-
-    @property
-    def stderr(self) -> RemoteStream:
-        """What it writes to its standard error."""
-        return self._stderr
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, or minus the signal that killed it; None while it runs."""
-        return self._exit_code
 
     async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
         """Hand bytes to its standard input; BrokenPipeError where it takes no more, TimeoutError after `timeout_s`."""
@@ -151,15 +134,15 @@ class RemoteProcess:
     async def wait(self, *, timeout_s: float | None = None) -> int:
         """Return its exit code as soon as it has ended; TimeoutError after `timeout_s`, and it goes on."""
         check_patience(timeout_s)
-        await self.news.until(lambda: self._exit_code is not None or self._lost, timeout_s)
-        if self._exit_code is None:
+        await self.news.until(lambda: self.exit_code is not None or self._lost, timeout_s)
+        if self.exit_code is None:
             await self.check()
-        assert self._exit_code is not None
-        return self._exit_code
+        assert self.exit_code is not None
+        return self.exit_code
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """Kill it and all that it started, and wait for that; send another signal to its process group."""
-        if self._exit_code is None:
+        if self.exit_code is None:
             await self.check()
             await self.tell("signal", signal=int(signal.Signals(number)))
             if number == signal.SIGKILL:
@@ -192,7 +175,7 @@ class RemoteProcess:
 
         ClosedError after its block or its lease, SandboxKilledError where code of the sandbox has ended the sandbox.
         """
-        if not self._lost or self._exit_code is not None:
+        if not self._lost or self.exit_code is not None:
             return
         self.lifetime.check()
         raise await self._link.lost()
@@ -211,7 +194,7 @@ class RemoteProcess:
         elif type(said.get("took")) is int and 0 < said["took"] <= WINDOW - self._room:
             self._room += said["took"]
         elif type(said.get("exit")) is int:
-            self._exit_code, self._takes_input = said["exit"], False
+            self.exit_code, self._takes_input = said["exit"], False
         else:
             raise WireError(f"it said {said!r} of a program")
         self.news.tell()

@@ -54,13 +54,16 @@ class RemoteSandbox(Files, Surroundings, Branch):
         network: SandboxNetwork | None = None,
         why_it_ended: WhyItEnded | None = None,
     ) -> "RemoteSandbox":
-        """Wait for the server's first frame; SandboxError where it is not the expected one."""
+        """Wait for the server's first frame; SandboxError, and a closed wire, if it is not the expected one."""
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
-        except (WireError, TimeoutError) as error:
-            raise SandboxError(f"the sandbox did not start: {error}") from error
-        if frame.envelope.get("hello") != PROTOCOL:
-            raise SandboxError(f"the sandbox speaks another protocol than {PROTOCOL}; build its image again")
+            if frame.envelope.get("hello") != PROTOCOL:
+                raise SandboxError(f"the sandbox speaks another protocol than {PROTOCOL}; build its image again")
+        except BaseException as error:
+            wire.close()
+            if isinstance(error, WireError | TimeoutError):
+                raise SandboxError(f"the sandbox did not start: {error}") from error
+            raise
         in_place = frame.envelope.get("place") == "old"
         tell_of_place(frame.envelope, digest)
         digest = f"{digest}+python{frame.envelope.get('python')}"

@@ -51,12 +51,8 @@ class PackedAdapter:
 
     def __init__(self, lora: str, adapter: Adapter, *, tps: Sequence[int]) -> None:
         packed = packed_tensors(adapter.tensors)
-        self._bodies = {tp: self._body(lora, adapter, packed, tp) for tp in set(tps)}
-
-    @staticmethod
-    def _body(lora: str, adapter: Adapter, packed: str, tp: int) -> bytes:
-        named = json.dumps({"lora_name": lora, "config_dict": dict(adapter.config)})
-        return f'{named[:-1]},"serialized_named_tensors":{_for_each(packed, tp)}}}'.encode()
+        named = json.dumps({"lora_name": lora, "config_dict": dict(adapter.config)})[:-1]
+        self._bodies = {tp: f'{named},"serialized_named_tensors":{_for_each(packed, tp)}}}'.encode() for tp in set(tps)}
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
         """Give the one request that holds the adapter, once for each process of the server."""

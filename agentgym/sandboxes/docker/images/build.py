@@ -57,20 +57,16 @@ def build(
             if name is not None and name.lstrip().startswith("-"):
                 raise SandboxError(f"{field}: {name!r} begins with '-', which would make an option of it")
     tag = tag or default_image()
-    with engine_errors():
-        client = connect(timeout_s=BUILD_S)
-        try:
-            if base is None and dockerfile is None:
-                base = _build(client, from_debootstrap=from_debootstrap)
-            wanted = Wanted(base, dockerfile, tuple(pip), tuple(apt))
-            image = ready_image(address(), wanted)
-            last = find(client, tag)
-            client.tag(image, *_split(tag))
-            if last is not None and last["Id"] != image:
-                forget(client, last["Id"])
-            return image
-        finally:
-            client.close()
+    with engine_errors(), connect(timeout_s=BUILD_S) as client:
+        if base is None and dockerfile is None:
+            base = _build(client, from_debootstrap=from_debootstrap)
+        wanted = Wanted(base, dockerfile, tuple(pip), tuple(apt))
+        image = ready_image(address(), wanted)
+        last = find(client, tag)
+        client.tag(image, *_split(tag))
+        if last is not None and last["Id"] != image:
+            forget(client, last["Id"])
+        return image
 
 
 def _split(tag: str) -> tuple[str, str]:

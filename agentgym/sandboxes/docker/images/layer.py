@@ -7,9 +7,10 @@ import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from agentgym.sandboxes.docker.client import engine_traits, podman_ulimits
 from agentgym.sandboxes.docker.heartbeat import OWNER_LABEL, RUN_LABEL, remove_container
@@ -56,12 +57,9 @@ def _with_its_python(
 ) -> str | None:
     from docker.errors import APIError
 
-    container = new_container(client, image, ["python3", "-I", "-S", "-c", PREPARE], labels)
-    try:
-        with tempfile.TemporaryFile() as archive:
-            with tarfile.open(fileobj=archive, mode="w") as tar:
-                _add_server(tar)
-            put(client, container, archive)
+    with lent_container(client, image, ["python3", "-I", "-S", "-c", PREPARE], labels) as container:
+        with put(client, container) as archive:
+            _add_server(archive)
         try:
             client.start(container)
         except APIError as error:
@@ -71,27 +69,21 @@ def _with_its_python(
         if client.wait(container, timeout=START_S)["StatusCode"] != 0:
             return None
         return commit(client, container, settings(["python3"]), config, tag)
-    finally:
-        remove_container(client, container)
 
 
 def _with_our_python(
     client: "docker.APIClient", image: str, config: Mapping[str, Any], tag: str, labels: Mapping[str, str]
 ) -> str:
-    container = new_container(client, image, own_python(), labels)
-    try:
-        with tempfile.TemporaryFile() as archive:
-            with tarfile.open(fileobj=archive, mode="w") as tar:
-                add_python(tar)
-                _add_server(tar)
-                _add_bytecode(tar)
-            put(client, container, archive)
+    with lent_container(client, image, own_python(), labels) as container:
+        with put(client, container) as archive:
+            add_python(archive)
+            _add_server(archive)
+            _add_bytecode(archive)
         return commit(client, container, settings(own_python()), config, tag)
-    finally:
-        remove_container(client, container)
 
 
-def new_container(
+@contextmanager
+def lent_container(
     client: "docker.APIClient",
     image: str,
     command: Sequence[str],
@@ -99,8 +91,8 @@ def new_container(
     *,
     binds: Sequence[str] = (),
     **options: Any,
-) -> str:
-    """Create a container for building; it has no network unless `options` say so."""
+) -> Iterator[str]:
+    """Lend a container for building, which is removed at the end; it has no network unless `options` say so."""
     options = {"network_disabled": True, **options}
     ulimits = podman_ulimits() if engine_traits(client).is_podman else None
     made = client.create_container(
@@ -114,7 +106,10 @@ def new_container(
         host_config=client.create_host_config(binds=list(binds), ulimits=ulimits),
         **options,
     )
-    return str(made["Id"])
+    try:
+        yield str(made["Id"])
+    finally:
+        remove_container(client, made["Id"])
 
 
 def settings(python: Sequence[str]) -> list[str]:
@@ -147,21 +142,21 @@ def commit(
         made = client.commit(container, name, version, changes="\n".join(changes), pause=False)["Id"]
         return str(client.inspect_image(made)["Id"])  # type: ignore[no-untyped-call]  # Podman's first answer is shorter.
     # Settings can be added to a commit, and a declared volume cannot be taken away: the files alone go over.
-    below = [f"ENV {json.dumps(name)[1:-1]}={json.dumps(value)}" for name, value in _environment(config)]
+    pairs = [entry.partition("=") for entry in config.get("Env") or ()]
+    below = [f"ENV {json.dumps(name)[1:-1]}={json.dumps(value)}" for name, _, value in pairs]
     files = client.export(container)
     answer = client.import_image_from_stream(files, repository=name, tag=version, changes=[*below, *changes])
     return str(json.loads(answer.strip().splitlines()[-1])["status"])
 
 
-def put(client: "docker.APIClient", container: str, archive: "IO[bytes]") -> None:
-    """Unpack an archive of files at the root of a container."""
-    archive.seek(0)
-    client.put_archive(container, "/", archive)
-
-
-def _environment(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = [entry.partition("=") for entry in config.get("Env") or ()]
-    return [(name, value) for name, _, value in pairs]
+@contextmanager
+def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]:
+    """Yield an archive of files, which is unpacked at the root of a container when the block ends well."""
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            yield archive
+        file.seek(0)
+        client.put_archive(container, "/", file)
 
 
 def _add_server(archive: tarfile.TarFile) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentgym.errors import SandboxError
@@ -41,11 +41,6 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
         announce(f"installing {' '.join(pip)} for {python} into {folder}, once")
         _install(pip, python, folder)
     return ("--ro-bind", str(folder), site)
-
-
-def volume_binds(volumes: Mapping[str, str]) -> list[str]:
-    """Return bubblewrap's arguments that show folders and files of this machine in a sandbox, read-only."""
-    return [word for inside, outside in volumes.items() for word in ("--ro-bind", outside, inside)]
 
 
 def cache_folder() -> Path:

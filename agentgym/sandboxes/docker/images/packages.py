@@ -1,16 +1,14 @@
 """Packages of pip and apt put on an image that has the server, inside a container that has a network."""
 
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentgym.errors import SandboxError
-from agentgym.sandboxes.docker.heartbeat import remove_container
 from agentgym.sandboxes.docker.images.build_log import BuildLog
-from agentgym.sandboxes.docker.images.layer import add_file, commit, new_container, put, python_of, settings
+from agentgym.sandboxes.docker.images.layer import add_file, commit, lent_container, put, python_of, settings
 
 if TYPE_CHECKING:
     import docker
@@ -58,8 +56,8 @@ def add_packages(
     python = python_of(config)
     binds = [f"{path}:{path}:ro" for path in indexes()] if is_local else []
     waiting = [*python, "-c", "import sys; sys.stdin.read()"]
-    container = new_container(client, image, waiting, labels, network_disabled=False, stdin_open=True, binds=binds)
-    try:
+    open_to = {"network_disabled": False, "stdin_open": True}
+    with lent_container(client, image, waiting, labels, binds=binds, **open_to) as container:
         environment = _bring(client, container) | proxy_settings()
         client.start(container)
         if apt:
@@ -70,8 +68,6 @@ def add_packages(
             _run(client, container, [*python, "-m", "pip", "install", "--no-cache-dir", "--", *pip], environment)
         _run(client, container, [*python, "-c", FORGET], {})
         return commit(client, container, settings(python), config, tag)
-    finally:
-        remove_container(client, container)
 
 
 def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
@@ -83,16 +79,14 @@ def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
         "PIP_NO_INPUT": "1",
         "PYTHONPATH": f"{OURS}/pip",
     }
-    with tempfile.TemporaryFile() as archive:
-        with tarfile.open(fileobj=archive, mode="w") as tar:
-            add_file(tar, f"{OURS}/used", b"")
-            if (own := _own_pip()) is not None:
-                tar.add(own, f"{OURS}/pip/pip".lstrip("/"), filter=_root)
-            certificates = environment.get("PIP_CERT")
-            if certificates:
-                add_file(tar, f"{OURS}/certificates", Path(certificates).read_bytes())
-                environment["PIP_CERT"] = f"{OURS}/certificates"
-        put(client, container, archive)
+    with put(client, container) as archive:
+        add_file(archive, f"{OURS}/used", b"")
+        if (own := _own_pip()) is not None:
+            archive.add(own, f"{OURS}/pip/pip".lstrip("/"), filter=_root)
+        certificates = environment.get("PIP_CERT")
+        if certificates:
+            add_file(archive, f"{OURS}/certificates", Path(certificates).read_bytes())
+            environment["PIP_CERT"] = f"{OURS}/certificates"
     return environment
 
 
@@ -149,9 +143,9 @@ def pip_settings() -> dict[str, str]:
     found: dict[str, tuple[int, str]] = {}
     for line in listed:
         section, _, setting = line.partition(".")
-        name, value = _pair(setting)
+        name, _, value = setting.partition("=")
         if section in rank and name in CARRIED and rank[section] >= found.get(name, (-1, ""))[0]:
-            found[name] = (rank[section], value)
+            found[name] = (rank[section], str(ast.literal_eval(value)))
     return {f"PIP_{name.upper().replace('-', '_')}": " ".join(value.split()) for name, (_, value) in found.items()}
 
 
@@ -163,11 +157,6 @@ def indexes() -> list[str]:
     settings = pip_settings()
     found = {path for name in PLACES for path in _folders(settings.get(name, ""), is_index="INDEX" in name)}
     return sorted(str(path) for path in found if path.is_dir() and path != Path("/"))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, str(ast.literal_eval(value))
 
 
 def _folders(value: str, *, is_index: bool) -> Iterator[Path]:

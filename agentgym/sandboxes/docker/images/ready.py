@@ -44,16 +44,12 @@ def ready_image(host: str, spec: ImageSpec) -> str:
 
     :raises SandboxError: with what to do where there is no such image, and with the build's own words where it failed.
     """
-    with _building:
-        client = connect(BUILD_S, host)
-        try:
-            base, name = _base(client, spec)
-            with_server = _with_server(client, base, name)
-            if not (spec.pip or spec.apt):
-                return with_server
-            return _with_packages(client, host, spec, with_server, name)
-        finally:
-            client.close()
+    with _building, connect(BUILD_S, host) as client:
+        base, name = _base(client, spec)
+        with_server = _with_server(client, base, name)
+        if not (spec.pip or spec.apt):
+            return with_server
+        return _with_packages(client, host, spec, with_server, name)
 
 
 def _with_packages(client: "docker.APIClient", host: str, spec: ImageSpec, image: str, name: str) -> str:
