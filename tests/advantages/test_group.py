@@ -204,7 +204,7 @@ def test_all_functions_that_give_advantages_have_one_default_estimator() -> None
     defaults = {
         signature(advantages).parameters["estimator"].default,
         signature(turn_advantages).parameters["estimator"].default,
-        signature(build_samples).parameters["advantage"].default,
+        signature(build_samples).parameters["advantage_estimator"].default,
     }
     assert defaults == {"dr_grpo"}
 

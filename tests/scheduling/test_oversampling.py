@@ -34,7 +34,7 @@ def test_settings_that_mean_nothing_are_refused_by_name(field: str, settings: di
         ("extra_groups", cut(extra_groups=1), 1),
         ("carry", cut(extra_rollouts=1, carry=1), 1),
         ("stop", OversampleConfig(stop="deadline"), 1),
-        ("staleness", OversampleConfig(), -1),
+        ("max_staleness", OversampleConfig(), -1),
         ("replace", OversampleConfig(replace=1), 0),
     ],
 )

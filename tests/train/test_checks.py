@@ -205,7 +205,7 @@ def test_layers_are_found_by_their_number_whatever_they_are_called(tmp_path: Pat
 def test_a_model_whose_layers_are_not_found_is_refused_by_the_setting_that_needs_them(tiny_model: Path) -> None:
     policy = load_policy(tiny_model, dtype=torch.float32, rank=2, alpha=4, seed=0)
     policy.causal.model.layers = torch.nn.ModuleDict()
-    with pytest.raises(ValueError, match=r"^checkpointing: qwen3 has no list of its 2 decoder layers"):
+    with pytest.raises(ValueError, match=r"^gradient_checkpointing: qwen3 has no list of its 2 decoder layers"):
         checkpoint_layers(policy)
 
 

@@ -122,7 +122,9 @@ async def test_what_is_no_engine_is_refused_before_the_first_rollout(mine: Any, 
 def test_an_engine_is_named_on_the_command_line() -> None:
     run = settings(chase_grpo.RECIPE, ["--engine", "mine_engine:Mine", "--engine.slots", "5"])
     assert run.engine == ag.CustomEngineConfig(name="mine_engine:Mine", slots=5)
-    with pytest.raises(RefusedWords, match=r"^--engine: must be local, sglang or package\.module:Class, got 'vllm'"):
+    with pytest.raises(
+        RefusedWords, match=r"^--engine: must be transformers, sglang or package\.module:Class, got 'vllm'"
+    ):
         settings(chase_grpo.RECIPE, ["--engine", "vllm"])
     with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
         ag.CustomEngineConfig(name="mine")
