@@ -73,7 +73,7 @@ function isWriting(target) {
 
 /** Shows all keys that work now. */
 export function showHelp() {
-  const dialog = h("dialog", { class: "help", "aria-labeledby": "help-title" });
+  const dialog = h("dialog", { class: "help", "aria-labelledby": "help-title" });
   const close = h("button", { class: "quiet", type: "button", onclick: () => dialog.close() }, "Close");
   dialog.append(h("header", null, h("h2", { id: "help-title" }, "Keyboard"), close));
   if (ofPage.size) dialog.append(h("h3", null, "On this page"), table(ofPage));
