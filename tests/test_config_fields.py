@@ -138,3 +138,12 @@ def test_a_misspelled_argument_of_a_decorator_is_told_the_nearest_one(function: 
 def test_a_class_that_names_its_fields_keeps_its_signature_and_its_copies() -> None:
     assert list(inspect.signature(ag.Limits).parameters)[:2] == ["turns", "seconds"]
     assert replace(ag.Limits(turns=3), seconds=2.0) == ag.Limits(turns=3, seconds=2.0)
+
+
+def test_a_list_of_texts_becomes_a_tuple_of_them() -> None:
+    assert ag.Endpoint("http://localhost/v1", model="m", leave_out=["n"]).leave_out == ("n",)  # type: ignore[arg-type]
+
+
+def test_what_a_config_refuses_itself_is_a_value_error_that_begins_with_its_field() -> None:
+    with pytest.raises(ValueError, match=r"^group_size: one rollout has no other of its task"):
+        ag.RunConfig(env="chase", model="tiny", group_size=1)

@@ -257,3 +257,9 @@ async def test_a_batch_has_as_many_groups_as_the_schedule_has_prompts() -> None:
 def test_a_schedule_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=f"^{field}: must be at least 1, got 0"):
         replace(Schedule(group_size=1), **{field: 0})  # type: ignore[arg-type]
+
+
+def test_a_task_belongs_to_one_process_only_if_batches_overlap_or_tasks_rest() -> None:
+    plain = Schedule(group_size=1)
+    assert not plain.by_id
+    assert all(replace(plain, **{field: 1}).by_id for field in ("max_staleness", "rest_epochs"))  # type: ignore[arg-type]
