@@ -89,9 +89,38 @@ FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
 """A path, or a text that is kept as it is; without a NUL."""
 
 
+ALSO_CALLED: Mapping[str, str] = {
+    "beta": "kl_coef",
+    "box": "sandbox",
+    "boxes": "sandboxes",
+    "checkpointing": "gradient_checkpointing",
+    "correction": "importance_sampling",
+    "correction_cap": "is_cap",
+    "epsilon": "clip_eps_low",
+    "epsilon_high": "clip_eps_high",
+    "keep": "keep_checkpoints",
+    "learning_rate": "lr",
+    "max_completion_length": "max_turn_tokens",
+    "micro_tokens": "max_tokens_per_microbatch",
+    "normalise": "loss_agg",
+    "num_generations": "group_size",
+    "on_rollout": "callbacks",
+    "on_step": "callbacks",
+    "out": "output_dir",
+    "regrade": "rescore",
+    "save_steps": "save_every",
+    "save_total_limit": "keep_checkpoints",
+    "sinks": "callbacks",
+    "track": "report_to",
+}
+"""Our names of settings, arguments and commands by those that other kits and earlier versions give them."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what to write in place of a name that is not known: the nearest known one, or else all of them."""
     names = sorted(known)
+    if (ours := ALSO_CALLED.get(name)) in names:
+        return f"did you mean {ours!r}?"
     close = get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names) or 'none'}"
 
@@ -144,7 +173,7 @@ def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> 
         owners = [other.__name__ for other in others if any(field.name == name for field in fields(other))]
         meant = f"ag.{owners[0]} has it" if owners else nearest(name, known)
         return TypeError(f"{cls.__name__}: there is no field {name!r}; {meant}")
-    if first["type"] == "missing":
+    if first["type"] == "missing" and len(first["loc"]) == 1:
         missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
         return TypeError(f"{cls.__name__}: give {', '.join(missing)}")
     return ValueError(what_to_give(name, given[name], [each for each in errors if each["loc"][0] == first["loc"][0]]))
@@ -194,6 +223,8 @@ def _asked(error: ErrorDetails) -> str:
         return f"must have at most {error['ctx']['max_length']} {what}"
     if error["type"] == "dict_type":
         return "must be a mapping"
+    if error["type"] == "missing":
+        return "is missing"
     if error["type"] == "string_type":
         return "must be text"
     said = error["msg"].removeprefix("Value error, ").replace("Input should", "must", 1)

@@ -99,7 +99,10 @@ def test_the_message_says_what_the_field_takes(cls: type[Any], changes: dict[str
     ("made", "name", "said"),
     [
         (ag.TrainConfig, "lora_rnk", "did you mean 'lora_rank'?"),
-        (ag.TrainConfig, "learning_rate", "there are: balance, betas, "),
+        (ag.TrainConfig, "learning_rate", "did you mean 'lr'?"),
+        (ag.TrainConfig, "no_such_field", "there are: balance, betas, "),
+        (ag.RunConfig, "out", "did you mean 'output_dir'?"),
+        (ag.RunConfig, "lr", "ag.TrainConfig has it"),
         (ag.Limits, "turn", "did you mean 'turns'?"),
         (ag.TransformersConfig, "slot", "did you mean 'slots'?"),
         (ag.SGLangConfig, "url", "did you mean 'urls'?"),
@@ -147,3 +150,17 @@ def test_a_list_of_texts_becomes_a_tuple_of_them() -> None:
 def test_what_a_config_refuses_itself_is_a_value_error_that_begins_with_its_field() -> None:
     with pytest.raises(ValueError, match=r"^group_size: one rollout has no other of its task"):
         ag.RunConfig(env="chase", model="tiny", group_size=1)
+
+
+def test_a_subclass_of_the_run_settings_is_refused_because_nothing_would_read_its_fields() -> None:
+    with pytest.raises(
+        TypeError, match=r"^RunConfig: Mine is a subclass, whose settings nothing would read; make an in"
+    ):
+
+        class Mine(ag.RunConfig):
+            max_steps = 3
+
+
+def test_a_value_with_a_part_missing_is_told_which() -> None:
+    with pytest.raises(ValueError, match=r"^betas.1: is missing, got "):
+        ag.TrainConfig(betas=(0.9,))  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar, get
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from agentgym.cli.output import RefusedWords, stdout_read
-from agentgym.config_fields import what_to_give
+from agentgym.config_fields import ALSO_CALLED, what_to_give
 from agentgym.engines.custom import CustomEngineConfig
 from agentgym.engines.sglang.config import SGLangConfig
 from agentgym.engines.transformers.engine import TransformersConfig
@@ -86,9 +86,12 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
 
     `--env.NAME VALUE` sets a parameter of the env, beside those that the recipe sets; `--env.MEMBER.NAME VALUE` one of
     a mixture, and `--env.MEMBER VALUE` a member's weight. A run that is resumed without `--max-steps` has those that it
-    was begun with. What `--eval-sampling` leaves out is as in training. RefusedWords names the flag that is refused.
+    was begun with. What `--eval-sampling` leaves out is as in training, and `--resume` without `--output-dir` goes on
+    in the folder it names. RefusedWords names the flag that is refused.
     """
     try:
+        if "resume" in given.settings and "output_dir" not in given.settings:
+            recipe = replace(recipe, output_dir=None)  # a resumed run goes on in its own folder
         sampling = given.settings.get("eval_sampling")
         run = _applied(recipe, {name: of for name, of in given.settings.items() if name != "eval_sampling"})
         if sampling:
@@ -151,13 +154,34 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
         if not flag.startswith("-"):
             raise RefusedWords(f"{word!r} is one word too many")
         if not flag.startswith(prefixes):
-            meant = get_close_matches(flag, known, n=1)
-            raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant[0]}?" if meant else ""))
+            meant = _meant(flag, sorted(known))
+            raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant}?" if meant else ""))
         value = text if equals else next(words, "--")
         if not equals and value.startswith("--"):
             raise RefusedWords(f"{flag}: needs a value after it")
         found[flag] = value
     return found
+
+
+def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequence[str] = ()) -> list[str]:
+    """Return the words of a command line without these flags and their values, written with hyphens or underscores."""
+    kept, rest = list[str](), iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        typed = flag.replace("_", "-")
+        if typed in valued and not equals:
+            next(rest, None)
+        elif typed not in (*valued, *switches):
+            kept.append(word)
+    return kept
+
+
+def _meant(flag: str, known: Sequence[str]) -> str | None:
+    """Return the flag that may be meant by one that there is not: by its last name, also as others call it, or near."""
+    name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
+    typed = ALSO_CALLED.get(name, name).replace("_", "-")
+    named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed]
+    return next(iter([*named, *get_close_matches(flag, known, n=1)]), None)
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
@@ -225,17 +249,22 @@ def _applied(config: T, given: Mapping[str, Any]) -> T:
         if not isinstance(words, Mapping):
             changes[name] = words if isinstance(words, bool) else _value(name, hints[name], words, now)
         else:
-            try:
-                changes[name] = _part(now, words)
-            except ValueError as error:
-                raise ValueError(_under(name, str(error))) from None
+            changes[name] = _below(name, _part, now, words)
     return replace(config, **changes)  # type: ignore[type-var]
+
+
+def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, given: Mapping[str, Any]) -> T:
+    """Return a part with these words; ValueError names its fields below the name of the part."""
+    try:
+        return applied(now, given)
+    except ValueError as error:
+        raise ValueError(_under(name, str(error))) from None
 
 
 def _part(now: Any, given: Mapping[str, Any]) -> Any:
     """Return a part of a config with these words: a config, configs by name, or an engine of the kind that is named."""
     if isinstance(now, Mapping):
-        return {**now, **{name: _applied(now[name], words) for name, words in given.items()}}
+        return {**now, **{name: _below(name, _applied, now[name], words) for name, words in given.items()}}
     if KIND in given:
         (kind, *more) = given[KIND] or ("",)
         if more or (kind not in ENGINES and ":" not in kind):
@@ -246,7 +275,7 @@ def _part(now: Any, given: Mapping[str, Any]) -> Any:
     known = {field.name for field in fields(now)}
     for name in given.keys() - known - {KIND}:
         owner = next((kind for kind, engine in ENGINES.items() if name in _hints(engine)), "module:Class")
-        raise ValueError(f"{name}: {type(now).__name__} has no such setting; `--engine {owner}` has it")
+        raise ValueError(f"{name}: {type(now).__name__} has no such setting; the engine {owner} has it")
     return _applied(now, {name: words for name, words in given.items() if name != KIND})
 
 
@@ -364,4 +393,5 @@ def refusal(said: str) -> str:
 
 def _plain(text: str) -> str:
     """Return a sentence as a part of another one."""
-    return _TYPE.sub("", text[:1].lower() + text[1:]).removesuffix(".")
+    first = text[:1] if text[:2].isupper() else text[:1].lower()
+    return _TYPE.sub("", first + text[1:]).removesuffix(".")

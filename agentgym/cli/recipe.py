@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from agentgym.cli.flags import is_told, read_words, settings_of
+from agentgym.cli.flags import is_told, read_words, settings_of, without_flags
 from agentgym.cli.output import RefusedWords, stdout_read
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import needs_extra
@@ -195,14 +195,7 @@ def _name(number: int | None) -> str:
 
 def resume_command(folder: Path, arguments: Sequence[str]) -> str:
     """Give the command line that resumes the run in `folder`: this one, with --resume in place of its folder."""
-    kept: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word in ("--output-dir", "--resume"):
-            next(words, None)
-        elif not word.startswith(("--output-dir=", "--resume=")):
-            kept.append(word)
-    return _command([*kept, "--resume", str(folder)])
+    return _command([*without_flags(arguments, ("--output-dir", "--resume")), "--resume", str(folder)])
 
 
 def _command(arguments: Sequence[str]) -> str:

@@ -163,14 +163,14 @@ def _take_from_the_dead(path: Path) -> None:
     if state == "alive":
         raise _in_use(path, f"process {_holder(said)}{place}")
     raise FolderInUse(
-        f"out, resume: {path.parent} is in use by process {_holder(said)}{place} according to {path}, and this machine "
-        "cannot tell whether that process still runs; if it has ended, remove that file"
+        f"output_dir, resume: {path.parent} is in use by process {_holder(said)}{place} according to {path}, and this "
+        "machine cannot tell whether that process still runs; if it has ended, remove that file"
     )
 
 
 def _in_use(path: Path, who: str) -> FolderInUse:
     return FolderInUse(
-        f"out, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or name another folder"
+        f"output_dir, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or name another folder"
     )
 
 
@@ -195,6 +195,6 @@ def _opened(path: Path, more: int = 0) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ValueError(
-            f"out, resume: {path.parent} cannot be written to ({error.strerror}); give yourself the right to, or name "
-            "another folder"
+            f"output_dir, resume: {path.parent} cannot be written to ({error.strerror}); give yourself the right to, "
+            "or name another folder"
         ) from None

@@ -22,7 +22,8 @@ def whole_path(path: str | Path) -> Path:
         return Path(path).absolute()
     except FileNotFoundError:
         raise ValueError(
-            f"out, resume: {path} is relative to the working folder, which was removed; change to a folder that exists"
+            f"output_dir, resume: {path} is relative to the working folder, which was removed; change to a "
+            "folder that exists"
         ) from None
 
 

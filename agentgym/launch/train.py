@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from agentgym.config_fields import require_instance
 from agentgym.engines.base import Engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.errors.extras import needs_extra
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.files.names import drop_unused, whole_path
-from agentgym.run.callbacks import Callback, check_callbacks
+from agentgym.run.callbacks import Callback, checked_callbacks
 from agentgym.run.cluster_config import OFF
 from agentgym.run.config import RunConfig
 from agentgym.run.loop import is_first, new_folder, run_loop
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 async def train_policy(
-    run: RunConfig, *, callbacks: Sequence[Callback] = (), engine: Engine | None = None
+    run: RunConfig, *, callbacks: Iterable[Callback] = (), engine: Engine | None = None
 ) -> dict[str, Any]:
     """Train an adapter or a whole model on an env; return the summary, which is also the run's summary.json.
 
@@ -43,7 +44,8 @@ async def train_policy(
     The run's first process tells `callbacks` of rollouts, steps and evaluations. A folder in which another process runs
     is refused.
     """
-    check_callbacks(callbacks)
+    heard = checked_callbacks(callbacks)
+    require_instance("run", run, RunConfig)
     refuse_in_training(engine)
     run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
@@ -52,7 +54,7 @@ async def train_policy(
     folder = whole_path(named) if named is not None else made
     try:
         with hold_checked(run, env, folder) as held:
-            play = partial(run_loop, opened_parts=open_parts, env=env, held=held, callbacks=callbacks, engine=engine)
+            play = partial(run_loop, opened_parts=open_parts, env=env, held=held, callbacks=heard, engine=engine)
             return await with_restarts(run, held, play)
     except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
         raise stopped.with_traceback(None) from None

@@ -1,7 +1,7 @@
 """The settings of a run."""
 
 from dataclasses import field, replace
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -80,6 +80,15 @@ _VALUE = ("value_lr", "value_epochs", "value_clip")
 class RunConfig:
     """Describes one training run, every setting checked: a recipe. `dataclasses.replace` makes others of it."""
 
+    ELSEWHERE: ClassVar = (TrainConfig,)
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a subclass: nothing would check its settings, or read them."""
+        raise TypeError(
+            f"RunConfig: {cls.__name__} is a subclass, whose settings nothing would read; make an instance, as in "
+            "`RECIPE = ag.RunConfig(env=..., model=...)`, and derive others of it by `dataclasses.replace`"
+        )
+
     recipe: Name | None = None
     """Name of the run, in its folder and its last line; None: the env's."""
     env: Name | Weights
@@ -132,7 +141,8 @@ class RunConfig:
     max_turn_tokens: Positive | None = None
     """Most tokens in one turn; None leaves it to the env's limits."""
     train_sampling: Sampling = Sampling()
-    """How rollouts are sampled for training, beside train.temperature and max_tokens: the texts that end a turn."""
+    """How rollouts are sampled for training, besides train.temperature and max_turn_tokens: the texts that end a
+    turn."""
     eval_sampling: Sampling | None = None
     """How the held-out tasks are sampled; None: as in training. Without max_tokens of its own it has the run's."""
     advantage_estimator: Estimator = "dr_grpo"

@@ -10,6 +10,7 @@ from typing import Any, Generic, Self
 from agentgym.engines.base import Engine, check_engine
 from agentgym.environments.env import Env, TaskT
 from agentgym.environments.registry import find_env
+from agentgym.errors import AgentGymError
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.garbage import collect_old, collecting_between_batches
@@ -213,7 +214,10 @@ class Scheduler(Generic[TaskT]):
         """Call the caller's function with rollouts that have ended."""
         if self._on_rollout is not None:
             for rollout in rollouts:
-                self._on_rollout(rollout)
+                try:
+                    self._on_rollout(rollout)
+                except asyncio.CancelledError as error:  # it would end the task that plays, and nobody would hear of it
+                    raise AgentGymError("on_rollout: it raised CancelledError; raise another error to stop") from error
 
     async def _judge(self, group: GroupState[TaskT]) -> None:
         """Add the rewards of a complete group, then close it."""

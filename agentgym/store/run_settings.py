@@ -194,7 +194,9 @@ def refuse_other_format(folder: Path) -> None:
     try:
         kept = _kept(folder)
         form, derivation = kept.get("format"), kept["seeds"]["derivation"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):  # what reads it next says why
+        return
+    except (KeyError, TypeError):
         form, derivation = FORMAT, None
     if form != FORMAT:
         raise ValueError(

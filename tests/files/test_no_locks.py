@@ -49,7 +49,7 @@ def test_without_locks_one_process_writes_and_the_next_takes_over_when_it_was_ki
     assert first.stdout is not None
     assert first.stdout.readline() == "held, lost 0, stored 2\n"
     refused, _ = held(tmp_path, code).communicate()
-    assert refused.startswith(f"out, resume: {tmp_path} is in use by process {first.pid} on ")
+    assert refused.startswith(f"output_dir, resume: {tmp_path} is in use by process {first.pid} on ")
     first.kill()
     _, warned = first.communicate()
     said = " ".join(warned.split())

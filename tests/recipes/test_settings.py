@@ -14,7 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.chat.tokenizer import chat_tokenizer
 from agentgym.cli.output import RefusedWords
-from agentgym.cli.recipe import finished, main, program, settings
+from agentgym.cli.recipe import finished, main, program, resume_command, settings
 from agentgym.engines.scripted import Scripted
 from agentgym.errors.extras import install_line
 from agentgym.hub import find_model, loading, of_field
@@ -91,7 +91,7 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(arguments: list[str]) 
 
 def test_a_setting_of_another_engine_is_told_which_one_has_it() -> None:
     with pytest.raises(
-        RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*; `--engine sglang` has it"
+        RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*; the engine sglang has it"
     ):
         settings(RECIPE, ["--engine.servers", "2"])
 
@@ -303,6 +303,37 @@ def test_a_run_that_is_resumed_keeps_its_steps_unless_others_are_given(tmp_path:
     assert settings(RECIPE, ["--resume", str(tmp_path), "--max-steps", "7"]).max_steps == 7
     assert settings(RECIPE, ["--resume", str(tmp_path), "--max-steps=7"]).max_steps == 7
     assert settings(RECIPE, ["--resume", str(tmp_path / "none")]).max_steps == RECIPE.max_steps
+
+
+def test_a_recipe_that_names_its_folder_is_resumed_by_the_command_that_is_printed(tmp_path: Path) -> None:
+    own = replace(RECIPE, output_dir=tmp_path / "own")
+    write_settings(tmp_path / "run", replace(own, max_steps=2))
+    resumed = settings(own, ["--resume", str(tmp_path / "run")])
+    assert (resumed.output_dir, resumed.resume) == (None, tmp_path / "run")
+    with pytest.raises(RefusedWords, match=r"output.dir"):
+        settings(own, ["--resume", str(tmp_path / "run"), "--output-dir", str(tmp_path / "new")])
+
+
+@pytest.mark.parametrize(
+    "typed", [["--output-dir", "x"], ["--output_dir", "x"], ["--output_dir=x"], ["--output-dir=x"], ["--resume", "y"]]
+)
+def test_the_command_that_resumes_a_run_leaves_out_its_folder_however_it_was_typed(typed: list[str]) -> None:
+    line = resume_command(Path("runs/a"), ["--seed", "3", *typed, "--max_steps", "2"])
+    assert line.endswith(" --seed 3 --max_steps 2 --resume runs/a")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--out", "--output-dir"),
+        ("--lr", "--train.lr"),
+        ("--learning_rate", "--train.lr"),
+        ("--grop-size", "--group-size"),
+    ],
+)
+def test_a_flag_by_another_name_is_told_the_one_that_is_meant(typed: str, meant: str) -> None:
+    with pytest.raises(RefusedWords, match=rf"^there is no option {typed}; did you mean {meant}\?$"):
+        settings(RECIPE, [typed, "1"])
 
 
 def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Path) -> None:

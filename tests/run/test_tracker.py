@@ -153,11 +153,14 @@ async def test_a_callback_hears_the_start_each_rollout_step_and_evaluation_and_t
 async def test_a_callback_hears_that_a_run_failed_as_an_end_without_a_summary(tmp_path: Path) -> None:
     class Stops(Hears):
         def on_step(self, *told: Any) -> None:
-            raise asyncio.CancelledError
+            run.cancel()
 
     stops = Stops()
+    run = asyncio.ensure_future(
+        ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[stops])
+    )
     with pytest.raises(asyncio.CancelledError):
-        await ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[stops])
+        await run
     assert [told for told in stops.heard if told[0] == "end"] == [("end", {})]
 
 
@@ -179,6 +182,9 @@ async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_ru
             seen.append(rollout.rollout_id)
             raise ValueError("no room")
 
+        def on_run_start(self, *_: Any) -> None:
+            raise asyncio.CancelledError
+
         def on_step(self, *_: Any) -> None:
             raise KeyError("mine")
 
@@ -189,6 +195,7 @@ async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_ru
     assert len(seen) == 12
     assert summary["steps"] == 2
     assert summary["callback_errors"] == {
+        "Note.on_run_start": 1,
         "Note.on_rollout": 12,
         "Note.on_step": 2,
         "Broken.on_step": 2,
@@ -197,6 +204,59 @@ async def test_callbacks_and_trackers_that_raise_are_counted_and_said_and_the_ru
     said = capsys.readouterr().err
     assert said.count("Broken.on_step raised OSError: disk full") == 1
     assert said.count("Note.on_rollout raised ValueError: no room") == 1
+
+
+async def test_what_a_callback_changes_in_metrics_and_the_summary_stays_its_own(tmp_path: Path) -> None:
+    class Changes(ag.Callback):
+        def on_step(self, step: int, groups: Groups, metrics: Any) -> None:
+            metrics["reward"] = -9.0
+
+        def on_evaluation(self, step: int, evaluation: Evaluation, metrics: Any) -> None:
+            metrics.clear()
+
+        def on_run_end(self, summary: Any) -> None:
+            summary["callback_errors"]["Mine"] = 1
+
+    run, hears = replace(SETTINGS, output_dir=tmp_path, max_steps=1), Hears()
+    summary = await ag.train_policy(run, callbacks=[Changes(), hears])
+    assert summary["callback_errors"] == hears.heard[-1][1]["callback_errors"] == {}
+    (step,) = (row for row in rows(tmp_path) if "reward" in row)
+    assert step["reward"] == next(told[3]["reward"] for told in hears.heard if told[0] == "step") != -9.0
+    assert [row["eval/reward"] for row in rows(tmp_path) if "eval/reward" in row] == [
+        summary["eval_before"],
+        summary["eval_after"],
+    ]
+
+
+async def test_a_cancelled_run_tells_the_end_once_and_only_after_the_call_in_the_thread_has_returned(
+    tmp_path: Path,
+) -> None:
+    class Slow(ag.Callback):
+        in_thread = True
+
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+            self.inside, self.let = threading.Event(), threading.Event()
+
+        def on_step(self, *_: Any) -> None:
+            self.heard.append("step")
+            self.inside.set()
+            self.let.wait()
+            self.heard.append("step returns")
+
+        def on_run_end(self, *_: Any) -> None:
+            self.heard.append("end")
+
+    slow = Slow()
+    run = asyncio.ensure_future(
+        ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[slow])
+    )
+    await asyncio.to_thread(slow.inside.wait)
+    run.cancel()
+    asyncio.get_running_loop().call_later(0.05, slow.let.set)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert slow.heard == ["step", "step returns", "end"]
 
 
 async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> None:
@@ -208,6 +268,23 @@ async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> 
         await ag.train_policy(SETTINGS, callbacks=[Late()])
     with pytest.raises(ValueError, match=r"^callbacks: must be an instance of Callback, got <class"):
         await ag.train_policy(SETTINGS, callbacks=[Late])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"^callbacks: must be a list of ag.Callback, got "):
+        await ag.train_policy(SETTINGS, callbacks=ag.Callback())  # type: ignore[arg-type]
+
+
+async def test_a_method_that_would_never_be_called_or_do_nothing_is_refused_by_name() -> None:
+    class Misspelt(ag.Callback):
+        def on_steps(self, *_: Any) -> None:
+            pytest.fail("it is no event")
+
+    class Yields(ag.Callback):
+        def on_step(self, *_: Any) -> Any:
+            yield pytest.fail("nobody iterates it")
+
+    with pytest.raises(ValueError, match=r"^callbacks: Misspelt.on_steps is no event of a run; did you mean 'on_step'"):
+        await ag.train_policy(SETTINGS, callbacks=[Misspelt()])
+    with pytest.raises(ValueError, match=r"^callbacks: Yields.on_step yields, so that calling it does nothing; return"):
+        await ag.train_policy(SETTINGS, callbacks=[Yields()])
 
 
 async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from agentgym.cli.flags import without_flags
 from agentgym.evals.evaluation import Evaluation
 from agentgym.files.names import command
 
@@ -31,13 +32,8 @@ def exit_status(evaluation: Evaluation, folder: Path) -> int:
 
 def resuming(folder: Path) -> str:
     """Return the command line that goes on with an evaluation: the one that was typed, with its folder."""
-    kept = list[str]()
-    words = iter(sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval", "..."])
-    for word in words:
-        if word == "--output-dir":
-            next(words, None)
-        elif not word.startswith("--output-dir=") and word not in ("--resume", "--retry-failed"):
-            kept.append(word)
+    words = sys.argv[1:] if sys.argv[1:2] == ["eval"] else ["eval", "..."]
+    kept = without_flags(words, ("--output-dir",), switches=("--resume", "--retry-failed"))
     return command(*kept, "--output-dir", folder, "--resume")
 
 

@@ -97,9 +97,9 @@ def test_a_link_to_a_token_brings_it_into_sight_wherever_it_is(large: Watched, f
 def test_the_map_of_a_segment_leads_to_where_it_is_clicked(large: Watched, folder: Path) -> None:
     page = large.open(f"#/{route_of(large.page, folder)}/rollout/1?view=tokens")
     strip = page.locator(".strip")
-    sandbox = strip.bounding_box()
-    assert sandbox is not None
-    strip.click(position={"x": sandbox["width"] * 0.75, "y": 6})
+    bounds = strip.bounding_box()
+    assert bounds is not None
+    strip.click(position={"x": bounds["width"] * 0.75, "y": 6})
     chosen = page.locator(".tokens .chosen")
     expect(chosen).to_be_in_viewport()
     assert abs(int(chosen.get_attribute("data-i") or 0) - 150_000) < 2_000

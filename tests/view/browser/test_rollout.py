@@ -128,10 +128,10 @@ def test_no_number_of_the_axis_of_a_group_is_cut_off(viewer: Watched, routes: Ro
     room = axis.bounding_box()
     assert room is not None
     for mark in axis.locator("text.tick").all():
-        sandbox = mark.bounding_box()
-        assert sandbox is not None
-        assert room["x"] <= sandbox["x"]
-        assert sandbox["x"] + sandbox["width"] <= room["x"] + room["width"]
+        bounds = mark.bounding_box()
+        assert bounds is not None
+        assert room["x"] <= bounds["x"]
+        assert bounds["x"] + bounds["width"] <= room["x"] + room["width"]
 
 
 def test_two_rollouts_of_a_group_stand_side_by_side_with_the_place_where_they_part(

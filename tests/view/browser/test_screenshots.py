@@ -96,9 +96,9 @@ def point(page: Page, name: str) -> None:
     if name == "curves":
         expect(page.locator('[data-metric="reward"] path.line')).to_have_count(2)
         plot = page.locator('[data-metric="reward"] svg')
-        sandbox = plot.bounding_box()
-        assert sandbox is not None
-        plot.hover(position={"x": sandbox["width"] * 0.42, "y": 70})
+        bounds = plot.bounding_box()
+        assert bounds is not None
+        plot.hover(position={"x": bounds["width"] * 0.42, "y": 70})
     elif name == "rollouts":
         expect(page.get_by_text("cannot be searched yet")).to_have_count(0, timeout=60_000)
     elif name == "colors":

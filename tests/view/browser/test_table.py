@@ -23,11 +23,11 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
 ) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-metric="reward"] svg')
-    sandbox = plot.bounding_box()
-    assert sandbox is not None
-    page.mouse.move(sandbox["x"] + sandbox["width"] * 0.4, sandbox["y"] + 60)
+    bounds = plot.bounding_box()
+    assert bounds is not None
+    page.mouse.move(bounds["x"] + bounds["width"] * 0.4, bounds["y"] + 60)
     page.mouse.down()
-    page.mouse.move(sandbox["x"] + sandbox["width"] * 0.9, sandbox["y"] + 60, steps=4)
+    page.mouse.move(bounds["x"] + bounds["width"] * 0.9, bounds["y"] + 60, steps=4)
     page.mouse.up()
     expect(page.get_by_role("button", name="Show all steps")).to_be_visible()
     assert "zoom=" in page.url
@@ -39,8 +39,8 @@ def test_a_stretch_that_is_dragged_is_what_all_charts_show_until_a_double_click(
 def test_a_step_of_a_curve_leads_to_its_rollouts(viewer: Watched, routes: Routes, made: Made) -> None:
     page = viewer.open(f"#/?runs={routes.grpo}")
     plot = page.locator('[data-metric="reward"] svg')
-    sandbox = plot.bounding_box()
-    assert sandbox is not None
+    bounds = plot.bounding_box()
+    assert bounds is not None
     plot.click(position={"x": 60, "y": 60})  # near the first step
     page.get_by_role("link", name="Rollouts of this step").click()
     with RolloutStore(made.grpo) as store:
