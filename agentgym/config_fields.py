@@ -56,6 +56,8 @@ Count: TypeAlias = Annotated[int, Field(ge=0)]
 """A whole number of at least 0."""
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 """A whole number of at least 1."""
+Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number that every random generator takes, and no other one stands for: 0 to 2**63 - 1."""
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 """A finite number of at least 0."""
 Above0: TypeAlias = Annotated[float, Field(gt=0)]
@@ -102,11 +104,13 @@ ALSO_CALLED: Mapping[str, str] = {
     "learning_rate": "lr",
     "max_completion_length": "max_turn_tokens",
     "micro_tokens": "max_tokens_per_microbatch",
+    "n": "group_size",
     "normalise": "loss_agg",
     "num_generations": "group_size",
     "on_rollout": "callbacks",
     "on_step": "callbacks",
     "out": "output_dir",
+    "prompts": "prompts_per_step",
     "regrade": "rescore",
     "save_steps": "save_every",
     "save_total_limit": "keep_checkpoints",

@@ -14,6 +14,7 @@ from agentgym.config_fields import (
     FolderOrName,
     Name,
     Positive,
+    Seed,
     config,
 )
 from agentgym.engines.custom import CustomEngineConfig
@@ -30,8 +31,6 @@ from agentgym.train.config import WHOLE_SEGMENTS, TrainConfig
 from agentgym.types.branching import BranchingConfig
 from agentgym.types.completion import Sampling
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""A whole number that every random generator of a run takes, and no other one stands for."""
 Weights = Annotated[dict[Name, Above0], Field(strict=False, min_length=1)]
 """Weights by name."""
 Variables = Annotated[dict[str, bool | int | float | str], Field(strict=False)]
@@ -180,6 +179,8 @@ class RunConfig:
     in a lower precision the proof needs none."""
 
     def __post_init__(self) -> None:
+        if self.recipe is not None and (self.recipe in (".", "..") or "/" in self.recipe):
+            raise ValueError(f"recipe: names a folder within runs/; a name without '/', got {self.recipe!r}")
         try:
             self.oversample.fits(group_size=self.group_size, max_staleness=self.max_staleness)
         except ValueError as error:

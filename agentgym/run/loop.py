@@ -5,7 +5,7 @@
     collector = Collector(env, engine, trainer, sandboxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
-    async with collector.schedule(Schedule(prompts_per_step=8, n=8, seed=seed)) as scheduler:
+    async with collector.schedule(Schedule(prompts_per_step=8, group_size=8, seed=seed)) as scheduler:
         for step in range(steps):
             groups = await scheduler.collect()
             stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))

@@ -1,0 +1,35 @@
+"""A schedule is a config: what it cannot mean is refused by the name of its field."""
+
+from typing import Any
+
+import pytest
+
+import agentgym as ag
+from agentgym.scheduling import Schedule
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"group_size": 0}, "group_size: must be at least 1, got 0"),
+        ({"group_size": 2.5}, "group_size: must be a valid integer, got 2.5"),
+        ({"group_size": 2, "prompts_per_step": "8"}, "prompts_per_step: must be a valid integer, got '8'"),
+        ({"group_size": 2, "concurrency": 0}, "concurrency: must be at least 1, got 0"),
+        ({"group_size": 2, "max_staleness": -1}, "max_staleness: must be at least 0, got -1"),
+        ({"group_size": 2, "seed": -1}, "seed: must be at least 0, got -1"),
+        ({"group_size": 2, "branching": 3}, "branching: must be an instance of BranchingConfig"),
+        ({"n": 2}, "Schedule: there is no field 'n'; did you mean 'group_size'?"),
+        ({"group_size": 2, "prompts": 8}, "Schedule: there is no field 'prompts'; did you mean 'prompts_per_step'?"),
+        ({}, "Schedule: give group_size"),
+    ],
+)
+def test_what_a_schedule_cannot_mean_is_refused_by_its_field(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        Schedule(**given)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "../a"])
+def test_a_recipe_has_no_name_that_leads_out_of_the_folder_of_runs(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^recipe: names a folder within runs/; a name without '/', got "):
+        ag.RunConfig(recipe=name, env="nim", model="m")
