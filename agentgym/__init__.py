@@ -4,6 +4,7 @@ Importing this package loads nothing: each name of `__init__.pyi` is loaded on f
 tests need.
 """
 
+import sys as _sys
 from typing import Any as _Any
 
 import lazy_loader as _lazy
@@ -16,7 +17,9 @@ __all__ += ["__version__"]
 
 def __getattr__(name: str) -> _Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=_sys.modules[__name__]
+        )  # Python then says which name may be meant
     from agentgym.errors.extras import needs_extra
 
     with needs_extra():

@@ -22,7 +22,7 @@ from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.environments.parameters import Parameter
 from agentgym.errors import AgentGymError, EnvError
 from agentgym.errors.extras import needs_extra
-from agentgym.run.config import RunConfig
+from agentgym.run.config import ModelRoleConfig, RunConfig
 from agentgym.run.tasks.envs import env_parameters, member_name, read_env_arguments
 from agentgym.store.run_settings import begun_steps
 from agentgym.store.schema import StoreError
@@ -35,6 +35,9 @@ ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
 """Engines by what `--engine` calls them."""
 NO_ENV = "ENV"
 """The env in the help of a command that was given none."""
+NO_MODEL = "MODEL"
+"""The model of a role that only the command line names, until its flag is read."""
+ROLE = re.compile(r"--models[.]([\w-]+)")
 KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
 ABOUT_ENGINES = (
@@ -67,10 +70,15 @@ class Given(NamedTuple):
 
 
 def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
-    """Read the flags of a recipe; RefusedWords, which names the flag, for one that there is not."""
+    """Read the flags of a recipe; RefusedWords, which names the flag, for one that there is not.
+
+    Each NAME of `--models.NAME` is a model role, also if the recipe has none of this name.
+    """
     import tyro
 
-    tree = _tree(type(recipe), recipe)
+    roles = {typed[1] for word in words if (typed := ROLE.match(word))} - recipe.models.keys()
+    named = {role: ModelRoleConfig(model=NO_MODEL) for role in sorted(roles)}
+    tree = _tree(type(recipe), replace(recipe, models={**recipe.models, **named}))
     with needs_extra():  # tyro looks for torch
         found, rest = tyro.cli(
             _typed(tree), default=_switches(tree), args=words, return_unknown_args=True, add_help=False
@@ -190,7 +198,9 @@ def _tree(kind: type, now: Any) -> dict[str, Any]:
     for name, hint in _hints(kind).items():
         value = getattr(now, name, None)
         parts = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and is_dataclass(part)]
-        if isinstance(value, Mapping) and any(map(is_dataclass, value.values())):
+        if isinstance(value, Mapping) and ModelRoleConfig in (
+            inner for part in get_args(hint) for inner in get_args(part)
+        ):
             tree[name] = {key: _tree(type(part), part) for key, part in value.items()}
         elif parts:
             kinds = {KIND: None} if len(parts) > 1 else {}
@@ -264,7 +274,7 @@ def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, 
 def _part(now: Any, given: Mapping[str, Any]) -> Any:
     """Return a part of a config with these words: a config, configs by name, or an engine of the kind that is named."""
     if isinstance(now, Mapping):
-        return {**now, **{name: _below(name, _applied, now[name], words) for name, words in given.items()}}
+        return {**now, **{name: _below(name, _role, now.get(name), words) for name, words in given.items()}}
     if KIND in given:
         (kind, *more) = given[KIND] or ("",)
         if more or (kind not in ENGINES and ":" not in kind):
@@ -279,13 +289,20 @@ def _part(now: Any, given: Mapping[str, Any]) -> Any:
     return _applied(now, {name: words for name, words in given.items() if name != KIND})
 
 
+def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleConfig:
+    """Return a model role with these words; ValueError if neither the recipe nor the command line names its model."""
+    if now is None and "model" not in given:
+        raise ValueError("model: is missing; give the folder or the name of the model")
+    return _applied(now or ModelRoleConfig(model=NO_MODEL), given)
+
+
 def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
     """Return what the words after a flag stand for; ValueError, which names the field, for what is not of its type."""
+    if name == "env" and len(words) > 1:
+        return {env: _value(name, float, (weight,), 0.0) for env, weight in _pairs(name, words)}
     if isinstance(now, Mapping) and name != "env":
-        if len(words) % 2:
-            raise ValueError(f"{name}: give pairs of a name and a value, got {' '.join(words)!r}")
-        values = map(TypeAdapter(bool | int | float | str).validate_strings, words[1::2])
-        return {**now, **dict(zip(words[::2], values, strict=True))}
+        read = TypeAdapter(bool | int | float | str).validate_strings
+        return {**now, **{key: read(value) for key, value in _pairs(name, words)}}
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
     several = isinstance(now, tuple)
     if not several and len(words) != 1:
@@ -296,6 +313,12 @@ def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
         return adapter.validate_python(words) if several else adapter.validate_strings(words[0])
     except ValidationError as error:
         raise ValueError(what_to_give(name, words if several else words[0], error.errors(include_url=False))) from None
+
+
+def _pairs(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if len(words) % 2:
+        raise ValueError(f"{name}: give pairs of a name and a value, got {' '.join(words)!r}")
+    return zip(words[::2], words[1::2], strict=True)
 
 
 def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:

@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from agentgym.files.disk import disk_trouble
 from agentgym.files.held import place_now
 from agentgym.files.names import drop_unused, whole_path
 from agentgym.launch.train import train_policy
+from agentgym.run.callbacks import Callback
 from agentgym.run.config import RunConfig
 from agentgym.run.loop import is_first, new_folder
 from agentgym.run.metrics_logger import strict
@@ -42,7 +43,7 @@ STOPPING = (
 """What the first signal makes a run say, before seconds in which nothing seems to happen."""
 
 
-def main(recipe: RunConfig) -> None:
+def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
 
     Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. The last line on stdout is the summary as
@@ -52,14 +53,14 @@ def main(recipe: RunConfig) -> None:
     `--teacher-engine` does the same for a teacher. A flag that means nothing ends with exit status 2 and the flag's
     name on stderr. A setting that does not fit the env, the model or the folder, an error of agentgym's own, a full
     disk and a missing package are one line on stderr, with exit status 1. `--help` begins with the docstring of the
-    program.
+    program. `callbacks` hear the events of the run.
     """
     if not isinstance(recipe, RunConfig):
         got = f"the class {recipe.__name__}" if isinstance(recipe, type) else repr(recipe)
         raise SystemExit(f"ag.main: give it a config, as in `ag.main(ag.RunConfig(env=..., model=...))`, not {got}")
     with program(recipe.name) as stop:
         run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
-        summary = finished(run, stop)
+        summary = finished(run, stop, callbacks)
     for line in look_lines(Path(summary["output_dir"])) if is_first() else ():
         sys.stderr.write(f"{line}\n")
 
@@ -92,7 +93,7 @@ def program(name: str) -> Iterator["Stop"]:
         raise SystemExit(printable(f"{name}: {error}; make room on its disk. {stop.kept()}")) from None
 
 
-def finished(run: RunConfig, stop: "Stop") -> dict[str, Any]:
+def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -> dict[str, Any]:
     """Run to the end, print the summary as JSON, and return it; a signal ends the run with SystemExit."""
     made = new_folder(run.name) if run.resume is None and run.output_dir is None and is_first() else None
     run = run if made is None else replace(run, output_dir=made)
@@ -101,7 +102,7 @@ def finished(run: RunConfig, stop: "Stop") -> dict[str, Any]:
     try:
         with needs_extra():
             import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
-        summary = asyncio.run(stop.cancels(train_policy(run)))
+        summary = asyncio.run(stop.cancels(train_policy(run, callbacks=callbacks)))
     except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
         if stop.number is None:
             raise

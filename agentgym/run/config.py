@@ -91,8 +91,8 @@ class RunConfig:
     recipe: Name | None = None
     """Name of the run, in its folder and its last line; None: the env's."""
     env: Name | Weights
-    """A registered env, or "package.module:Class"; or a mixture of several, each with its weight in a batch;
-    --env.MEMBER 2 sets a weight, --env.MEMBER.NAME a parameter."""
+    """A registered env, or "package.module:Class"; or a mixture of several, each with its weight in a batch, such as
+    --env chase 2 bisect 1; --env.MEMBER 2 sets a weight, --env.MEMBER.NAME a parameter."""
     env_args: Variables = field(default_factory=dict)
     """Values of the env's parameters, by name, or of a mixture's by MEMBER.NAME; on the command line also
     --env.NAME VALUE."""
@@ -159,7 +159,8 @@ class RunConfig:
     teacher_engine: TransformersConfig | SGLangConfig | CustomEngineConfig = TransformersConfig()
     """What scores tokens under the teacher."""
     models: Annotated[dict[Name, ModelRoleConfig], Field(strict=False)] = field(default_factory=dict)
-    """Models that the env asks by name (`self.model`), such as a judge; a recipe's have flags under --models.NAME."""
+    """Models that the env asks by name (`self.model`), such as a judge; --models.NAME.model MODEL adds one, and its
+    other settings are flags under --models.NAME."""
     merge: bool = True
     """One sample per segment rather than per turn: the same gradient, each token computed once."""
     eval_tasks: Count = 128

@@ -33,7 +33,7 @@ class Missing:
             raise ModuleNotFoundError("No module named 'torch'", name=name)
 sys.meta_path.insert(0, Missing())
 """
-BUG = "import agentgym.cli.recipe as c\ndef bug(run): return int('three')\nc.train_policy = bug\n"
+BUG = "import agentgym.cli.recipe as c\ndef bug(run, **more): return int('three')\nc.train_policy = bug\n"
 START = "import agentgym as ag; from recipes.chase_grpo import RECIPE; ag.main(RECIPE)"
 
 
@@ -128,6 +128,14 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.dora", "0"], "'0' is one word too many"),
         (["3"], "'3' is one word too many"),
         (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, got 'loud'"),
+        (["--env", "chase", "3", "bisect"], "--env: give pairs of a name and a value, got 'chase 3 bisect'"),
+        (["--env", "chase", "x"], "--env: must be a valid number, unable to parse string as a number, got 'x'"),
+        (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
+        (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
+        (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),
+        (["--models.judge.engine.slots", "8"], "--models.judge.model: is missing; give the folder or the name"),
+        (["--models.judge.modle", "tiny"], "there is no option --models.judge.modle; did you mean"),
+        (["--models.a/b.model", "tiny"], "there is no option --models.a/b.model"),
         (["--cluster.workers", "2"], "--cluster.workers: only a run on Ray has a cluster"),
     ],
 )
@@ -175,6 +183,47 @@ def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
 def test_what_is_no_recipe_is_told_what_one_is(made: Any, said: str) -> None:
     with pytest.raises(SystemExit, match=rf"^ag\.main: give it a config, as in `.*`, not {said}$"):
         main(made)
+
+
+def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[int, Path]] = []
+
+    class Hears(ag.Callback):
+        def on_run_start(self, run: ag.RunConfig, folder: Path) -> None:
+            heard.append((run.max_steps, folder))
+
+    monkeypatch.setattr(
+        sys, "argv", ["recipe", "--max-steps", "0", "--eval-tasks", "0", "--output-dir", str(tmp_path / "run")]
+    )
+    main(RECIPE, callbacks=[Hears()])
+    assert heard == [(0, tmp_path / "run")]
+
+
+def test_a_callback_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipe", "--output-dir", str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: must be .*Callback"):
+        main(RECIPE, callbacks=[print])  # type: ignore[list-item]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_role_is_added_and_changed_on_the_command_line() -> None:
+    words = ["--models.judge.model", "tiny", "--models.judge.engine.slots", "8"]
+    tiny = Path("tiny")
+    judge = ag.ModelRoleConfig(model=tiny, engine=ag.TransformersConfig(slots=8))
+    assert settings(RECIPE, words).models == {"judge": judge}
+    assert settings(RECIPE, ["--models.judge.model=tiny"]).models == {"judge": ag.ModelRoleConfig(model=tiny)}
+    judged = replace(RECIPE, models={"judge": judge})
+    both = settings(judged, ["--models.judge.engine.slots", "4", "--models.user.model", "tiny"]).models
+    assert both == {
+        "judge": replace(judge, engine=ag.TransformersConfig(slots=4)),
+        "user": ag.ModelRoleConfig(model=tiny),
+    }
+
+
+def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
+    assert settings(RECIPE, ["--env", "chase", "3", "bisect", "0.5"]).env == {"chase": 3.0, "bisect": 0.5}
 
 
 def test_a_run_without_a_name_has_its_envs() -> None:
