@@ -61,8 +61,9 @@ class Template:
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
         """A pattern of the words that change what the template writes; a tokenizer lists them in `sought`."""
-        self.alone: bool = getattr(tokenizer, "cuts_at_marks", False)
-        """Whether text behind a special token has the ids that it has alone; a tokenizer says so in `cuts_at_marks`."""
+        self.alone: bool = getattr(tokenizer, "splits_at_special_tokens", False)
+        """Whether text behind a special token has the ids that it has alone; a tokenizer says so in
+        `splits_at_special_tokens`."""
         literals: Collection[str] | None = getattr(tokenizer, "literals", None)
         self._literals = any_of(literals or ())
         self._special_tokens: SpecialTokens | None = (

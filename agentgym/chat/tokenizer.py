@@ -61,9 +61,9 @@ class HuggingFaceTokenizer:
         self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
         self.stop_ids = _as_set(tokenizer.eos_token_id)
         """The ids that end a turn by the tokenizer's own files."""
-        self.mark_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
+        self.special_token_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
         """The id of each special token, by its text."""
-        self.cuts_at_marks = self._pieces.pattern is not None
+        self.splits_at_special_tokens = self._pieces.pattern is not None
         self._decoder = Decoder(self.backend)
         self.special_tokens = SpecialTokens(())
         self.special_tokens = self._special_tokens()

@@ -74,7 +74,7 @@ class ByteTokenizer:
 
     START, END = 256, 257
     vocabulary = 258
-    cuts_at_marks = True
+    splits_at_special_tokens = True
     _special_tokens = {"<|im_start|>": START, "<|im_end|>": END}  # noqa: RUF012
     _contents = SpecialTokens(_special_tokens, _special_tokens)
 

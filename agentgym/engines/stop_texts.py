@@ -23,12 +23,12 @@ class StopTexts:
         before        c  d           read, and decoded again: some tokenizers decode the first id in another way
         now           c  d  e  f     what follows the text of `before` is new
 
-    A text that is a mark of the tokenizer (<|im_end|>) is a stop token like any other: it is no part of the message.
+    A text that is a special token (<|im_end|>) is a stop token like any other: it is no part of the message.
     """
 
     tokenizer: ChatTokenizer
     texts: tuple[str, ...]
-    mark_ids: frozenset[int]
+    special_token_ids: frozenset[int]
     kept: int
     """Characters of the text that are kept: one fewer than the longest of the texts has."""
     _text: str = field(default="", init=False)
@@ -44,25 +44,25 @@ class StopTexts:
         if not sampling.stop:
             return None
         kept = max(map(len, sampling.stop)) - 1
-        return cls(tokenizer, sampling.stop, frozenset(cls.marks(tokenizer, sampling)), kept)
+        return cls(tokenizer, sampling.stop, frozenset(cls.special_tokens(tokenizer, sampling)), kept)
 
     @staticmethod
-    def marks(tokenizer: ChatTokenizer, sampling: Sampling) -> tuple[int, ...]:
-        """Return the ids of those texts that are marks of the tokenizer."""
-        known: Mapping[str, int] = getattr(tokenizer, "mark_ids", {})
+    def special_tokens(tokenizer: ChatTokenizer, sampling: Sampling) -> tuple[int, ...]:
+        """Return the ids of those texts that are special tokens."""
+        known: Mapping[str, int] = getattr(tokenizer, "special_token_ids", {})
         return tuple(known[text] for text in sampling.stop if text in known)
 
     @classmethod
     def plain(cls, tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
-        """Return `sampling` without the texts that are marks, which are named by their ids instead."""
-        if not cls.marks(tokenizer, sampling):
+        """Return `sampling` without the texts that are special tokens, which are named by their ids instead."""
+        if not cls.special_tokens(tokenizer, sampling):
             return sampling
-        known: Mapping[str, int] = tokenizer.mark_ids  # type: ignore[attr-defined]  # `marks` has found one
+        known: Mapping[str, int] = tokenizer.special_token_ids  # type: ignore[attr-defined]  # `special_tokens` has found one
         return replace(sampling, stop=tuple(text for text in sampling.stop if text not in known))
 
     def reason(self, ids: Ints) -> FinishReason | None:
         """Return how a turn ends whose last id has just been sampled; None where it goes on."""
-        if int(ids[-1]) in self.mark_ids:
+        if int(ids[-1]) in self.special_token_ids:
             return "stop"
         text = self._text + self._new(ids)
         if not text.endswith("\ufffd"):

@@ -121,12 +121,14 @@ def test_the_same_holds_for_what_is_appended_to_a_chat(tokenizer: ChatTokenizer)
 
 
 @every
-def test_a_mark_that_the_model_typed_in_letters_stays_letters_in_a_new_segment(tokenizer: ChatTokenizer) -> None:
+def test_a_special_token_that_the_model_typed_in_letters_stays_letters_in_a_new_segment(
+    tokenizer: ChatTokenizer,
+) -> None:
     typed = Chat(tokenizer, [], [user("go"), say(f"a {END} b"), user("and?")]).prompt_ids()
     assert special_tokens(tokenizer, typed) == (4, 3)
 
 
-def test_the_marks_of_calls_and_thoughts_stay_what_they_are_in_prompts_and_replies() -> None:
+def test_the_special_tokens_of_calls_and_thoughts_stay_what_they_are_in_prompts_and_replies() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     (one,) = tokenizer.encode(CALL)
     system = Message(role="system", content=f"Write {CALL}.")
@@ -142,7 +144,7 @@ def test_names_arguments_and_schemas_are_contents_too() -> None:
     assert special_tokens(tokenizer, ids) == (4, 3)
 
 
-def test_halves_of_a_mark_in_two_contents_do_not_make_one() -> None:
+def test_halves_of_a_special_token_in_two_contents_do_not_make_one() -> None:
     core = byte_level().tokenizer
     core.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}|>{% endif %}"
     tokenizer = HuggingFaceTokenizer(core)
@@ -168,7 +170,7 @@ def test_any_text_is_kept_and_opens_no_turn(tokenizer: ChatTokenizer, text: str)
 
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab <|>_\né"), max_size=30))
-def test_text_without_marks_has_the_ids_that_the_template_gives_it(text: str) -> None:
+def test_text_without_special_tokens_has_the_ids_that_the_template_gives_it(text: str) -> None:
     tokenizer = TOKENIZERS["byte_level"]
     assert isinstance(tokenizer, HuggingFaceTokenizer)
     whole = tokenizer.tokenizer.apply_chat_template(
@@ -182,12 +184,12 @@ def test_breaks_come_off_again(text: str) -> None:
     assert unbroken(SpecialTokens(["aba", "<x", "x"]).text(text, "user"))[0] == text
 
 
-def test_overlapping_marks_are_all_broken() -> None:
+def test_overlapping_special_tokens_are_all_broken() -> None:
     shown = SpecialTokens(["aba"]).text("ababa", "user")
     assert "aba" not in shown
 
 
-def test_a_mark_of_one_letter_that_nothing_else_spells_is_refused() -> None:
+def test_a_special_token_of_one_letter_that_nothing_else_spells_is_refused() -> None:
     core = Tokenizer(models.WordLevel({"[UNK]": 0, "go": 1}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.add_tokens([AddedToken("[UNK]", special=True, normalized=False)])

@@ -130,7 +130,7 @@ class Turns:
         self._fleet.counts.requests += 1
         sampling, stop_ids = turn.sampling, facts.stop_ids
         if sampling.stop:
-            stop_ids += StopTexts.marks(facts.tokenizer, sampling)
+            stop_ids += StopTexts.special_tokens(facts.tokenizer, sampling)
             sampling = StopTexts.plain(facts.tokenizer, sampling)
         return Ask(turn.context, turn.piece.rid, turn.room, sampling, turn.seed, stop_ids, policy)
 

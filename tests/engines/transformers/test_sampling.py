@@ -102,4 +102,4 @@ async def test_a_mark_of_the_tokenizer_that_is_named_as_a_stop_is_a_stop_token()
         ids = tokenizer.encode("<|im_start|>user\nStart at key 31.<|im_end|>\n<|im_start|>assistant\n")
         done = await said(engine, Sampling(temperature=0, stop=("<|im_end|>",)), ids, "s")
         assert done.finish_reason == "stop"
-        assert done.token_ids[-1] == tokenizer.mark_ids["<|im_end|>"]
+        assert done.token_ids[-1] == tokenizer.special_token_ids["<|im_end|>"]

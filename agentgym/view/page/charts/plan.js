@@ -1,7 +1,7 @@
 // @ts-check
 /** Which charts are drawn: the metrics that the runs have, in the server's groups; related metrics share one chart. */
 
-/** @typedef {import("../core/contract.js").FigureGroup} FigureGroup */
+/** @typedef {import("../core/contract.js").MetricGroup} MetricGroup */
 /** @typedef {import("../core/contract.js").MetricsRow} MetricsRow */
 
 /**
@@ -25,12 +25,12 @@ const PARTS = ["time/collect", "time/train", "time/sync", "time/eval", "time/sav
 
 /**
  * The sections of charts for the metrics in these rows; metrics that never change are only named.
- * @param {FigureGroup[]} groups
+ * @param {MetricGroup[]} groups
  * @param {MetricsRow[][]} runs
  * @returns {Section[]}
  */
 export function plan(groups, runs) {
-  const seen = figuresIn(runs);
+  const seen = metricsIn(runs);
   const taken = new Set();
   const sections = groups.map((group) => section(group, seen, taken, runs.length));
   const rest = [...seen.keys()].filter((name) => !taken.has(name));
@@ -42,7 +42,7 @@ export function plan(groups, runs) {
  * @param {MetricsRow[][]} runs
  * @returns {Map<string, Seen>} each metric, and whether it changes
  */
-function figuresIn(runs) {
+function metricsIn(runs) {
   /** @type {Map<string, Seen>} */
   const seen = new Map();
   for (const rows of runs) {
@@ -67,7 +67,7 @@ function isDrawn(name, seen) {
 }
 
 /**
- * @param {FigureGroup} group
+ * @param {MetricGroup} group
  * @param {Map<string, Seen>} seen
  * @param {Set<string>} taken
  * @param {number} runs

@@ -40,7 +40,7 @@
  */
 
 /**
- * @typedef {object} FigureGroup
+ * @typedef {object} MetricGroup
  * @property {string} title
  * @property {string[]} names exact names, or a prefix that ends with "/*"
  * @property {string} unit

@@ -62,7 +62,7 @@ class CurvesPage {
     this.chosen = chosen;
     /** @type {Record<string, any>} */
     this.query = { ...query };
-    /** @type {import("../core/contract.js").FigureGroup[]} */
+    /** @type {import("../core/contract.js").MetricGroup[]} */
     this.groups = [];
     /** Runs whose metrics are asked for again and again. @type {Set<string>} */
     this.following = new Set();
