@@ -63,3 +63,24 @@ def test_each_name_is_the_one_that_type_checkers_read_in_the_stub(stub: Path) ->
 def test_a_name_that_a_room_has_not_is_an_attribute_error_that_names_the_room() -> None:
     with pytest.raises(AttributeError, match=r"'agentgym\.train' has no attribute 'Trainr'"):
         getattr(importlib.import_module("agentgym.train"), "Trainr")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("Trainer", "agentgym.train"),
+        ("run_groups", "agentgym.scheduling"),
+        ("SandboxError", "agentgym.errors"),
+        ("Scripted", "agentgym.testing"),
+    ],
+)
+def test_a_name_of_another_room_is_told_where_it_is(name: str, room: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'agentgym' has no attribute '{name}'; it is in {room}$"):
+        getattr(agentgym, name)
+    assert hasattr(importlib.import_module(room), name)
+
+
+def test_a_misspelled_name_is_one_that_python_can_correct() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'agentgym' has no attribute 'RunConfg'$") as refused:
+        getattr(agentgym, "RunConfg")  # noqa: B009
+    assert (refused.value.name, refused.value.obj) == ("RunConfg", agentgym)

@@ -39,12 +39,18 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
         if not _is_env(cls):
             raise TypeError(f"register: {name!r} marks an env class, got {cls!r}")
         known = _registry.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if known is not None and _place(known) != _place(cls):
             raise ValueError(f"register: {name!r} is already {known.__module__}.{known.__qualname__}")
         _registry[name] = cls
         return cls
 
     return enter
+
+
+def _place(cls: type) -> tuple[str, str]:
+    """Return file and name of a class: a program that imports its own file has each class of it twice."""
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, "__file__", None) or cls.__module__, cls.__qualname__
 
 
 def registered() -> Iterator[tuple[str, type[Env[Any]]]]:

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from agentgym.chat.message_chat import MessageChat
+from agentgym.config_fields import nearest
 from agentgym.engines.base import Engine, check_engine, own_model_name
 from agentgym.engines.messages import MessageCompletion, MessageEngine, open_chat
+from agentgym.environments.env import Env
 from agentgym.environments.forks import Model
 from agentgym.errors import EngineError, EnvError, ModelLimitError, boundary
 from agentgym.judges.structured import asking_for, read_answer
@@ -18,6 +20,7 @@ from agentgym.machine.time_limits import TimeLimit, off_the_clock
 from agentgym.seeds import seed_for
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.messages import Message, kept_message
+from agentgym.types.rollout import Rollout
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,18 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
         except TypeError as error:
             raise TypeError(f"models[{name!r}]: {error}") from None
     return dict(models)
+
+
+def unasked(names: Iterable[str], played: Sequence[Rollout], envs: Iterable[type[Env[Any]]]) -> list[str]:
+    """Return a sentence for each model role that no rollout has asked: its name may be misspelled."""
+    asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
+    asked |= {segment.model for rollout in played for segment in rollout.segments}
+    known = {name for env in envs for name in env.fallback_models}
+    return [
+        f"no rollout has asked the model {name!r}; "
+        + (nearest(name, known) if known else "the env may use another name for it")
+        for name in sorted(set(names) - asked)
+    ]
 
 
 class ModelRoles:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from agentgym.config_fields import nearest
 from agentgym.environments.env import Env, Split, has_group_reward
 from agentgym.environments.env_version import env_versions
 from agentgym.environments.mixture import member_of
@@ -26,7 +25,7 @@ from agentgym.evals.playing import Playing, open_playing
 from agentgym.evals.progress import progress_bar
 from agentgym.files.held import place_now
 from agentgym.files.names import command, whole_path
-from agentgym.judges.model_roles import check_models
+from agentgym.judges.model_roles import check_models, unasked
 from agentgym.run.cluster_config import OFF
 from agentgym.sandboxes.protocol import SandboxPool
 from agentgym.scheduling.accounting import Groups, raise_if_all_failed, unique
@@ -151,7 +150,8 @@ async def evaluate(
                 kept.name_tokens(playing.token_bytes())
             told = stack.enter_context(progress_bar(len(chosen) * k, len(chosen) * k - len(left), shown=progress))
             await EvaluationPlayer(playing, k, judged, kept, told, ended, set(ended)).play_all(left, concurrency)
-            _warn_of_unasked(cls, asked, [ended[rollout_id(task, number)] for task, number in left])
+            for said in unasked(asked, [ended[rollout_id(task, number)] for task, number in left], [cls]):
+                _LOG.warning("%s: %s", cls.__name__, said)
         groups = [
             Group(group_id=t.id, rollouts=tuple(ended[rollout_id(t, i)] for i in range(k)), task=t) for t in chosen
         ]
@@ -173,15 +173,6 @@ def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
         return dict(check_models(models))  # which refuses it
     opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
     return {name: opened.get(name, each) for name, each in (models or {}).items()}
-
-
-def _warn_of_unasked(cls: type[Env[Any]], models: Mapping[str, Model], played: Sequence[Rollout]) -> None:
-    """Warn of model roles that no rollout has asked: their names may be misspelled."""
-    asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
-    asked |= {segment.model for rollout in played for segment in rollout.segments}
-    for name in sorted(models.keys() - asked):
-        like = nearest(name, cls.fallback_models) if cls.fallback_models else "the env may use another name for it"
-        _LOG.warning("%s: no rollout has asked the model %r; %s", cls.__name__, name, like)
 
 
 def _check_types(*, tasks: Sequence[Any] | None, sampling: Sampling | None, **numbers: int | None) -> None:

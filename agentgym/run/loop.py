@@ -29,6 +29,7 @@ from agentgym.errors import AgentGymError
 from agentgym.files import names
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.hub import of_field
+from agentgym.judges.model_roles import unasked
 from agentgym.run.callbacks import Callback, Callbacks
 from agentgym.run.collector import Collector
 from agentgym.run.colocation import lent_memory
@@ -163,6 +164,7 @@ class _Steps:
     async def train(self, checkpoints: CheckpointManager) -> None:
         """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
         run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
+        env = self.collector.env
         part = self.clock.part
         schedule = self.collector.schedule(schedule_of(run), begun.sampler_states, on_rollout=self.rollout_ended)
         async with schedule as scheduler:
@@ -174,6 +176,8 @@ class _Steps:
                 with part("collect"):
                     groups = await scheduler.collect(to_come=run.max_steps - step - 1, must_score=False)
                 await asyncio.to_thread(self.record.collected, groups, step=step)
+                for said in unasked(run.models, groups.rollouts, members_of(env)) if step == begun.step else ():
+                    log.alert(f"{run.name}: {said}")
                 raise_if_all_failed(groups)  # now that they can be looked at
                 batch, taught = await self.credit(groups)
                 sync = self.sync = self.sync or self.new_sync(_probe(groups))
@@ -191,7 +195,7 @@ class _Steps:
                     trained_tokens=sum(len(sample) for sample in batch),
                 )
                 metrics = stats | taught | speed | synced | engine_counts(self.collector.engine)
-                metrics |= env_metrics(self.collector.env, groups)
+                metrics |= env_metrics(env, groups)
                 metrics |= {f"{PREFIX}{name}": float(count) for name, count in self.parts.lost().items()}
                 log_step = partial(self.record.step, step, groups, batch, logprobs, metrics)
                 state = replace(

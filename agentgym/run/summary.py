@@ -101,7 +101,7 @@ def account(
     `lost` are the counts of what the run has lost on a cluster.
     """
     return [
-        *_under("reward fell" if _fell(rows, held_out, last) else "learned", _learned(rows, held_out, last)),
+        *_under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),
         *_under("branches", _branches(rows)),
         *_under("critic", _critic(rows)),
         *_under("not learned from", _unlearned(rows)),
@@ -149,16 +149,20 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
     return [*said, f"{steps:,} optimizer steps on {rollouts}, {_total(rows, 'train/trained_tokens'):,} tokens"]
 
 
-def _fell(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> bool:
-    """Tell whether the held-out reward, or that of training if there is none, is lower at the end than at first."""
+def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> str:
+    """Return what became of the held-out reward, or of that of training if there is none."""
+    if not _total(rows, "train/optimizer_steps"):
+        return "learned"
     if len(held_out) > 1:
         first, end = held_out[min(held_out)], held_out[max(held_out)]
     elif rewards := [row["reward"] for row in rows if row.get("reward") is not None]:
         many = last if len(rewards) > last else 1
         first, end = fmean(rewards[:many]), fmean(rewards[-many:])
     else:
-        return False
-    return round(end, 2) < round(first, 2)
+        return "learned"
+    first, end = round(first, 2), round(end, 2)
+    taught = any("teacher/divergence" in row for row in rows)  # what a teacher teaches need not show in rewards
+    return "reward fell" if end < first else "learned" if end > first or taught else "reward unchanged"
 
 
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -90,6 +90,20 @@ def test_a_file_of_a_package_is_imported_under_its_own_name() -> None:
     assert found.__module__ == "envs.bisect.env"
 
 
+def test_a_program_finds_the_registered_env_of_its_own_file(tmp_path: Path) -> None:
+    program = tmp_path / "my_program.py"
+    program.write_text(
+        "import agentgym as ag\n"
+        '@ag.register("my_own")\n'
+        "class Own(ag.ToolEnv): pass\n"
+        "if __name__ == '__main__':\n"
+        "    for name in ('my_own', 'my_program:Own', 'my_program.py:Own'):\n"
+        "        print(ag.find_env(name).__name__)\n"
+    )
+    done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["Own"] * 3, "")
+
+
 def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     files = [write_env(tmp_path / f"at{i}" / "env.py", "Words", word=str(i), helpers=f"words_at{i}") for i in range(2)]
     first, second = (ag.find_env(f"{file}:Words") for file in files)

@@ -247,6 +247,15 @@ def test_a_run_whose_reward_fell_does_not_say_that_it_learned(held_out: dict[int
     assert account(ROWS[::-1], held_out)[0] == "reward fell: reward 0.60 in the first 5 steps, 0.40 in the last 5"
 
 
+@pytest.mark.parametrize(("rows", "held_out"), [(ROWS[:1], {}), (ROWS, {0: 0.5, 6: 0.501}), (ROWS[1:5], {})])
+def test_a_run_whose_reward_stayed_does_not_say_that_it_learned(
+    rows: list[dict[str, float]], held_out: dict[int, float]
+) -> None:
+    assert account(rows, held_out)[0].startswith("reward unchanged: reward ")
+    taught = [row | {"teacher/divergence": 0.1} for row in rows]
+    assert account(taught, held_out)[0].startswith("learned: reward ")
+
+
 def test_the_held_out_reward_decides_whether_the_reward_fell() -> None:
     assert account(ROWS[::-1], {0: 0.25, 6: 0.75})[0].startswith("learned: ")
     assert account(ROWS, {0: 0.75, 6: 0.25})[0].startswith("reward fell: ")
