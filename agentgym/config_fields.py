@@ -92,6 +92,8 @@ FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
 
 
 ALSO_CALLED: Mapping[str, str] = {
+    "advantage": "advantage_estimator",
+    "advantage_level": "credit",
     "beta": "kl_coef",
     "box": "sandbox",
     "boxes": "sandboxes",
@@ -103,6 +105,7 @@ ALSO_CALLED: Mapping[str, str] = {
     "keep": "keep_checkpoints",
     "learning_rate": "lr",
     "max_completion_length": "max_turn_tokens",
+    "max_tokens": "max_turn_tokens",
     "micro_tokens": "max_tokens_per_microbatch",
     "n": "group_size",
     "normalise": "loss_agg",
@@ -112,9 +115,12 @@ ALSO_CALLED: Mapping[str, str] = {
     "out": "output_dir",
     "prompts": "prompts_per_step",
     "regrade": "rescore",
+    "rest_rounds": "rest_epochs",
     "save_steps": "save_every",
     "save_total_limit": "keep_checkpoints",
     "sinks": "callbacks",
+    "staleness": "max_staleness",
+    "steps": "max_steps",
     "track": "report_to",
 }
 """Our names of settings, arguments and commands by those that other kits and earlier versions give them."""

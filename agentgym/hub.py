@@ -1,6 +1,7 @@
 """Models that come with the library, by name, and what is said of a model or a GPU that is not to be had."""
 
 import os
+import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from agentgym.errors.tracebacks import describe
 SHIPPED = {"tiny": "chase"}
 """The folder of each shipped model among the checkpoints of a checkout, by the model's name."""
 
+_URL = re.compile("https?:/")  # a Path has one slash of two
 HUB = "https://huggingface.co"
 REACH_S = 5.0
 """Seconds that the model hub has to take a connection."""
@@ -49,7 +51,13 @@ def is_tiny(model: Path | str) -> bool:
 
 
 def refuse_missing(model: Path | str, field: str = "model") -> None:
-    """Raise ValueError, naming the field, for a path at which there is nothing; what may be a hub name passes."""
+    """Raise ValueError, naming the field, for a URL or a path at which there is nothing; a hub name passes."""
+    if _URL.match(str(model)):
+        raise ValueError(
+            f"{field}: {model} is a URL, and weights are read from a folder or the hub; servers of a policy are named by "
+            "--engine sglang --engine.urls, and a judge behind an endpoint is opened by an engine of your own, "
+            "ag.CustomEngineConfig"
+        )
     # A name on the hub is `model` or `owner/model`; anything else can only be a path.
     local = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if local and not _exists(model):

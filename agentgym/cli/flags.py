@@ -5,7 +5,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,7 +23,8 @@ from agentgym.environments.parameters import Parameter
 from agentgym.errors import AgentGymError, EnvError
 from agentgym.errors.extras import needs_extra
 from agentgym.run.config import ModelRoleConfig, RunConfig
-from agentgym.run.tasks.envs import env_parameters, member_name, read_env_arguments
+from agentgym.run.loop import is_first
+from agentgym.run.tasks.envs import env_parameters, member_name, parameter_in, read_env_arguments
 from agentgym.store.run_settings import begun_steps
 from agentgym.store.schema import StoreError
 
@@ -84,7 +85,7 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
             _typed(tree), default=_switches(tree), args=words, return_unknown_args=True, add_help=False
         )
     others = [word for word in rest if word not in HELP]
-    below = open_flags(others, (ENV,), known=_names(tree))
+    below = open_flags(others, (ENV,), known=_known(recipe, tree))
     env = {flag.removeprefix(ENV): text for flag, text in below.items()}
     return Given(_typed_alone(found, tree), env, help=len(others) < len(rest))
 
@@ -101,7 +102,11 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
         if "resume" in given.settings and "output_dir" not in given.settings:
             recipe = replace(recipe, output_dir=None)  # a resumed run goes on in its own folder
         sampling = given.settings.get("eval_sampling")
-        run = _applied(recipe, {name: of for name, of in given.settings.items() if name != "eval_sampling"})
+        if "env" in given.settings:
+            recipe = _with_other_env(recipe, _value("env", _hints(RunConfig)["env"], given.settings["env"], recipe.env))
+        run = _applied(
+            recipe, {name: of for name, of in given.settings.items() if name not in ("env", "eval_sampling")}
+        )
         if sampling:
             run = _applied(replace(run, eval_sampling=run.held_out_sampling), {"eval_sampling": sampling})
         if run.resume is not None and "max_steps" not in given.settings:
@@ -162,7 +167,7 @@ def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterabl
         if not flag.startswith("-"):
             raise RefusedWords(f"{word!r} is one word too many")
         if not flag.startswith(prefixes):
-            meant = _meant(flag, sorted(known))
+            meant = _meant(flag, sorted(known, key=_nearness))
             raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant}?" if meant else ""))
         value = text if equals else next(words, "--")
         if not equals and value.startswith("--"):
@@ -184,12 +189,26 @@ def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequ
     return kept
 
 
+def _known(recipe: RunConfig, tree: Mapping[str, Any]) -> Iterator[str]:
+    """Give the flags of a recipe, and of the parameters of its env."""
+    yield from _names(tree)
+    with suppress(ValueError, EnvError, AgentGymError):  # an env that cannot be found is refused later
+        yield from (f"{ENV}{name}".replace("_", "-") for name in env_parameters(recipe.env))
+
+
+def _nearness(flag: str) -> tuple[int, bool, str]:
+    """Sort flags by how likely each is meant: those of the run, of training, and of the other parts."""
+    return flag.count("."), not flag.startswith("--train."), flag
+
+
 def _meant(flag: str, known: Sequence[str]) -> str | None:
-    """Return the flag that may be meant by one that there is not: by its last name, also as others call it, or near."""
+    """Return the flag that may be meant by one that there is not: as others call it, by its last name, or near."""
     name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
-    typed = ALSO_CALLED.get(name, name).replace("_", "-")
-    named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed]
-    return next(iter([*named, *get_close_matches(flag, known, n=1)]), None)
+    for typed in (ALSO_CALLED.get(name, name), name):
+        named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed.replace("_", "-")]
+        if named:
+            return named[0]
+    return next(iter(get_close_matches(flag, known, n=1)), None)
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
@@ -299,26 +318,43 @@ def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleCon
 def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
     """Return what the words after a flag stand for; ValueError, which names the field, for what is not of its type."""
     if name == "env" and len(words) > 1:
-        return {env: _value(name, float, (weight,), 0.0) for env, weight in _pairs(name, words)}
+        return _read(name, dict[str, float], _pairs(name, words, "an env and its weight"))
     if isinstance(now, Mapping) and name != "env":
-        read = TypeAdapter(bool | int | float | str).validate_strings
-        return {**now, **{key: read(value) for key, value in _pairs(name, words)}}
-    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
-    several = isinstance(now, tuple)
-    if not several and len(words) != 1:
+        return {**now, **_read(name, dict[str, bool | int | float | str], _pairs(name, words, "a name and a value"))}
+    if isinstance(now, tuple):
+        return _read(name, hint, tuple(words))
+    if len(words) != 1:
         raise ValueError(f"{name}: " + (f"{words[1]!r} is one word too many" if words else "needs a value after it"))
-    if not several and words[0] == "None" and type(None) in get_args(hint):
-        return None
+    return None if words[0] == "None" and type(None) in get_args(hint) else _read(name, hint, words[0])
+
+
+def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]) -> Any:
+    """Return what words stand for; ValueError, which names the field, if they are not of its type."""
+    adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
     try:
-        return adapter.validate_python(words) if several else adapter.validate_strings(words[0])
+        return adapter.validate_python(given) if isinstance(given, tuple) else adapter.validate_strings(given)
     except ValidationError as error:
-        raise ValueError(what_to_give(name, words if several else words[0], error.errors(include_url=False))) from None
+        raise ValueError(what_to_give(name, given, error.errors(include_url=False))) from None
 
 
-def _pairs(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    if len(words) % 2:
-        raise ValueError(f"{name}: give pairs of a name and a value, got {' '.join(words)!r}")
-    return zip(words[::2], words[1::2], strict=True)
+def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
+    """Return pairs of words; ValueError, which names the field, for half a pair, or a word that begins two."""
+    pairs = dict(zip(words[::2], words[1::2], strict=False))
+    if 2 * len(pairs) != len(words):
+        raise ValueError(f"{name}: give pairs of {of}, each once, got {' '.join(words)!r}")
+    return pairs
+
+
+def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
+    """Return the recipe with another env, and the parameters that the env still has; say which it lost."""
+    before = {parameter_in(recipe.env, name): value for name, value in recipe.env_args.items()}
+    kept = {named: value for named, value in before.items() if named[0] in ((env,) if isinstance(env, str) else env)}
+    for each, name in before.keys() - kept.keys() if is_first() else ():
+        sys.stderr.write(f"{recipe.name}: env_args: {name} is left out: it is of {each}, which --env replaces\n")
+    env_args = {
+        name if isinstance(env, str) else f"{member_name(each)}.{name}": kept[each, name] for each, name in kept
+    }
+    return replace(recipe, env=env, env_args=env_args)
 
 
 def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
@@ -332,7 +368,7 @@ def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
     values: dict[str, str] = {}
     for name, text in texts.items():
         if name in weights:
-            env = {**env, weights[name]: _value(name, float, (text,), 0.0)}
+            env = {**env, weights[name]: _read(name, float, text)}
         else:
             member, dot, parameter = name.rpartition(".")
             values[f"{member}{dot}{parameter.replace('-', '_')}"] = text

@@ -15,18 +15,20 @@ from typing import Any, Self, TypeVar
 
 from agentgym.cli.flags import is_told, read_words, settings_of, without_flags
 from agentgym.cli.output import RefusedWords, stdout_read
+from agentgym.engines.transformers.engine import TransformersConfig
 from agentgym.errors import AgentGymError
 from agentgym.errors.extras import needs_extra
 from agentgym.files.disk import disk_trouble
 from agentgym.files.held import place_now
-from agentgym.files.names import drop_unused, whole_path
+from agentgym.files.names import command, drop_unused, shown, whole_path
 from agentgym.launch.train import train_policy
 from agentgym.run.callbacks import Callback
 from agentgym.run.config import RunConfig
 from agentgym.run.loop import is_first, new_folder
-from agentgym.run.metrics_logger import strict
+from agentgym.run.metrics_logger import METRICS, strict
 from agentgym.run.resume import CHECKPOINTS, NotSaved
-from agentgym.run.summary import look_lines
+from agentgym.run.summary import under
+from agentgym.run.tasks.envs import parameter_in
 from agentgym.scheduling.garbage import import_for_good
 from agentgym.store.run_settings import SETTINGS
 from agentgym.train.checkpoint import last_step
@@ -61,8 +63,7 @@ def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     with program(recipe.name) as stop:
         run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
         summary = finished(run, stop, callbacks)
-    for line in look_lines(Path(summary["output_dir"])) if is_first() else ():
-        sys.stderr.write(f"{line}\n")
+    say_what_is_next(Path(summary["output_dir"]), run)
 
 
 def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> RunConfig:
@@ -115,6 +116,37 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
         if is_first():
             print(json.dumps(strict(summary), allow_nan=False))  # noqa: T201  the recipe's result
     return summary
+
+
+def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> None:
+    """Write lines on stderr that say what to look at after a run; `typed` is how its env was named, if not as in it."""
+    trained = folder / "adapter" if (folder / "adapter").is_dir() else folder / "model"
+    lines = [
+        f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
+        f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
+        f"{command('report', folder)} writes curves, settings and rollouts into one file",
+        f"{shown(folder / METRICS)} has the metrics of each step",
+        *(f"{line} plays what was trained on the held-out tasks" for line in _evaluations(run, trained, typed)),
+    ]
+    if trained.name == "adapter":
+        merge = command("merge", trained, "FOLDER")
+        lines.append(f"{shown(trained)} is what was trained; {merge} makes a whole model of it")
+    for line in under("next", lines) if is_first() else ():
+        sys.stderr.write(f"{line}\n")
+
+
+def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[str]:
+    """Give the command that evaluates what was trained, for each env of the run."""
+    models = [
+        word
+        for name, role in run.models.items()
+        if isinstance(role.engine, TransformersConfig)
+        for word in (f"--models.{name}.model", str(role.model))
+    ]
+    values = [(*parameter_in(run.env, name), str(value)) for name, value in run.env_args.items()]
+    for env in [run.env] if isinstance(run.env, str) else run.env:
+        parameters = [word for of, name, value in values if of == env for word in (f"--env.{name}", value)]
+        yield command("eval", typed or env, *parameters, "--model", trained, *models)
 
 
 class Stop:

@@ -3,14 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from agentgym.files.names import command, shown
 from agentgym.run.metrics.batch import tool_counts
-from agentgym.run.metrics_logger import METRICS
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
@@ -101,29 +98,16 @@ def account(
     `lost` are the counts of what the run has lost on a cluster.
     """
     return [
-        *_under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),
-        *_under("branches", _branches(rows)),
-        *_under("critic", _critic(rows)),
-        *_under("not learned from", _unlearned(rows)),
-        *_under("cut off", _cut_off(rows)),
-        *_under("lost", _lost(lost)),
+        *under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),
+        *under("branches", _branches(rows)),
+        *under("critic", _critic(rows)),
+        *under("not learned from", _unlearned(rows)),
+        *under("cut off", _cut_off(rows)),
+        *under("lost", _lost(lost)),
     ]
 
 
-def look_lines(folder: Path) -> list[str]:
-    """Return lines that say where to look at a run."""
-    return _under(
-        "next",
-        [
-            f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
-            f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
-            f"{command('report', folder)} writes curves, settings and rollouts into one file",
-            f"{shown(folder / METRICS)} has the metrics of each step",
-        ],
-    )
-
-
-def _under(heading: str, lines: Sequence[str]) -> list[str]:
+def under(heading: str, lines: Sequence[str]) -> list[str]:
     """Put the heading before the first line, and the others below it."""
     indent = " " * (len(heading) + 2)
     return [f"{indent if number else heading + ': '}{line}" for number, line in enumerate(lines)]

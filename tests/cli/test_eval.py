@@ -130,7 +130,10 @@ def test_a_model_that_nobody_asks_is_warned_of(
     )
     assert run(capsys, *asked)[0] == 0
     assert "Alone: no rollout has asked the model 'jugde'; did you mean 'judge'?" in caplog.messages
-    assert any("`agentgym eval` takes --models.judge.url or --models.judge.model" in line for line in caplog.messages)
+    assert any(
+        "on the command line --models.judge.model MODEL, and for `agentgym eval` also --models.judge.url" in line
+        for line in caplog.messages
+    )
 
 
 @pytest.mark.parametrize("out", ["my_short.py", "my_short.py/kept", "/proc/kept"])

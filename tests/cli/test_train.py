@@ -13,9 +13,9 @@ import pytest
 import agentgym as ag
 from agentgym.cli import main as cli
 from agentgym.cli.envs.new import renamed
-from agentgym.cli.envs.train import next_lines, recipe_of
+from agentgym.cli.envs.train import recipe_of
 from agentgym.cli.main import _read
-from agentgym.cli.recipe import settings
+from agentgym.cli.recipe import say_what_is_next, settings
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -70,7 +70,7 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
         2e-3,
         40,
     )
-    assert any(line.startswith("learned: ") for line in done.stderr.splitlines())
+    assert re.search("^(learned|reward fell|reward unchanged): reward ", done.stderr, re.MULTILINE)
     assert done.stderr.splitlines()[-6:] == [
         f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
@@ -165,18 +165,49 @@ WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| plays wh
 """What follows the command in a line."""
 
 
-def test_every_command_that_a_run_prints_is_one_that_can_be_typed(odd_folder: Path) -> None:
-    summary = {"output_dir": str(odd_folder / "runs/a b é"), "recipe": "Quick"}
-    (odd_folder / "runs/a b é/adapter").mkdir(parents=True)
-    env = ["quick:Quick", "--env.least", "2 3"]
-    commands = printed_commands("\n".join(next_lines(summary, env)))
+def test_every_command_that_a_run_prints_is_one_that_can_be_typed(
+    odd_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = odd_folder / "runs/a b é"
+    (out / "adapter").mkdir(parents=True)
+    say_what_is_next(out, ag.RunConfig(env="quick:Quick", env_args={"least": "2 3"}, model="tiny"))
+    commands = printed_commands(capsys.readouterr().err)
     assert [command.split()[1] for command in commands] == ["show", "view", "report", "eval", "merge"]
     for command in commands:
         words = shlex.split(command)
-        assert any(Path(word).is_relative_to(summary["output_dir"]) for word in words), words
+        assert any(Path(word).is_relative_to(out) for word in words), words
         if words[1] != "eval":
             assert callable(_read(words[1:]))
     assert shlex.split(commands[3])[2:5] == ["quick:Quick", "--env.least", "2 3"]
+
+
+def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = ag.ModelRoleConfig(model="tiny")
+    own = ag.ModelRoleConfig(model="tiny", engine=ag.CustomEngineConfig(name="mine:Engine"))
+    run = ag.RunConfig(
+        env={"search": 3.0, "quick:Quick": 1.0},
+        env_args={"search.rows": 5, "Quick.least": 2},
+        model="tiny",
+        models={"judge": judge, "user": own},
+    )
+    say_what_is_next(tmp_path, run)
+    shown = [shlex.split(line) for line in printed_commands(capsys.readouterr().err) if " eval " in line]
+    told = ["--model", str(tmp_path / "model"), "--models.judge.model", "tiny"]
+    assert [words[words.index("eval") :] for words in shown] == [
+        ["eval", "search", "--env.rows", "5", *told],
+        ["eval", "quick:Quick", "--env.least", "2", *told],
+    ]
+
+
+def test_another_env_gives_the_run_its_name(folder: Path) -> None:
+    small = ("--max-steps", "0", "--eval-tasks", "0")
+    done = train(folder, "hello", "--env", "hello.env:Hello", "2", "chase", "1", *small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["recipe"] == "Hello+chase"
+    commands = printed_commands(done.stderr)
+    assert [command.split()[1:3] for command in commands[3:5]] == [["eval", "hello.env:Hello"], ["eval", "chase"]]
 
 
 @pytest.mark.slow

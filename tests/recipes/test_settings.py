@@ -127,9 +127,13 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--max-steps", "3", "4"], "--max-steps: '4' is one word too many"),
         (["--train.dora", "0"], "'0' is one word too many"),
         (["3"], "'3' is one word too many"),
-        (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, got 'loud'"),
-        (["--env", "chase", "3", "bisect"], "--env: give pairs of a name and a value, got 'chase 3 bisect'"),
-        (["--env", "chase", "x"], "--env: must be a valid number, unable to parse string as a number, got 'x'"),
+        (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, each once"),
+        (
+            ["--env", "chase", "3", "bisect"],
+            "--env: give pairs of an env and its weight, each once, got 'chase 3 bisect'",
+        ),
+        (["--env", "chase", "1", "chase", "2"], "--env: give pairs of an env and its weight, each once"),
+        (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
         (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
         (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),
@@ -224,6 +228,31 @@ def test_a_model_role_is_added_and_changed_on_the_command_line() -> None:
 
 def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
     assert settings(RECIPE, ["--env", "chase", "3", "bisect", "0.5"]).env == {"chase": 3.0, "bisect": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("env", "env_args", "typed", "kept", "lost"),
+    [
+        ("search", {"rows": 5}, ["search", "1", "chase", "2"], {"search.rows": 5}, ""),
+        ("search", {"rows": 5}, ["chase"], {}, "chase_grpo: env_args: rows is left out: it is of search, which"),
+        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search"], {"rows": 5}, ""),
+        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["chase", "1", "bisect", "1"], {}, "rows is left out"),
+        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search", "3", "bisect", "1"], {"search.rows": 5}, ""),
+    ],
+)
+def test_another_env_keeps_the_parameters_that_it_has_and_is_told_of_the_others(
+    env: Any,
+    env_args: dict[str, Any],
+    typed: list[str],
+    kept: dict[str, Any],
+    lost: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = replace(RECIPE, env=env, env_args=env_args)
+    assert settings(recipe, ["--env", *typed]).env_args == kept
+    said = capsys.readouterr().err
+    assert lost in said
+    assert said.count("\n") == (1 if lost else 0)
 
 
 def test_a_run_without_a_name_has_its_envs() -> None:
@@ -378,11 +407,22 @@ def test_the_command_that_resumes_a_run_leaves_out_its_folder_however_it_was_typ
         ("--lr", "--train.lr"),
         ("--learning_rate", "--train.lr"),
         ("--grop-size", "--group-size"),
+        ("--advantage-level", "--credit"),
+        ("--max-tokens", "--max-turn-tokens"),
+        ("--temperature", "--train.temperature"),
+        ("--slots", "--engine.slots"),
+        ("--holes", "--env.holes"),
+        ("--env_holes", "--env.holes"),
     ],
 )
 def test_a_flag_by_another_name_is_told_the_one_that_is_meant(typed: str, meant: str) -> None:
     with pytest.raises(RefusedWords, match=rf"^there is no option {typed}; did you mean {meant}\?$"):
-        settings(RECIPE, [typed, "1"])
+        settings(replace(RECIPE, env="frozen_lake"), [typed, "1"])
+
+
+def test_a_flag_of_an_env_that_cannot_be_found_is_refused_without_it() -> None:
+    with pytest.raises(RefusedWords, match=r"^there is no option --setps; did you mean --max-steps\?$"):
+        settings(replace(RECIPE, env="no_such_module:Env"), ["--setps", "1"])
 
 
 def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
             )
 
 
+async def test_a_role_that_no_rollout_of_the_first_batch_asks_is_named_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = replace(RECIPE, models={**RECIPE.models, "jugde": RECIPE.models["judge"]}, output_dir=tmp_path)
+    await ag.train_policy(replace(run, max_steps=2, prompts_per_step=1, group_size=2, eval_tasks=0))
+    warned = "judged: no rollout has asked the model 'jugde'; the env may use another name for it"
+    assert capfd.readouterr().err.count(warned) == 1
+
+
 def test_models_that_a_recipe_names_have_flags() -> None:
     run = settings(RECIPE, ["--models.judge.model", "other", "--models.judge.engine.slots", "3"])
     assert str(run.models["judge"].model) == "other"
@@ -98,5 +107,7 @@ def test_models_that_cannot_be_opened_are_refused_by_name(tmp_path: Path) -> Non
         replace(RECIPE, models={"a/b": ag.ModelRoleConfig(model="tiny")})
     with pytest.raises(ValueError, match=r"engine\.gpus: without it"):
         ag.ModelRoleConfig(model="tiny", engine=ag.SGLangConfig())
+    with pytest.raises(ValueError, match=r"models\.judge\.model: http://a/v1 is a URL, .* an engine of your own"):
+        replace(RECIPE, models={"judge": ag.ModelRoleConfig(model="http://a/v1")}).check_files()
     with pytest.raises(ValueError, match=r"models\.judge\.model: there is no folder"):
         replace(RECIPE, models={"judge": ag.ModelRoleConfig(model=tmp_path / "none")}).check_files()

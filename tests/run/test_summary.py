@@ -14,7 +14,7 @@ import pytest
 import agentgym as ag
 from agentgym.environments.env import Split
 from agentgym.run.metrics_logger import MetricsLogger
-from agentgym.run.summary import Report, account, look_lines
+from agentgym.run.summary import Report, account
 
 ROOT = Path(__file__).parents[2]
 
@@ -302,8 +302,3 @@ def test_what_a_run_dropped_and_left_out_is_counted() -> None:
     said = "\n".join(account(rows, {}))
     assert "4 rollouts that were dropped" in said
     assert "14 tokens of segments that are not trained" in said
-
-
-def test_where_to_look_is_a_line_for_each_command() -> None:
-    commands = [line.split()[1 if line.startswith("next:") else 0 :][:2] for line in look_lines(Path("runs/a"))]
-    assert [words[1] for words in commands if words[0] == "agentgym"] == ["show", "view", "report"]

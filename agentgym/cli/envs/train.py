@@ -1,17 +1,16 @@
 """The command `agentgym train`: a run on an environment, every setting of which is a flag."""
 
 import inspect
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
-from agentgym.cli.envs.names import PREFIX, find, own_name, place
+from agentgym.cli.envs.names import find, own_name, place
 from agentgym.cli.output import RefusedWords
 from agentgym.errors.extras import needs_extra
-from agentgym.files.names import command, shown
 
 if TYPE_CHECKING:
     from agentgym.run.config import RunConfig
@@ -43,8 +42,7 @@ def train_by_flags(words: Sequence[str]) -> int:
     """Run the command with its words: an environment, and then the flags of a run."""
     with needs_extra():
         from agentgym.cli.flags import NO_ENV, print_help, read_words, settings_of
-        from agentgym.cli.recipe import finished, program
-        from agentgym.run.loop import is_first
+        from agentgym.cli.recipe import finished, program, say_what_is_next
     name = words[0] if words and not words[0].startswith("-") else None
     about = inspect.cleandoc(train.__doc__ or "").partition("\n\nArgs:")[0]
     if name is None and HELP.intersection(words):
@@ -57,12 +55,11 @@ def train_by_flags(words: Sequence[str]) -> int:
         given = read_words(tiny, words[1:])
         (model, *_) = given.settings.get("model") or (TINY,)
         recipe = tiny if model == TINY else recipe_of(own_name(env), place(env), model)
+        if "env" in given.settings:
+            recipe = replace(recipe, recipe=None)  # the run has the name of the env that it is given
         run = settings_of(recipe, given, prog=f"agentgym train {name}", about=about)
         summary = finished(run, stop)
-    if is_first():
-        parameters = [word for parameter, text in given.env.items() for word in (f"{PREFIX}{parameter}", text)]
-        for line in next_lines(summary, [name, *parameters]):
-            sys.stderr.write(f"{line}\n")
+    say_what_is_next(Path(summary["output_dir"]), run, typed=name if run.env == place(env) else None)
     return 0
 
 
@@ -77,19 +74,3 @@ def recipe_of(name: str, env: str, model: str) -> "RunConfig":
     return RunConfig(
         recipe=name, env=env, model=model, max_steps=20, max_turn_tokens=40, train=learning
     )  # Its turns are short.
-
-
-def next_lines(summary: dict[str, Any], env: Sequence[str]) -> list[str]:
-    """Return what to look at after a run; `env` are the words that name its environment, with its parameters."""
-    from agentgym.run.summary import look_lines
-
-    out = Path(summary["output_dir"])
-    trained = out / "adapter" if (out / "adapter").is_dir() else out / "model"
-    lines = [
-        *look_lines(out),
-        f"      {command('eval', *env, '--model', trained)} plays what was trained on the held-out tasks",
-    ]
-    if trained.name == "adapter":
-        merge = command("merge", trained, "FOLDER")
-        lines.append(f"      {shown(trained)} is what was trained; {merge} makes a whole model of it")
-    return lines

@@ -82,6 +82,14 @@ def member_name(env: str) -> str:
     return env.rpartition(":")[2]
 
 
+def parameter_in(envs: Envs, parameter: str) -> tuple[str, str]:
+    """Return the env that a parameter of a run belongs to, and the parameter's own name."""
+    if isinstance(envs, str):
+        return envs, parameter
+    member, _, name = parameter.rpartition(".")
+    return next((env for env in envs if member_name(env) == member), member), name
+
+
 def _members(envs: Mapping[str, float]) -> dict[str, tuple[type[Env[Any]], float]]:
     """Return env and weight of each member, by its name without its module."""
     members: dict[str, tuple[type[Env[Any]], float]] = {}
@@ -101,7 +109,7 @@ def _by_member(members: Mapping[str, Any], arguments: Mapping[str, Any], prefix:
             owners = [own for own, (env, _) in members.items() if parameter in parameters(env)]
             hint = (
                 f"name the member in front, as in {owners[0]}.{parameter}"
-                if owners
+                if owners and not name
                 else f"it is no member, nor MEMBER.PARAMETER; {nearest(name or parameter, members)}"
             )
             raise ValueError(f"{prefix}{named}: {hint}")
