@@ -54,8 +54,8 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
     """Raise ValueError, naming the field, for a URL or a path at which there is nothing; a hub name passes."""
     if _URL.match(str(model)):
         raise ValueError(
-            f"{field}: {model} is a URL, and weights are read from a folder or the hub; servers of a policy are named by "
-            "--engine sglang --engine.urls, and a judge behind an endpoint is opened by an engine of your own, "
+            f"{field}: {model} is a URL, and weights are read from a folder or the hub; servers of a policy are named "
+            "by --engine sglang --engine.urls, and a judge behind an endpoint is opened by an engine of your own, "
             "ag.CustomEngineConfig"
         )
     # A name on the hub is `model` or `owner/model`; anything else can only be a path.

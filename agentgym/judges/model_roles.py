@@ -139,8 +139,8 @@ def _how(name: str) -> str:
     """How a model is given."""
     return (
         f'Give it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
-        f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; on the command line --models.{name}.model MODEL, '
-        f"and for `agentgym eval` also --models.{name}.url"
+        f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; on the command line --models.{name}.model '
+        f"MODEL, and for `agentgym eval` also --models.{name}.url"
     )
 
 

@@ -44,7 +44,7 @@ class Callback:
         """Take a held-out evaluation after so many steps, and its metrics, whose names begin with `eval/`."""
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:
-        """Take the summary of a run that has ended; it is empty if the run has failed."""
+        """Take the summary of a run that has ended; it is empty if the run failed or was stopped."""
 
 
 def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:

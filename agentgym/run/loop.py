@@ -178,7 +178,8 @@ class _Steps:
                 await asyncio.to_thread(self.record.collected, groups, step=step)
                 for said in unasked(run.models, groups.rollouts, members_of(env)) if step == begun.step else ():
                     log.alert(f"{run.name}: {said}")
-                raise_if_all_failed(groups)  # now that they can be looked at
+                shows = f"; `{names.command('show', log.folder, '--failed')}` shows them"
+                raise_if_all_failed(groups, then=shows)
                 batch, taught = await self.credit(groups)
                 sync = self.sync = self.sync or self.new_sync(_probe(groups))
                 with part("sync"):
