@@ -37,6 +37,7 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
         from agentgym.train.snapshot import write_checkpoint_model
 
         with boundary(EngineError, f"checkpoint {str(trained)!r}"):
+            out.parent.mkdir(parents=True, exist_ok=True)
             write_checkpoint_model(trained, out, base=base)
     else:
         _write_adapter(trained, out, base)
@@ -61,4 +62,5 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
     from agentgym.train.policy.adapter_io import write_merged
 
     with boundary(EngineError, f"merge into {base!r}"):
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_merged(base, adapter, out)

@@ -208,6 +208,7 @@ class ClusterTrainer:
 
     def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
         """Write the adapter from here, or the whole model by the first process into a folder that both see."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:
             write_adapter(self.adapter(), Path(path), files)
         else:

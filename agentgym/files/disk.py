@@ -27,12 +27,22 @@ def disk_trouble(error: BaseException) -> str | None:
     for each in _with_causes(error, set()):
         if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
             return str(each)
-        code = each.errno if isinstance(each, OSError) else None
-        if code is None and (found := _IN_TEXT.search(str(each))):
-            code = int(found[1] or found[2])
-        if code in CODES:
+        if (code := _code(each)) in CODES:
             return os.strerror(code)
     return None
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a file or a folder was not there, such as one that somebody else has removed."""
+    return any(_code(each) == errno.ENOENT for each in _with_causes(error, set()))
+
+
+def _code(error: BaseException) -> int:
+    """Return the system's code of an error, also of one that a library has made of the system's; 0 if it has none."""
+    code = error.errno if isinstance(error, OSError) else None
+    if code is None and (found := _IN_TEXT.search(str(error))):
+        code = int(found[1] or found[2])
+    return code or 0
 
 
 def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:

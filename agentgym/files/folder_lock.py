@@ -49,9 +49,10 @@ class LockedFolder(HeldFolder):
 
     def close(self) -> None:
         """Remove the lock and give the folder back."""
+        place = self.now()
         with suppress(OSError):  # a disk that cannot be written to any more; whoever comes next sees that it is free
-            if _is_ours(self._lock, self.path / LOCK):
-                (self.path / LOCK).unlink()  # while the lock is held: nobody else's file has this name yet
+            if place is not None and _is_ours(self._lock, place / LOCK):
+                (place / LOCK).unlink()  # while the lock is held: nobody else's file has this name yet
         os.close(self._lock)
         super().close()
 

@@ -46,7 +46,7 @@ class HeldFolder:
             OSError: It cannot be made now; the next call tries again.
         """
         with self._turn:
-            return None if self._is_at(self.path) else self._gone_after()
+            return None if self.is_at(self.path) else self._gone_after()
 
     def _gone_after(self) -> Change:
         before = self.path
@@ -97,7 +97,7 @@ class HeldFolder:
         _MOVED[self.path] = path
         self.path = path
 
-    def _is_at(self, path: Path) -> bool:
+    def is_at(self, path: Path) -> bool:
         """Whether the folder is at the path; True also if that cannot be told, as when a server does not answer."""
         try:
             return os.path.samestat(os.fstat(self._handle), path.stat())
@@ -105,6 +105,11 @@ class HeldFolder:
             return False
         except OSError:
             return True
+
+    def now(self) -> Path | None:
+        """Return where the folder is now; None if it was removed."""
+        with self._turn:
+            return self.path if self.is_at(self.path) else self._moved_to()
 
     def _moved_to(self) -> Path | None:
         with suppress(OSError):

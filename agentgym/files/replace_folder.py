@@ -19,9 +19,9 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 def written_whole(path: Path) -> Iterator[Path]:
     """Give a new folder to fill, and move it to `path` when the block ends; a block that raises changes nothing.
 
-    Folders that earlier processes left here when they died are removed first.
+    Folders that earlier processes left here when they died are removed first. The folder above has to be there:
+    a run's may be moved or removed at any moment, and is not made again at its old place.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:

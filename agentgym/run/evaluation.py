@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,6 +15,7 @@ from agentgym.run.lost import WorkersLost
 from agentgym.run.metrics.clock import StepClock
 from agentgym.run.recorder import Recorder
 from agentgym.run.resume import CheckpointManager
+from agentgym.run.summary import look_at_failed
 from agentgym.run.tasks.envs import env_metrics
 from agentgym.scheduling.accounting import raise_if_all_failed
 from agentgym.weight_sync.sync import load_policy
@@ -110,10 +110,11 @@ class Evaluations:
             return
         await self.end()
         self._record.log.note(f"held-out evaluation after {done} steps, beside training")
-        policy = self._record.log.folder / f"{PREFIX}{done:06}"
-        save, then = partial(self._trainer.save, policy), f"the evaluation after {done} steps is missing"
-        if not await asyncio.to_thread(self._record.log.disk.attempt, "a policy to evaluate", save, then=then):
+        name, then = f"{PREFIX}{done:06}", f"the evaluation after {done} steps is missing"
+        save = lambda folder: self._trainer.save(folder / name)  # noqa: E731
+        if not await asyncio.to_thread(checkpoints.write, "a policy to evaluate", save, then=then):
             return
+        policy = self._record.log.folder / name
         try:
             await load_policy(self._trainer, self._beside.engine, version=done)
         except WorkersLost as lost:
@@ -167,7 +168,7 @@ class Evaluations:
     async def _recorded(self, evaluation: Evaluation, phase: str, done: int) -> float:
         """Record an evaluation in the store and the log, and return its mean reward."""
         self._record.evaluated(evaluation, phase=phase, done=done)
-        raise_if_all_failed(evaluation.groups)
+        raise_if_all_failed(evaluation.groups, then=look_at_failed(self._record.log.folder))
         metrics = await asyncio.to_thread(evaluation.metrics)
         metrics |= env_metrics(self._collector.env, evaluation.groups, "eval/")
         await asyncio.to_thread(self._record.log.held_out, done, metrics)

@@ -45,6 +45,7 @@ from agentgym.run.parts import Parts
 from agentgym.run.preflight import warn_of_engine_limits
 from agentgym.run.recorder import Recorder, open_recorder
 from agentgym.run.resume import CheckpointManager, load_run_state
+from agentgym.run.summary import look_at_failed
 from agentgym.run.tasks.envs import env_metrics, members_of
 from agentgym.run.teacher import open_teacher, taught_samples
 from agentgym.run.trackers import open_tracker
@@ -178,8 +179,7 @@ class _Steps:
                 await asyncio.to_thread(self.record.collected, groups, step=step)
                 for said in unasked(run.models, groups.rollouts, members_of(env)) if step == begun.step else ():
                     log.alert(f"{run.name}: {said}")
-                shows = f"; `{names.command('show', log.folder, '--failed')}` shows them"
-                raise_if_all_failed(groups, then=shows)
+                raise_if_all_failed(groups, then=look_at_failed(log.folder))
                 batch, taught = await self.credit(groups)
                 sync = self.sync = self.sync or self.new_sync(_probe(groups))
                 with part("sync"):

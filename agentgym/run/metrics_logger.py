@@ -101,6 +101,10 @@ class MetricsLogger:
             self._file = _opened(folder / METRICS)
             self._write_rest()
 
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the file of the metrics: with all of its folder, or as far as they came."""
+        return self._file is not None and os.fstat(self._file).st_nlink == 0
+
     def note(self, doing: str) -> None:
         """Show what the run is doing."""
         self._bar.update(self._job, description=doing)

@@ -70,6 +70,9 @@ class Recorder:
             except OSError as error:
                 self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
                 return None
+            if change is None and self.log.is_removed():
+                said = f"Files of {self.log.folder} were removed while it was written to; they are written again."
+                change = Change(self.log.folder, lost=True, said=said)
             self._gone_to(change)
             return change
 
@@ -147,12 +150,16 @@ class Recorder:
             return
         for said in account(self.log.rows, self.log.held_out_rewards, summary.get("lost", {})):
             self.log.say(said)
+        folder = self.log.folder if self.held is None else self.held.now()
+        if folder is None:
+            self.log.alert(f"The folder {self.log.folder} was removed at the end of the run: what it held is lost.")
+            return
         text = json.dumps(strict(summary), allow_nan=False, indent=2) + "\n"
         then = "the run is done, and its result is returned and printed all the same"
-        self.log.disk.attempt(SUMMARY, lambda: write_whole(self.log.folder / SUMMARY, text), then=then)
+        self.log.disk.attempt(SUMMARY, lambda: write_whole(folder / SUMMARY, text), then=then)
         picture = io.BytesIO()
         if draw_plot(picture, self.log.rows, self.log.held_out_rewards):
-            write = partial(write_whole, self.log.folder / PLOT, picture.getvalue())
+            write = partial(write_whole, folder / PLOT, picture.getvalue())
             self.log.disk.attempt(PLOT, write, then="`agentgym report` draws it again")
         else:
             self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")

@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentgym.errors import AgentGymError
+from agentgym.files.disk import is_missing
 from agentgym.files.folder_lock import FolderInUse
 from agentgym.files.foreign.content import DAMAGE, read_object
 from agentgym.files.foreign.values import number, whole
@@ -39,6 +41,10 @@ EVALUATION = "evaluation.json"
 """The file in `BEST` that says which evaluation it is the best of."""
 CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints, in the run's folder."""
+_TRIES = 3
+"""How often something is written whose folder, or whose files, are moved or removed meanwhile."""
+_REMOVAL_S = 0.3
+"""Seconds before the next try."""
 POLICIES = {"lora": "adapter", "full": "model"}
 """The folder of what a run has trained, in the run's folder, by train.method."""
 
@@ -230,13 +236,41 @@ class CheckpointManager:
         best = Best(step=done, reward=reward)
         if reward > (-math.inf if self.best is None else self.best.reward):
             said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
-            keep = self._trainer.save if saved is None else partial(_move, saved)
-            write = partial(keep, self._folder / BEST, files=said)
+            keep = self._trainer.save if saved is None else partial(_move, saved.name)
+            write = lambda folder: keep(folder / BEST, files=said)  # noqa: E731
             then = f"the policy after {done} steps is the best so far, and {BEST}/ keeps the one before it"
-            if await _to_its_end(partial(self._record.log.disk.attempt, f"{BEST}/", write, then=then)):
+            if await _to_its_end(partial(self.write, f"{BEST}/", write, then=then)):
                 self.best = best
         if saved is not None:
             await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
+
+    def write(self, what: str, write: Callable[[Path], object], *, then: str) -> bool:
+        """Write something into the run's folder, and return whether the disk took it; every rank must call it.
+
+        A folder that is moved or removed meanwhile is followed, and it is written again: by a run of several processes
+        not before its next step.
+        """
+        disk, alone = self._record.log.disk, self._trainer.world == 1
+        for _ in range(_TRIES):
+            if alone:
+                self._lose(self._record.follow())
+            folder = self._folder
+            try:
+                taken = disk.attempt(what, partial(write, folder), then=then)
+            except Exception as error:
+                if self._is_there(folder) and not (alone and is_missing(error)):
+                    raise
+                time.sleep(_REMOVAL_S)  # what removes the folder is at its files
+            else:
+                if not alone or self._is_there(folder):
+                    return taken
+        disk.refused(what, "it was moved or removed meanwhile", then=then)
+        return False
+
+    def _is_there(self, folder: Path) -> bool:
+        """Whether the run's folder is still at this path, where other processes than the first one look, too."""
+        held = self._record.held
+        return folder.is_dir() if held is None else held.is_at(folder)
 
     def _hold(self, state: RunState, log: Callable[[], T]) -> T:
         self._kept = _Kept(state, self._trainer.snapshot())
@@ -252,9 +286,9 @@ class CheckpointManager:
         """Write this rank's part of the checkpoint, and return whether the disk took it."""
         before = f"the one of step {self._written} stays" if self._written > 0 else "there is none yet"
         then = f"{before}, it is tried again after the next step, and the run goes on"
-        return self._record.log.disk.attempt("a checkpoint", self._write, then=then)
+        return self.write("a checkpoint", self._write, then=then)
 
-    def _write(self) -> None:
+    def _write(self, folder: Path) -> None:
         """Write this rank's part of the checkpoint of the kept step, where it has not yet; on the first one all of it.
 
         Only on the first rank is anything waited for, and no collective is made.
@@ -268,7 +302,7 @@ class CheckpointManager:
             if self._written == step:
                 return
             self._record.flush()
-            checkpoints, run = self._folder / CHECKPOINTS, {"progress": progress}
+            checkpoints, run = folder / CHECKPOINTS, {"progress": progress}
             kept.snapshot.write_checkpoint(checkpoints, step, run=run, keep=self._run.keep_checkpoints)
             self._written = step
 
@@ -288,14 +322,18 @@ class CheckpointManager:
         written = self._attempt()
         if self._trainer.rank:
             return
-        checkpoint = step_folder(self._folder / CHECKPOINTS, self._kept.state.step)
-        write = partial(self._kept.snapshot.write_policy, self._folder / self._policy, checkpoint)
         can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
-        if not (can and self._record.log.disk.attempt(f"{self._policy}/", write, then="the checkpoint has it")):
+        if not (can and self.write(f"{self._policy}/", self._write_policy, then="the checkpoint has it")):
             self._say_unsaved(written=written)
+        written = written and self._attempt()  # which does nothing unless the folder was lost meanwhile
         if not written:
             said = f"The disk took no checkpoint after the one of step {max(self._written, 0)}: the run can be resumed"
             self._record.log.alert(f"{said} from there, and {self._policy}/ is of step {self._kept.state.step}.")
+
+    def _write_policy(self, folder: Path) -> None:
+        assert self._kept is not None
+        checkpoint = step_folder(folder / CHECKPOINTS, self._kept.state.step)
+        self._kept.snapshot.write_policy(folder / self._policy, checkpoint)
 
     def _leave(self) -> None:
         """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
@@ -327,8 +365,8 @@ class CheckpointManager:
     ) -> None:
         """Save the last finished step; adapter or model alone where no step was made and nothing went wrong."""
         if self._kept is None and kind is None:
-            save, disk = partial(self._trainer.save, self._folder / self._policy), self._record.log.disk
-            if not await asyncio.to_thread(disk.attempt, f"{self._policy}/", save, then="no step was made"):
+            save = lambda folder: self._trainer.save(folder / self._policy)  # noqa: E731
+            if not await asyncio.to_thread(self.write, f"{self._policy}/", save, then="no step was made"):
                 self._say_unsaved(written=False)
         try:
             await _to_its_end(self._save)
@@ -338,10 +376,10 @@ class CheckpointManager:
             _LOG.error("%s", missing)
 
 
-def _move(saved: Path, target: Path, *, files: Mapping[str, str]) -> None:
-    """Move what a folder holds, with these texts beside it, to the place of another folder, whole or not at all."""
+def _move(saved: str, target: Path, *, files: Mapping[str, str]) -> None:
+    """Move what a folder beside `target` holds, with these texts beside it, to its place, whole or not at all."""
     with written_whole(target) as fresh:
-        for path in saved.iterdir():
+        for path in (target.parent / saved).iterdir():
             path.rename(fresh / path.name)
         for name, text in files.items():
             (fresh / name).write_text(text)

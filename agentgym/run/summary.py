@@ -3,10 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.files.names import command
 from agentgym.run.metrics.batch import tool_counts
 from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import FailureCounts, ToolCounts
@@ -105,6 +107,11 @@ def account(
         *under("cut off", _cut_off(rows)),
         *under("lost", _lost(lost)),
     ]
+
+
+def look_at_failed(folder: Path) -> str:
+    """Return the end of a sentence about rollouts that failed: the command that shows them."""
+    return f"; `{command('show', folder, '--failed')}` shows them"
 
 
 def under(heading: str, lines: Sequence[str]) -> list[str]:

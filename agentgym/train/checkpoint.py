@@ -59,7 +59,7 @@ def write_checkpoint(
 
     `state` holds tensors on the CPU, numbers, strings, lists and dicts; `fill` puts further files into the checkpoint's
     folder before it is complete, and returns their sizes and checksums. The last `keep` checkpoints stay. Checkpoints
-    of later steps belong to a run that was cut back, and are removed.
+    of later steps belong to a run that was cut back, and are removed. `folder` is made if the folder above it is there.
     """
     import torch
 
@@ -76,6 +76,7 @@ def write_checkpoint(
 
 def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callable[[Path], Sums] | None = None) -> None:
     """Write the folder of one step with these files and their manifest, under a hidden name until it is complete."""
+    folder.mkdir(exist_ok=True)
     _sweep(folder)
     # A run that was cut back replaces the folder of the same step.
     with written_whole(step_folder(folder, step)) as fresh:

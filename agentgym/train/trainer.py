@@ -214,6 +214,7 @@ class Trainer:
         It is complete on return, and `files`, texts by their names, are beside it. A model is in the type that the
         trainer computes in. Every rank must call it.
         """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:
             adapter = self.adapter()
             self.first(lambda: write_adapter(adapter, Path(path), files))
@@ -230,6 +231,7 @@ class Trainer:
         Every rank must call it. The sums are made in float32 and written in the base's own type. Of a model that is
         trained whole it is what `save` writes.
         """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         if not self.adapts:
             self.save(path)
             return
@@ -252,6 +254,7 @@ class Trainer:
         self, snapshot: Snapshot, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None
     ) -> None:
         """Write a snapshot as `checkpoint` does. Every rank must call it."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
         write = partial(snapshot.write_checkpoint, Path(folder), step, run=run or {}, keep=keep)
         if self.rank:
             write()

@@ -165,7 +165,9 @@ async def test_where_all_rollouts_fail_the_run_ends_and_they_can_be_looked_at(
     run: ag.RunConfig, monkeypatch: pytest.MonkeyPatch, held_out: int, kept: list[tuple[str, int]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "record_envs", sys.modules[__name__])
-    with pytest.raises(AgentGymError, match=r"all \d rollouts failed.*judge is down.*; `.* show \S+ --failed` shows them$"):
+    with pytest.raises(
+        AgentGymError, match=r"all \d rollouts failed.*judge is down.*; `.* show \S+ --failed` shows them$"
+    ):
         await train_policy(replace(run, env="record_envs:Down", eval_tasks=held_out))
     assert places(folder(run)) == kept
 

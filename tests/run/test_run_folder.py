@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from agentgym.environments.env import Split
 from agentgym.errors import AgentGymError
 from agentgym.files.folder_lock import FolderInUse, LockedFolder
 from agentgym.launch.train import train_policy
+from agentgym.run import recorder
+from agentgym.run.evaluation import Evaluations
 from agentgym.run.metrics_logger import MetricsLogger
 from agentgym.run.recorder import open_recorder
+from agentgym.run.resume import read_best
 from agentgym.store.reader import RolloutStore
+from agentgym.train import checkpoint, snapshot
 from agentgym.train.checkpoint import last_checkpoint
 from tests.files.limits import files_up_to, removed
 
@@ -176,6 +181,97 @@ def test_a_folder_that_is_removed_after_the_last_step_has_its_checkpoint_and_its
     rollout(run, {4: lambda: removed(tmp_path / "run")})
     assert_whole(tmp_path / "run", 5)
     assert kept(tmp_path / "run") == ["step-000005"]
+
+
+def moved(folder: Path) -> None:
+    """Move the folder, as `mv run archive` does."""
+    folder.rename(folder.with_name("archive"))
+
+
+def before(
+    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, deed: Callable[[], object], *, call: int = 1
+) -> None:
+    """Do something once, before that call of a function of a module or a class."""
+    calls = count(1)
+    real = getattr(owner, name)
+
+    def doing(*values: Any, **named: Any) -> Any:
+        if next(calls) == call:
+            deed()
+        return real(*values, **named)
+
+    monkeypatch.setattr(owner, name, doing)
+
+
+@pytest.mark.parametrize(("write", "call"), [("write_file", 4), ("_sync", 4), ("written_whole", 2), ("_steps", 3)])
+@pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
+def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, call: int, gone: Any, now: str
+) -> None:
+    before(monkeypatch, checkpoint, write, lambda: gone(tmp_path / "run"), call=call)
+    summary = rollout(run, {})
+    assert_whole(tmp_path / now, 5)
+    assert summary["output_dir"] == str(tmp_path / now)
+    assert [path.name for path in tmp_path.iterdir()] == [now]
+
+
+def test_what_is_removed_within_a_folder_that_stays_is_written_again(
+    run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def remove() -> None:
+        for path in (tmp_path / "run").iterdir():
+            removed(path) if path.is_dir() else path.unlink()
+
+    rollout(run, {3: remove})
+    assert_whole(tmp_path / "run", 5)
+    assert f"Files of {tmp_path / 'run'} were removed while it was written to" in capfd.readouterr().err
+
+
+def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_state() -> None:
+        [file] = (tmp_path / "run/checkpoints").glob(".step-*/state.pt")
+        file.unlink()
+
+    before(monkeypatch, checkpoint, "sum_of", remove_state, call=2)
+    assert rollout(run, {})["not_written"] == {}
+    assert_whole(tmp_path / "run", 5)
+
+
+@pytest.mark.parametrize("write", ["write_adapter", "write_checkpoint"])
+@pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
+def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, gone: Any, now: str
+) -> None:
+    call = {"write_adapter": 1, "write_checkpoint": 3}[write]
+    before(monkeypatch, snapshot, write, lambda: gone(tmp_path / "run"), call=call)
+    rollout(run, {})
+    assert_whole(tmp_path / now, 5)
+
+
+@pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
+def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Any, now: str
+) -> None:
+    before(monkeypatch, Evaluations, "_recorded", lambda: gone(tmp_path / "run"), call=2)
+    rollout(replace(run, eval_tasks=1, eval_every=2, max_steps=3), {})
+    assert last_checkpoint(tmp_path / now / "checkpoints").step == 3
+    assert read_best(tmp_path / now) is not None
+    assert [path.name for path in tmp_path.iterdir()] == [now]
+
+
+@pytest.mark.parametrize("gone", [moved, removed])
+def test_a_folder_that_goes_before_the_summary_is_followed_or_named(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before(monkeypatch, recorder, "account", lambda: gone(tmp_path / "run"))
+    assert rollout(replace(run, max_steps=1), {})["steps"] == 1
+    if gone is moved:
+        assert_whole(tmp_path / "archive", 1)
+    else:
+        assert list(tmp_path.iterdir()) == []
+        assert "WARNING: The folder" in capfd.readouterr().err
 
 
 async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_another_one_follows_it(
