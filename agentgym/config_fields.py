@@ -128,7 +128,7 @@ ALSO_CALLED: Mapping[str, str] = {
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return what to write in place of a name that is not known: the nearest known one, or else all of them."""
-    names = sorted(known)
+    names = sorted(set(known))
     if (ours := ALSO_CALLED.get(name)) in names:
         return f"did you mean {ours!r}?"
     close = get_close_matches(name, names, n=1)
@@ -159,9 +159,25 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
                 raise _refusal(found, given, error.errors(include_url=False)) from None
 
         found.__init__ = __init__
+
+        def __init_subclass__(sub: Any, /, **options: Any) -> None:
+            super(found, sub).__init_subclass__(**options)
+            _refuse_fields_as_attributes(found, sub)
+
+        if "__init_subclass__" not in vars(found):
+            found.__init_subclass__ = classmethod(__init_subclass__)
         return cast("C", found)
 
     return checked
+
+
+def _refuse_fields_as_attributes(base: Any, cls: Any) -> None:
+    """Raise TypeError for a subclass of a config whose body sets a field: nothing would read it."""
+    for name in (field.name for field in fields(base) if field.name in vars(cls)):
+        raise TypeError(
+            f"{base.__name__}: {cls.__name__}.{name} would change nothing; fields are set when a config is made, as in "
+            f"{base.__name__}({name}=...)"
+        )
 
 
 if TYPE_CHECKING:  # to type checkers a config is a dataclass
@@ -180,8 +196,10 @@ def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> 
     if first["type"] == "unexpected_keyword_argument":
         others: tuple[Any, ...] = getattr(cls, "ELSEWHERE", ())
         known = [field.name for field in fields(cls) if field.init]
-        owners = [other.__name__ for other in others if any(field.name == name for field in fields(other))]
-        meant = f"ag.{owners[0]} has it" if owners else nearest(name, known)
+        ours = ALSO_CALLED.get(name, name)
+        owners = [other.__name__ for other in others if ours in {field.name for field in fields(other)}]
+        its = "it" if ours == name else repr(ours)
+        meant = f"ag.{owners[0]} has {its}" if owners and ours not in known else nearest(name, known)
         return TypeError(f"{cls.__name__}: there is no field {name!r}; {meant}")
     if first["type"] == "missing" and len(first["loc"]) == 1:
         missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]

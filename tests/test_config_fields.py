@@ -1,13 +1,20 @@
 """Every field of every config refuses, by its name and when the config is made, what would fail or mislead later."""
 
 import inspect
+import re
 from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import agentgym as ag
+
+
+class Verdict(BaseModel):
+    """What a judge says."""
+
 
 CONFIGS: dict[type[Any], dict[str, Any]] = {
     ag.RunConfig: {"recipe": "r", "env": "chase", "model": "tiny"},
@@ -164,3 +171,32 @@ def test_a_subclass_of_the_run_settings_is_refused_because_nothing_would_read_it
 def test_a_value_with_a_part_missing_is_told_which() -> None:
     with pytest.raises(ValueError, match=r"^betas.1: is missing, got "):
         ag.TrainConfig(betas=(0.9,))  # type: ignore[arg-type]
+
+
+def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_would_read_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"^TrainConfig: Mine\.lr would change nothing; .* as in TrainConfig\(lr=\.\.\.\)$"
+    ):
+        type("Mine", (ag.TrainConfig,), {"lr": 5.0})
+    assert type("Mine", (ag.Limits,), {"own": 1})(turns=3).turns == 3
+
+    class Typed(ag.Judge[Verdict]):
+        """A generic config stays one."""
+
+    assert issubclass(Typed, ag.Judge)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lr", "ag.TrainConfig has it"),
+        ("learning_rate", "ag.TrainConfig has 'lr'"),
+        ("micro_tokens", "ag.TrainConfig has 'max_tokens_per_microbatch'"),
+        ("out", "did you mean 'output_dir'?"),
+        ("advantage_level", "did you mean 'credit'?"),
+        ("max_tokens", "did you mean 'max_turn_tokens'?"),
+    ],
+)
+def test_a_field_by_another_name_is_told_the_one_that_is_meant_and_which_config_has_it(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"^RunConfig: there is no field '{name}'; {re.escape(meant)}$"):
+        ag.RunConfig(env="a", model="tiny", **{name: 1})  # type: ignore[arg-type]

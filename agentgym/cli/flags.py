@@ -77,8 +77,9 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
     """
     import tyro
 
-    roles = {typed[1] for word in words if (typed := ROLE.match(word))} - recipe.models.keys()
-    named = {role: ModelRoleConfig(model=NO_MODEL) for role in sorted(roles)}
+    typed = {match[1].replace("-", "_"): match[1] for word in words if (match := ROLE.match(word))}
+    new = typed.keys() - {name.replace("-", "_") for name in recipe.models}
+    named = {typed[role]: ModelRoleConfig(model=NO_MODEL) for role in sorted(new)}
     tree = _tree(type(recipe), replace(recipe, models={**recipe.models, **named}))
     with needs_extra():  # tyro looks for torch
         found, rest = tyro.cli(
@@ -110,7 +111,11 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
         if sampling:
             run = _applied(replace(run, eval_sampling=run.held_out_sampling), {"eval_sampling": sampling})
         if run.resume is not None and "max_steps" not in given.settings:
-            run = replace(run, max_steps=begun_steps(run.resume, run.max_steps))
+            begun = begun_steps(run.resume, run.max_steps)
+            if begun != run.max_steps and is_first():
+                other = f"--max-steps {run.max_steps} takes those of the recipe"
+                sys.stderr.write(f"{run.name}: max_steps: the run goes on to the {begun} it was begun with; {other}\n")
+            run = replace(run, max_steps=begun)
         run = _with_env(run, given.env)
     except ValueError as error:
         raise RefusedWords(_with_flags(str(error), given.settings)) from None
@@ -320,7 +325,7 @@ def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
     if name == "env" and len(words) > 1:
         return _read(name, dict[str, float], _pairs(name, words, "an env and its weight"))
     if isinstance(now, Mapping) and name != "env":
-        return {**now, **_read(name, dict[str, bool | int | float | str], _pairs(name, words, "a name and a value"))}
+        return {**now, **{key: _variable(text) for key, text in _pairs(name, words, "a name and a value").items()}}
     if isinstance(now, tuple):
         return _read(name, hint, tuple(words))
     if len(words) != 1:
@@ -335,6 +340,15 @@ def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]
         return adapter.validate_python(given) if isinstance(given, tuple) else adapter.validate_strings(given)
     except ValidationError as error:
         raise ValueError(what_to_give(name, given, error.errors(include_url=False))) from None
+
+
+def _variable(text: str) -> bool | int | float | str:
+    """Return the value of a variable without a type: true and false, a number, or else text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    adapter = TypeAdapter[int | float | str](int | float | str, config=ConfigDict(allow_inf_nan=False))
+    found: int | float | str = adapter.validate_strings(text)
+    return found
 
 
 def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:

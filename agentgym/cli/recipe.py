@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,10 +61,21 @@ def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
     if not isinstance(recipe, RunConfig):
         got = f"the class {recipe.__name__}" if isinstance(recipe, type) else repr(recipe)
         raise SystemExit(f"ag.main: give it a config, as in `ag.main(ag.RunConfig(env=..., model=...))`, not {got}")
+    if threading.current_thread() is not threading.main_thread() or _in_loop():
+        raise RuntimeError("ag.main: is for a program's main thread; elsewhere, `await ag.train_policy(run)` trains")
     with program(recipe.name) as stop:
         run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
         summary = finished(run, stop, callbacks)
     say_what_is_next(Path(summary["output_dir"]), run)
+
+
+def _in_loop() -> bool:
+    """Whether an event loop runs in this thread, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> RunConfig:
@@ -99,7 +111,7 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
     made = new_folder(run.name) if run.resume is None and run.output_dir is None and is_first() else None
     run = run if made is None else replace(run, output_dir=made)
     named = run.resume or run.output_dir
-    stop.folder = named and whole_path(named)
+    stop.folder, stop.made = named and whole_path(named), made
     try:
         with needs_extra():
             import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
@@ -143,10 +155,13 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
         if isinstance(role.engine, TransformersConfig)
         for word in (f"--models.{name}.model", str(role.model))
     ]
+    sampling = run.held_out_sampling
+    sampled = [] if sampling.temperature == 1 else ["--temperature", f"{sampling.temperature:g}"]
+    sampled += [] if sampling.max_tokens is None else ["--max-tokens", str(sampling.max_tokens)]
     values = [(*parameter_in(run.env, name), str(value)) for name, value in run.env_args.items()]
     for env in [run.env] if isinstance(run.env, str) else run.env:
         parameters = [word for of, name, value in values if of == env for word in (f"--env.{name}", value)]
-        yield command("eval", typed or env, *parameters, "--model", trained, *models)
+        yield command("eval", typed or env, *parameters, "--model", trained, *sampled, *models)
 
 
 class Stop:
@@ -161,6 +176,8 @@ class Stop:
         self.number: int | None = None
         """The number of the signal that came first; None before one came."""
         self.folder: Path | None = None
+        self.made: Path | None = None
+        """The run's folder if it was made for it, and goes again if the run does not begin."""
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
 
@@ -207,6 +224,8 @@ class Stop:
             return
         if again or self._running is None or _waits_for_others():
             self.say()
+            if self.made is not None:
+                drop_unused(self.made)
             os._exit(128 + self.number)
         if is_first():
             os.write(2, f"\n{STOPPING.format(name=_name(number))}\n".encode())
@@ -234,8 +253,9 @@ def resume_command(folder: Path, arguments: Sequence[str]) -> str:
 def _command(arguments: Sequence[str]) -> str:
     """Give the command line that started this program, with these arguments instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = spec.name.removesuffix(".__main__") if spec is not None else ""
-    program = ["-m", name] if name else [sys.argv[0]]
+    name = spec.name.removesuffix("__main__").removesuffix(".") if spec is not None else ""  # none of a folder
+    typed = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
+    program = ["-m", name] if name else typed if sys.argv[0] == "-c" else [sys.argv[0]]
     ranks = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
     start = ["torchrun", "--nproc-per-node", ranks] if ranks else [sys.executable]
     return shlex.join([*start, *program, *arguments])

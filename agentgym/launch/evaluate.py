@@ -100,8 +100,14 @@ async def evaluate(
     k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
     if k < 1 or (n is not None and n < 1):
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
-    if not isinstance(solved, int | float) or not math.isfinite(solved):
+    if isinstance(solved, bool) or not isinstance(solved, int | float) or not math.isfinite(solved):
         raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed: must be from 0 to 2^63 - 1, got {seed}")
+    if not isinstance(ray, str):
+        raise TypeError(f"ray: must be 'off', 'auto' or 'HOST:PORT', got {ray!r}")
+    if output_dir is not None and (not isinstance(output_dir, str | Path) or not str(output_dir).strip()):
+        raise TypeError(f"output_dir: must be a path, got {output_dir!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if output_dir is None and (resume or retry_failed):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agentgym.config_fields import require_instance
-from agentgym.engines.base import Engine
+from agentgym.engines.base import Engine, check_engine
 from agentgym.engines.messages import refuse_in_training
 from agentgym.errors.extras import needs_extra
 from agentgym.files.folder_lock import LockedFolder
@@ -46,7 +46,9 @@ async def train_policy(
     """
     heard = checked_callbacks(callbacks)
     require_instance("run", run, RunConfig)
-    refuse_in_training(engine)
+    if engine is not None:
+        refuse_in_training(engine)
+        check_engine(engine)
     run = replace(run, train=with_rate(run.train, run.model))
     env = await asyncio.to_thread(only_tasks, open_envs(run.env, run.env_args, run.sandbox), run.tasks_from)
     named = run.resume or run.output_dir

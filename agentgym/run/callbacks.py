@@ -5,8 +5,10 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -17,6 +19,8 @@ from agentgym.run.config import RunConfig
 from agentgym.scheduling.accounting import Groups
 from agentgym.types.rollout import Rollout
 
+GRACE_S = 30.0
+"""Seconds that callbacks in threads have at the end of a run that failed or was stopped."""
 Event: TypeAlias = Literal["on_run_start", "on_rollout", "on_step", "on_evaluation", "on_run_end"]
 """The name of a method of `Callback`."""
 
@@ -24,7 +28,8 @@ Event: TypeAlias = Literal["on_run_start", "on_rollout", "on_step", "on_evaluati
 class Callback:
     """Hears the events of a run, on its first process; override the methods that you need.
 
-    If a method raises, this is reported once and counted in the summary's `callback_errors`, and the run goes on.
+    If a method raises, this is reported once and counted in the summary's `callback_errors`, and the run goes on. The
+    rollouts are those that the run trains on and stores: read them, and change nothing in them.
     """
 
     in_thread: ClassVar[bool] = False
@@ -59,6 +64,8 @@ def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
     checked = list(callbacks)
     events = get_args(Event)
     for callback in checked:
+        if isinstance(callback, type):
+            raise ValueError(f"callbacks: {callback.__name__} is a class; make an instance, {callback.__name__}()")
         require_instance("callbacks", callback, Callback)
         named = type(callback).__name__
         for event in events:
@@ -88,6 +95,8 @@ class Callbacks:
     """Whether they were told that the run has ended, which they are told once."""
     _one: threading.Lock = field(default_factory=threading.Lock)
     """Held while a method is called in a thread: a call that the run no longer waits for goes on until it returns."""
+    _in_thread: str = ""
+    """The method that a thread is in."""
 
     async def call(self, event: Event, *told: Any) -> None:
         """Tell all of them of an event."""
@@ -96,9 +105,17 @@ class Callbacks:
         self.ended = event == "on_run_end"
         for callback in self.callbacks:
             if callback.in_thread:
-                await asyncio.to_thread(self._call_alone, callback, event, *told)
+                await _in_daemon(partial(self._call_alone, callback, event, *told))
             else:
                 self._call(callback, event, *told)
+
+    async def failed(self) -> None:
+        """Tell all of them that the run has failed or was stopped; one that blocks for `GRACE_S` seconds is left."""
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self.call("on_run_end", {})
+        except TimeoutError:
+            self.alert(f"{self._in_thread} has not returned in {GRACE_S:g} seconds; the run ends without it.")
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Tell all of them of a rollout that has ended."""
@@ -107,15 +124,46 @@ class Callbacks:
 
     def _call_alone(self, callback: Callback, event: Event, *told: Any) -> None:
         with self._one:
+            self._in_thread = f"{type(callback).__name__}.{event}"
             self._call(callback, event, *told)
 
     def _call(self, callback: Callback, event: Event, *told: Any) -> None:
-        # Copies: what a callback changes in a mapping is its own.
-        given = [deepcopy(dict(each)) if isinstance(each, Mapping) else each for each in told]
+        method = getattr(callback, event)
+        if getattr(method, "__func__", None) is getattr(Callback, event):
+            return  # the class does not hear this event
         try:
-            getattr(callback, event)(*given)
+            method(*map(_own, told))
         except (Exception, asyncio.CancelledError) as error:  # a plain method is never cancelled by others
             name = f"{type(callback).__name__}.{event}"
             self.errors[name] += 1
             if self.errors[name] == 1:
                 self.alert(f"{name} raised {describe(error)}; it is called again, and the run goes on.")
+
+
+def _own(told: Any) -> Any:
+    """Return a copy of a mapping or a config for a callback, which may change it."""
+    if isinstance(told, Mapping):
+        return deepcopy(dict(told))
+    return deepcopy(told) if isinstance(told, RunConfig) else told
+
+
+async def _in_daemon(work: Callable[[], None]) -> None:
+    """Do the work in a thread that does not hold up the end of the program."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def end(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        failure: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # such as SystemExit, which ends the run
+            failure = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end, failure)
+
+    threading.Thread(target=run, name="agentgym-callback", daemon=True).start()
+    await done

@@ -274,7 +274,7 @@ async def open_callbacks(
             await told.call("on_run_start", run, folder)
         yield told
     except BaseException:
-        await told.call("on_run_end", {})
+        await told.failed()
         raise
 
 

@@ -253,6 +253,17 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
     assert err.startswith(f"agentgym: models: {folder}/judged was begun with")
 
 
+def test_a_folder_of_runs_that_cannot_be_made_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").touch()
+    code, _, err = run(capsys, "eval", "my_short:Judged", "--model", "tiny")
+    assert code == 1
+    assert "cannot be made (a file is in its way)" in err
+    assert err.count("\n") == 1
+
+
 def stored_rewards(folder: Path, name: str) -> list[float]:
     with RolloutStore(folder) as store:
         return [found.rollout.rewards[name] for found in store.find()]

@@ -76,7 +76,8 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
         f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the metrics of each step",
-        f"      agentgym eval hello --env.spare 9 --model {out}/adapter plays what was trained on the held-out tasks",
+        f"      agentgym eval hello --env.spare 9 --model {out}/adapter --temperature 0.7 --max-tokens 40 plays what was "
+        "trained on the held-out tasks",
         f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",
     ]
 

@@ -173,7 +173,22 @@ async def test_an_evaluation_says_its_parts_and_what_solves_a_task(tmp_path: Pat
     assert "calls     1.00 a rollout, 2.00 errors, 1.00 malformed" in said
 
 
-@pytest.mark.parametrize("solved", [float("nan"), "1"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seed": -1}, "seed: must be from 0 to"),
+        ({"seed": 2**63}, "seed: must be from 0 to"),
+        ({"ray": None}, "ray: must be 'off', 'auto' or 'HOST:PORT', got None"),
+        ({"output_dir": 5}, "output_dir: must be a path, got 5"),
+        ({"output_dir": ""}, "output_dir: must be a path, got ''"),
+    ],
+)
+async def test_an_argument_that_means_nothing_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{said}"):
+        await ag.evaluate(Guess, Scripted([say("101")]), **given)
+
+
+@pytest.mark.parametrize("solved", [float("nan"), "1", True])
 async def test_what_solves_a_task_is_a_number(solved: Any) -> None:
     with pytest.raises(ValueError, match=r"^solved: must be a finite number"):
         await ag.evaluate(Guess, Scripted([say("101")]), solved=solved)

@@ -1,6 +1,8 @@
 """The command line of a recipe: which engine comes first, and decides what the flags under it mean."""
 
+import asyncio
 import os
+import shlex
 import shutil
 import socketserver
 import subprocess
@@ -35,6 +37,11 @@ sys.meta_path.insert(0, Missing())
 """
 BUG = "import agentgym.cli.recipe as c\ndef bug(run, **more): return int('three')\nc.train_policy = bug\n"
 START = "import agentgym as ag; from recipes.chase_grpo import RECIPE; ag.main(RECIPE)"
+RESUMING = """
+import pathlib
+import agentgym.cli.recipe as c
+print(c.resume_command(pathlib.Path("runs/a"), ["--seed", "3"]))
+"""
 
 
 def recipe(*arguments: str, first: str = "") -> "subprocess.CompletedProcess[str]":
@@ -187,6 +194,62 @@ def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
 def test_what_is_no_recipe_is_told_what_one_is(made: Any, said: str) -> None:
     with pytest.raises(SystemExit, match=rf"^ag\.main: give it a config, as in `.*`, not {said}$"):
         main(made)
+
+
+async def test_a_recipe_within_a_loop_or_a_thread_is_told_what_to_call() -> None:
+    with pytest.raises(RuntimeError, match=r"^ag\.main: .*`await ag\.train_policy\(run\)`"):
+        main(RECIPE)
+    with pytest.raises(RuntimeError, match=r"^ag\.main: .*main thread"):
+        await asyncio.to_thread(main, RECIPE)
+
+
+async def test_an_engine_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"^engine: must be an engine, got 'tiny'"):
+        await ag.train_policy(RECIPE, engine="tiny")  # type: ignore[arg-type]
+
+
+def test_what_a_variable_without_a_type_stands_for() -> None:
+    words = {"a": "1", "b": "0", "c": "no", "d": "True", "e": "1.5", "f": "nan"}
+    typed = [word for pair in words.items() for word in pair]
+    assert settings(RECIPE, ["--chat-template-kwargs", *typed]).chat_template_kwargs == {
+        "a": 1,
+        "b": 0,
+        "c": "no",
+        "d": True,
+        "e": 1.5,
+        "f": "nan",
+    }
+
+
+def test_a_role_of_the_recipe_is_typed_with_a_hyphen_or_an_underscore() -> None:
+    judged = replace(RECIPE, models={"my_judge": ag.ModelRoleConfig(model="tiny")})
+    for name in ("my_judge", "my-judge"):
+        roles = settings(judged, [f"--models.{name}.engine.slots", "3"]).models
+        assert roles == {"my_judge": ag.ModelRoleConfig(model="tiny", engine=ag.TransformersConfig(slots=3))}
+        assert settings(RECIPE, [f"--models.{name}.model", "tiny"]).models.keys() == {name}  # one of its own
+
+
+def test_steps_that_a_resumed_run_was_begun_with_are_said_if_the_recipe_has_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_settings(tmp_path, replace(RECIPE, max_steps=2))
+    assert settings(RECIPE, ["--resume", str(tmp_path)]).max_steps == 2
+    other = f"--max-steps {RECIPE.max_steps} takes those of the recipe"
+    told = f"chase_grpo: max_steps: the run goes on to the 2 it was begun with; {other}\n"
+    assert capsys.readouterr().err == told
+    settings(replace(RECIPE, max_steps=2), ["--resume", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("start", [["-c", RESUMING], ["program"]], ids=["words", "folder"])
+def test_the_command_that_resumes_a_program_without_a_file_can_be_typed(start: list[str], tmp_path: Path) -> None:
+    (tmp_path / "program").mkdir()
+    (tmp_path / "program/__main__.py").write_text(RESUMING)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *start], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert shlex.split(done.stdout) == [sys.executable, *start, "--seed", "3", "--resume", "runs/a"], done.stderr
 
 
 def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 import agentgym as ag
 from agentgym.evals.evaluation import Evaluation
-from agentgym.run import loop
+from agentgym.run import callbacks, loop
 from agentgym.run.trackers import Tracker, open_tracker
 from agentgym.scheduling import Groups
 from tests.run.test_resume import SETTINGS, adapter
@@ -259,6 +259,43 @@ async def test_a_cancelled_run_tells_the_end_once_and_only_after_the_call_in_the
     assert slow.heard == ["step", "step returns", "end"]
 
 
+async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(callbacks, "GRACE_S", 0.1)
+    inside, let = threading.Event(), threading.Event()
+
+    class Blocks(ag.Callback):
+        in_thread = True
+
+        def on_step(self, *_: Any) -> None:
+            inside.set()
+            let.wait()
+
+    run = asyncio.ensure_future(
+        ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[Blocks()])
+    )
+    await asyncio.to_thread(inside.wait)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    let.set()
+    assert (
+        "WARNING: Blocks.on_step has not returned in 0.1 seconds; the run ends without it." in capsys.readouterr().err
+    )
+    assert (tmp_path / "checkpoints/step-000001").is_dir()
+
+
+async def test_what_a_callback_changes_in_the_config_stays_its_own(tmp_path: Path) -> None:
+    class Changes(ag.Callback):
+        def on_run_start(self, run: ag.RunConfig, folder: Path) -> None:
+            run.env_args["changed"] = 1
+
+    run, hears = replace(SETTINGS, output_dir=tmp_path, max_steps=0, eval_tasks=0), Hears()
+    await ag.train_policy(run, callbacks=[Changes(), hears])
+    assert hears.heard[0][1].env_args == run.env_args == {}
+
+
 async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> None:
     class Late(ag.Callback):
         async def on_step(self, *_: Any) -> None:  # type: ignore[override]
@@ -266,7 +303,7 @@ async def test_what_is_no_callback_and_an_async_method_are_refused_by_name() -> 
 
     with pytest.raises(ValueError, match=r"^callbacks: Late.on_step is async, and is called, not awaited; make it a"):
         await ag.train_policy(SETTINGS, callbacks=[Late()])
-    with pytest.raises(ValueError, match=r"^callbacks: must be an instance of Callback, got <class"):
+    with pytest.raises(ValueError, match=r"^callbacks: Late is a class; make an instance, Late\(\)$"):
         await ag.train_policy(SETTINGS, callbacks=[Late])  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"^callbacks: must be a list of ag.Callback, got "):
         await ag.train_policy(SETTINGS, callbacks=ag.Callback())  # type: ignore[arg-type]

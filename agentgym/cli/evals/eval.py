@@ -109,7 +109,10 @@ def evaluate_env(
     if resume and output_dir is None:
         raise AgentGymError("--resume: name the folder to go on in with --output-dir")
     cls, signals = find(env, parameters), list[signal.Signals]()
-    folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
+    try:
+        folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
+    except ValueError as error:
+        raise AgentGymError(str(error)) from error
     try:
         chosen = _tasks(cls, split, tasks)
         settings = {
