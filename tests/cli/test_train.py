@@ -71,13 +71,13 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
         40,
     )
     assert re.search("^(learned|reward fell|reward unchanged): reward ", done.stderr, re.MULTILINE)
-    sampled = "--temperature 0.7 --max-tokens 40"
+    trained = f"{out}/adapter --temperature 0.7 --max-tokens 40"
     assert done.stderr.splitlines()[-6:] == [
         f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
         f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the metrics of each step",
-        f"      agentgym eval hello --env.spare 9 --model {out}/adapter {sampled} plays what was trained on the held-out tasks",
+        f"      agentgym eval hello --env.spare 9 --model {trained} plays what was trained on the held-out tasks",
         f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",
     ]
 
