@@ -183,7 +183,7 @@ def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_wou
     class Typed(ag.Judge[Verdict]):
         """A generic config stays one."""
 
-    assert issubclass(Typed, ag.Judge)
+    assert (len(ag.Judge.__parameters__), Typed.__parameters__) == (1, ())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -200,3 +200,7 @@ def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_wou
 def test_a_field_by_another_name_is_told_the_one_that_is_meant_and_which_config_has_it(name: str, meant: str) -> None:
     with pytest.raises(TypeError, match=rf"^RunConfig: there is no field '{name}'; {re.escape(meant)}$"):
         ag.RunConfig(env="a", model="tiny", **{name: 1})  # type: ignore[arg-type]
+
+
+def test_a_text_is_kept_as_it_is_given() -> None:
+    assert ag.Sampling(stop=["a b", "\n"]).stop == ("a b", "\n")  # type: ignore[arg-type]

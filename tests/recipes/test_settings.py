@@ -142,6 +142,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--env", "chase", "1", "chase", "2"], "--env: give pairs of an env and its weight, each once"),
         (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
+        (["--train", "ppo"], "there is no option --train; did you mean"),
         (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
         (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),
         (["--models.judge.engine.slots", "8"], "--models.judge.model: is missing; give the folder or the name"),
