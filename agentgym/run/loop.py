@@ -135,8 +135,11 @@ async def run_loop(
             "store": str(log.folder / STORE),
         }
         await told.call("on_run_end", summary)
+    folder = await asyncio.to_thread(record.last_place)
     summary |= {
         **record.summary(),  # complete now that the record is closed
+        "output_dir": str(folder),
+        "store": str(folder / STORE),
         "callback_errors": dict(told.errors),
         "cpu_seconds": round(_cpu_seconds(), 1),
         "seconds": round(time.perf_counter() - start, 1),

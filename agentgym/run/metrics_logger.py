@@ -97,13 +97,30 @@ class MetricsLogger:
         self.folder = folder
         if lost and self._file is not None:
             self._unwritten = _content(self._file) + self._unwritten
-            os.close(self._file)
-            self._file = _opened(folder / METRICS)
-            self._write_rest()
+            self._open_again()
 
-    def is_removed(self) -> bool:
-        """Whether somebody has removed the file of the metrics: with all of its folder, or as far as they came."""
-        return self._file is not None and os.fstat(self._file).st_nlink == 0
+    def follow_file(self) -> str | None:
+        """Go on in the file that is at its path now, and write it again if there is none; return what has happened."""
+        path = self.folder / METRICS
+        if self._file is None:
+            return None
+        try:
+            if os.path.samestat(path.stat(), os.fstat(self._file)):
+                return None
+            said = f"{path} was replaced by another file; the lines that it lacks are added to it."
+        except FileNotFoundError:
+            said = f"{path} was removed; it is written again."
+        there = {_key(row) for line in _lines(path) if (row := _row(line)) is not None}
+        lines = [line for line in _content(self._file).splitlines() if (row := _row(line)) and _key(row) not in there]
+        self._unwritten = b"".join(line + b"\n" for line in lines) + self._unwritten
+        self._open_again()
+        return said
+
+    def _open_again(self) -> None:
+        assert self._file is not None
+        os.close(self._file)
+        self._file = _opened(self.folder / METRICS)
+        self._write_rest()
 
     def note(self, doing: str) -> None:
         """Show what the run is doing."""
@@ -244,6 +261,11 @@ def _lines(path: Path) -> Iterator[bytes]:
     with suppress(FileNotFoundError), opened(path, within=path.parent) as file:
         while line := file.readline(LONGEST_LINE):
             yield line.rstrip(b"\r\n")
+
+
+def _key(row: Mapping[str, float]) -> tuple[float, bool]:
+    """Return what a line is of: a step, and whether it is an evaluation's."""
+    return row["step"], HELD_OUT in row
 
 
 def _row(line: bytes) -> dict[str, float] | None:

@@ -19,12 +19,13 @@ from agentgym.files.held import Change
 from agentgym.run.metrics.batch import batch_metrics, mismatch_metrics
 from agentgym.run.metrics.environment import FILE as SURROUNDINGS
 from agentgym.run.metrics.plot import PLOT, draw_plot
-from agentgym.run.metrics_logger import MetricsLogger, strict
+from agentgym.run.metrics_logger import METRICS, MetricsLogger, strict
 from agentgym.run.summary import Report, account
 from agentgym.samples import SampleBatch
 from agentgym.scheduling.accounting import Groups
 from agentgym.scheduling.reward_failures import RewardFailures
 from agentgym.store.run_settings import SETTINGS
+from agentgym.store.schema import FILE as STORE
 from agentgym.store.training_step import trained_segments
 from agentgym.store.vocabulary import TokenBytes
 from agentgym.store.writer import RolloutWriter
@@ -52,6 +53,8 @@ class Recorder:
     """The run's folder as this process holds it; None on every process but the first."""
     texts: dict[str, bytes] = field(default_factory=dict)
     """The files that were written once, at the start: a folder that is lost is given them again."""
+    removed: set[Path] = field(default_factory=set)
+    """The stores that were seen to be removed."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
     """Held from when a change of the folder is seen until everything is written to the new place."""
@@ -70,11 +73,25 @@ class Recorder:
             except OSError as error:
                 self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
                 return None
-            if change is None and self.log.is_removed():
-                said = f"Files of {self.log.folder} were removed while it was written to; they are written again."
-                change = Change(self.log.folder, lost=True, said=said)
             self._gone_to(change)
+            self._follow_files()
             return change
+
+    def _follow_files(self) -> None:
+        """Write again what somebody has removed from the folder, and say so once for each file."""
+        folder = self.log.folder
+        said = [found] if (found := self.log.follow_file()) else []
+        for name in [each for each in self.texts if not (folder / each).exists()]:
+            write = partial(write_whole, folder / name, self.texts[name])
+            if self.log.disk.attempt(name, write, then="the run goes on without it"):
+                said.append(f"{folder / name} was removed; it is written again.")
+        if self.store is not None and not self.store.path.exists():
+            if self.store.path not in self.removed:
+                said.append(f"{self.store.path} was removed; it is written again.")
+            self.removed.add(self.store.path)  # its own thread writes it, when the disk takes it
+            self.store.follow(folder, lost=True)
+        for each in said:
+            self.log.alert(each)
 
     def leave(self) -> Change:
         """Go on in a new folder beside the run's, which another process has taken; its rollouts stay there."""
@@ -152,7 +169,6 @@ class Recorder:
             self.log.say(said)
         folder = self.log.folder if self.held is None else self.held.now()
         if folder is None:
-            self.log.alert(f"The folder {self.log.folder} was removed at the end of the run: what it held is lost.")
             return
         text = json.dumps(strict(summary), allow_nan=False, indent=2) + "\n"
         then = "the run is done, and its result is returned and printed all the same"
@@ -163,6 +179,21 @@ class Recorder:
             self.log.disk.attempt(PLOT, write, then="`agentgym report` draws it again")
         else:
             self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
+
+    def last_place(self) -> Path:
+        """Return where the run's folder is when nothing more is written to it, and say what was removed; it blocks."""
+        folder = self.log.folder
+        now = folder if self.held is None else self.held.now()
+        if now is None:
+            self.log.alert(f"The folder {folder} was removed at the end of the run: what it held is lost.")
+            return folder
+        if now != folder:
+            self.log.alert(f"The folder {folder} was moved to {now} at the end of the run.")
+        kept = (METRICS, SETTINGS, STORE) if self.store is not None else ()
+        if gone := [name for name in kept if not (now / name).exists()]:
+            self.log.alert(f"{', '.join(gone)} was removed from {now} at the end of the run, and is lost.")
+        self.log.follow(now, lost=False)
+        return now
 
     def flush(self) -> None:
         """Return when all that was kept so far outlives a power cut; it blocks."""

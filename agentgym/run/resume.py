@@ -1,9 +1,11 @@
 """The state of a run on disk: what it needs beside the trainer's own state to go on after a stop."""
 
 import asyncio
+import errno
 import json
 import logging
 import math
+import os
 import shutil
 import threading
 import time
@@ -21,7 +23,6 @@ from agentgym.files.disk import is_missing
 from agentgym.files.folder_lock import FolderInUse
 from agentgym.files.foreign.content import DAMAGE, read_object
 from agentgym.files.foreign.values import number, whole
-from agentgym.files.held import Change
 from agentgym.files.replace_folder import written_whole
 from agentgym.run.config import RunConfig
 from agentgym.run.metrics_logger import METRICS, steps_in
@@ -210,18 +211,26 @@ class CheckpointManager:
         return logged
 
     async def _follow(self) -> None:
-        """Go on where the run's folder is now; every rank must call it."""
-        change = await asyncio.to_thread(self._trainer.first, self._record.follow)
-        if change is None:
-            return
+        """Go on where the run's folder is now, with what is left in it; every rank must call it."""
+        seen = await asyncio.to_thread(self._trainer.first, self._seen)
+        folder, self._written, self.best = seen
+        self._owed = self._owed or self._written < 0
         if self._trainer.rank:
-            self._record.log.follow(change.path, lost=change.lost)
-        self._lose(change)
+            self._record.log.follow(folder, lost=False)
 
-    def _lose(self, change: Change | None) -> None:
-        """Write the checkpoint again where the folder is lost, and with it all that was written there."""
-        if change is not None and change.lost:
-            self._written, self._owed, self.best = -1, True, None
+    def _seen(self) -> tuple[Path, int, Best | None]:
+        """Follow the run's folder, and return where it is, the step of its checkpoint and its best policy."""
+        self._record.follow()
+        self._look()
+        return self._folder, self._written, self.best
+
+    def _look(self) -> None:
+        """See what is left of what was written: a checkpoint that is gone is written again."""
+        if self._written > 0 and not step_folder(self._folder / CHECKPOINTS, self._written).is_dir():
+            self._written, self._owed = -1, True
+        if self.best is not None and not (self._folder / BEST).is_dir():
+            self._record.log.alert(f"{self._folder / BEST} is gone; the best policy from here on is kept there.")
+            self.best = None
 
     @property
     def _folder(self) -> Path:
@@ -239,24 +248,25 @@ class CheckpointManager:
             keep = self._trainer.save if saved is None else partial(_move, saved.name)
             write = lambda folder: keep(folder / BEST, files=said)  # noqa: E731
             then = f"the policy after {done} steps is the best so far, and {BEST}/ keeps the one before it"
+            await self._follow()
             if await _to_its_end(partial(self.write, f"{BEST}/", write, then=then)):
                 self.best = best
         if saved is not None:
             await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
 
-    def write(self, what: str, write: Callable[[Path], object], *, then: str) -> bool:
-        """Write something into the run's folder, and return whether the disk took it; every rank must call it.
+    def write(self, what: str, write: Callable[[Path], object], *, then: str, together: bool = True) -> bool:
+        """Write something into the run's folder, and return whether the disk took it.
 
-        A folder that is moved or removed meanwhile is followed, and it is written again: by a run of several processes
-        not before its next step.
+        If the folder is moved or removed meanwhile, it is written again where the folder is then; what every rank
+        writes `together` counts as not taken.
         """
-        disk, alone = self._record.log.disk, self._trainer.world == 1
-        for _ in range(_TRIES):
+        disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
+        for _ in range(_TRIES if alone else 1):
             if alone:
-                self._lose(self._record.follow())
+                self._seen()
             folder = self._folder
             try:
-                taken = disk.attempt(what, partial(write, folder), then=then)
+                taken = disk.attempt(what, partial(_into, folder, write), then=then)
             except Exception as error:
                 if self._is_there(folder) and not (alone and is_missing(error)):
                     raise
@@ -284,9 +294,14 @@ class CheckpointManager:
 
     def _attempt(self) -> bool:
         """Write this rank's part of the checkpoint, and return whether the disk took it."""
-        before = f"the one of step {self._written} stays" if self._written > 0 else "there is none yet"
+        together = self._run.train.method == "full"
+        if self._trainer.rank and not together:  # the first rank has the whole adapter
+            self._written = self._written if self._kept is None else self._kept.state.step
+            return True
+        kept = last_step(self._folder / CHECKPOINTS)
+        before = f"the one of step {kept} stays" if kept else "there is none yet"
         then = f"{before}, it is tried again after the next step, and the run goes on"
-        return self.write("a checkpoint", self._write, then=then)
+        return self.write("a checkpoint", self._write, then=then, together=together)
 
     def _write(self, folder: Path) -> None:
         """Write this rank's part of the checkpoint of the kept step, where it has not yet; on the first one all of it.
@@ -314,31 +329,43 @@ class CheckpointManager:
         if self._kept is None:
             return
         try:
-            change = self._record.follow()
-            if self._trainer.world == 1:  # other processes may have ended, and would not write their parts again
-                self._lose(change)
+            self._write_last(self._kept.state.step)
         except FolderInUse:
             self._leave()
+            self._write_last(self._kept.state.step)
+
+    def _write_last(self, step: int) -> None:
         written = self._attempt()
         if self._trainer.rank:
             return
         can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
-        if not (can and self.write(f"{self._policy}/", self._write_policy, then="the checkpoint has it")):
+        policy = partial(self.write, f"{self._policy}/", self._write_policy, then="the checkpoint has it")
+        if not (can and policy(together=False)):
             self._say_unsaved(written=written)
-        written = written and self._attempt()  # which does nothing unless the folder was lost meanwhile
+        if written and self._written != step and self._alone:  # it is gone since
+            written = self._attempt()
         if not written:
-            said = f"The disk took no checkpoint after the one of step {max(self._written, 0)}: the run can be resumed"
-            self._record.log.alert(f"{said} from there, and {self._policy}/ is of step {self._kept.state.step}.")
+            kept = last_step(self._folder / CHECKPOINTS)
+            said = f"The disk took no checkpoint after the one of step {kept}: the run can be resumed"
+            self._record.log.alert(f"{said} from there, and {self._policy}/ is of step {step}.")
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this process writes checkpoints without the others."""
+        return self._trainer.world == 1 or self._run.train.method == "lora"
 
     def _write_policy(self, folder: Path) -> None:
         assert self._kept is not None
+        if self._alone and self._run.train.method == "full":
+            self._write(folder)  # which does nothing unless it is gone since
         checkpoint = step_folder(folder / CHECKPOINTS, self._kept.state.step)
         self._kept.snapshot.write_policy(folder / self._policy, checkpoint)
 
     def _leave(self) -> None:
         """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
         try:
-            self._lose(self._record.leave())
+            self._record.leave()
+            self._look()
         except OSError as error:
             lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
             taken = f"output_dir: another process has taken {self._folder}, and no folder can be made beside it"
@@ -374,6 +401,13 @@ class CheckpointManager:
             if kind is None:
                 raise
             _LOG.error("%s", missing)
+
+
+def _into(folder: Path, write: Callable[[Path], object]) -> None:
+    """Write into a folder; FileNotFoundError if it is gone, before anything is made at its place."""
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+    write(folder)
 
 
 def _move(saved: str, target: Path, *, files: Mapping[str, str]) -> None:

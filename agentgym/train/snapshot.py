@@ -74,6 +74,7 @@ class Snapshot:
             if self.rank == 0:
                 write_checkpoint(folder, step, content, keep=keep)
             return
+        folder.mkdir(exist_ok=True)
         parts = folder / f".parts-{step:06}-{self.name}"
         if self.rank == 0:
             _remove_parts(folder, but=parts)  # of a checkpoint that the disk did not take: they may be what fills it

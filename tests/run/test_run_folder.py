@@ -224,7 +224,8 @@ def test_what_is_removed_within_a_folder_that_stays_is_written_again(
 
     rollout(run, {3: remove})
     assert_whole(tmp_path / "run", 5)
-    assert f"Files of {tmp_path / 'run'} were removed while it was written to" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert all(f"{tmp_path / 'run' / name} was removed; it is" in said for name in ("metrics.jsonl", "rollouts.sqlite"))
 
 
 def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
@@ -261,17 +262,86 @@ def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
     assert [path.name for path in tmp_path.iterdir()] == [now]
 
 
+@pytest.mark.parametrize("moment", ["last_place", "summary"])
 @pytest.mark.parametrize("gone", [moved, removed])
-def test_a_folder_that_goes_before_the_summary_is_followed_or_named(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Any, capfd: pytest.CaptureFixture[str]
+def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
+    run: ag.RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gone: Any,
+    moment: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    before(monkeypatch, recorder, "account", lambda: gone(tmp_path / "run"))
-    assert rollout(replace(run, max_steps=1), {})["steps"] == 1
-    if gone is moved:
-        assert_whole(tmp_path / "archive", 1)
-    else:
+    call = {"last_place": 1, "summary": 2}[moment]
+    before(monkeypatch, recorder.Recorder, moment, lambda: gone(tmp_path / "run"), call=call)
+    summary = rollout(replace(run, max_steps=1), {})
+    said = capfd.readouterr().err
+    if gone is removed:
         assert list(tmp_path.iterdir()) == []
-        assert "WARNING: The folder" in capfd.readouterr().err
+        assert ("WARNING: The folder" in said) == (moment == "last_place")
+    else:
+        assert_whole(tmp_path / "archive", 1)
+    if gone is moved and moment == "last_place":
+        assert summary["output_dir"] == str(tmp_path / "archive")
+        assert f"was moved to {tmp_path / 'archive'} at the end" in said
+
+
+def test_files_that_are_removed_at_the_very_end_are_named(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before(monkeypatch, recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
+    rollout(replace(run, max_steps=1), {})
+    assert f"rollouts.sqlite was removed from {tmp_path / 'run'} at the end of the run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "rollouts.sqlite", "settings.json", "environment.json", "checkpoints"]
+)
+def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
+    run: ag.RunConfig, tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run" / name
+
+    def remove() -> None:
+        removed(file) if file.is_dir() else file.unlink()
+
+    rollout(replace(run, eval_tasks=1, eval_every=1), {2: remove})
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "eval/reward" not in line] == list(range(5))
+    assert set(stored(tmp_path / "run")) >= set(range(5))
+    assert last_checkpoint(tmp_path / "run/checkpoints").step == 5
+    best = read_best(tmp_path / "run")
+    rewards = [line["eval/reward"] for line in lines if "eval/reward" in line and line["step"]]
+    assert best is not None
+    assert best.reward == max(rewards)
+    assert all((tmp_path / "run" / each).is_file() for each in ("settings.json", "environment.json", "summary.json"))
+    assert (f"{file} was removed; it is written again." in capfd.readouterr().err) == (name != "checkpoints")
+
+
+def test_an_editor_that_replaces_the_metrics_doubles_no_line(
+    run: ag.RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run/metrics.jsonl"
+
+    def edit() -> None:
+        file.with_name("new").write_text(file.read_text())
+        file.with_name("new").replace(file)
+
+    rollout(run, {1: edit})
+    assert_whole(tmp_path / "run", 5)
+    assert f"{file} was replaced by another file" in capfd.readouterr().err
+
+
+def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_run(
+    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced() -> None:
+        moved(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+
+    before(monkeypatch, recorder.Recorder, "flush", replaced, call=3)
+    rollout(run, {})
+    assert_whole(tmp_path / "archive", 5)
 
 
 async def test_a_thread_that_finds_the_folder_moved_writes_nowhere_else_while_another_one_follows_it(
