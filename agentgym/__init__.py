@@ -19,7 +19,7 @@ __all__ += ["__version__"]
 
 def __getattr__(name: str) -> _Any:
     if name not in __all__:
-        room = _room_of(name)
+        room = _room_of(name) if name.isidentifier() else None
         said = f"module {__name__!r} has no attribute {name!r}" + (f"; it is in {room}" if room else "")
         raise AttributeError(said, name=name, obj=_sys.modules[__name__])  # Python says which name may be meant
     from agentgym.errors.extras import needs_extra

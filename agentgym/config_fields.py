@@ -151,6 +151,7 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
 
         @wraps(init)
         def __init__(self: Any, *values: Any, **named: Any) -> None:
+            _refuse_fields_as_attributes(found, type(self))
             try:
                 init(self, *values, **named)
             except ValidationError as error:
@@ -159,24 +160,18 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
                 raise _refusal(found, given, error.errors(include_url=False)) from None
 
         found.__init__ = __init__
-
-        def __init_subclass__(sub: Any, /, **options: Any) -> None:
-            super(found, sub).__init_subclass__(**options)
-            _refuse_fields_as_attributes(found, sub)
-
-        if "__init_subclass__" not in vars(found):
-            found.__init_subclass__ = classmethod(__init_subclass__)
         return cast("C", found)
 
     return checked
 
 
 def _refuse_fields_as_attributes(base: Any, cls: Any) -> None:
-    """Raise TypeError for a subclass of a config whose body sets a field: nothing would read it."""
-    for name in (field.name for field in fields(base) if field.name in vars(cls)):
+    """Raise TypeError for a config of a plain subclass that has an attribute for a field: nothing would read it."""
+    below = cls.__mro__[: cls.__mro__.index(base)]
+    for name in (field.name for field in fields(base) if any(field.name in vars(each) for each in below)):
         raise TypeError(
-            f"{base.__name__}: {cls.__name__}.{name} would change nothing; fields are set when a config is made, as in "
-            f"{base.__name__}({name}=...)"
+            f"{base.__name__}: {cls.__name__}.{name} changes nothing; fields are set when a config is made, as in "
+            f"{cls.__name__}({name}=...)"
         )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import Field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,11 +174,18 @@ def test_a_value_with_a_part_missing_is_told_which() -> None:
 
 
 def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_would_read_it() -> None:
-    with pytest.raises(
-        TypeError, match=r"^TrainConfig: Mine\.lr would change nothing; .* as in TrainConfig\(lr=\.\.\.\)$"
-    ):
-        type("Mine", (ag.TrainConfig,), {"lr": 5.0})
+    for bases, body in (((ag.TrainConfig,), {"lr": 5.0}), ((type("Mix", (), {"lr": 5.0}), ag.TrainConfig), {})):
+        made = type("Mine", bases, body)
+        with pytest.raises(TypeError, match=r"^TrainConfig: Mine\.lr changes nothing; .* as in Mine\(lr=\.\.\.\)$"):
+            made()
     assert type("Mine", (ag.Limits,), {"own": 1})(turns=3).turns == 3
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(ag.TrainConfig):  # which reads its fields itself
+        threads: int = 2
+        extra: int = 5
+
+    assert (Own().threads, Own().extra) == (2, 5)
 
     class Typed(ag.Judge[Verdict]):
         """A generic config stays one."""

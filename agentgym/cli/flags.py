@@ -363,7 +363,7 @@ def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
     """Return the recipe with another env, and the parameters that the env still has; say which it lost."""
     before = {parameter_in(recipe.env, name): value for name, value in recipe.env_args.items()}
     kept = {named: value for named, value in before.items() if named[0] in ((env,) if isinstance(env, str) else env)}
-    for each, name in before.keys() - kept.keys() if is_first() else ():
+    for each, name in sorted(before.keys() - kept.keys()) if is_first() else ():
         sys.stderr.write(f"{recipe.name}: env_args: {name} is left out: it is of {each}, which --env replaces\n")
     env_args = {
         name if isinstance(env, str) else f"{member_name(each)}.{name}": kept[each, name] for each, name in kept

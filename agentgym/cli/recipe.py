@@ -132,6 +132,8 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
 
 def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> None:
     """Write lines on stderr that say what to look at after a run; `typed` is how its env was named, if not as in it."""
+    if not folder.is_dir():
+        return  # it was removed at the end of the run, which was said
     trained = folder / "adapter" if (folder / "adapter").is_dir() else folder / "model"
     lines = [
         f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
@@ -160,8 +162,13 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
     sampled += [] if sampling.max_tokens is None else ["--max-tokens", str(sampling.max_tokens)]
     values = [(*parameter_in(run.env, name), str(value)) for name, value in run.env_args.items()]
     for env in [run.env] if isinstance(run.env, str) else run.env:
-        parameters = [word for of, name, value in values if of == env for word in (f"--env.{name}", value)]
+        parameters = [word for of, name, value in values if of == env for word in _flag(f"--env.{name}", value)]
         yield command("eval", typed or env, *parameters, "--model", trained, *sampled, *models)
+
+
+def _flag(name: str, value: str) -> list[str]:
+    """Return the words of a flag: one word if its value could be taken for another flag."""
+    return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 class Stop:

@@ -34,6 +34,8 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
     """Make an env class known by a name: `@ag.register("name")`; ValueError where another class has the name."""
     if not isinstance(name, str):
         raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
+    if not re.fullmatch(r"\w[\w.-]*", name) or name.endswith(".py"):
+        raise ValueError(f"register: a name has letters, digits, '_', '-' and '.', and no .py at its end; got {name!r}")
 
     def enter(cls: EnvT) -> EnvT:
         if not _is_env(cls):

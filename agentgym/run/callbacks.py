@@ -91,8 +91,8 @@ class Callbacks:
     callbacks: list[Callback] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     """How often each method has raised, by its class and its name."""
-    ended: bool = False
-    """Whether they were told that the run has ended, which they are told once."""
+    _ended: list[Callback] = field(default_factory=list)
+    """Those that were told that the run has ended, which each is told once."""
     _one: threading.Lock = field(default_factory=threading.Lock)
     """Held while a method is called in a thread: a call that the run no longer waits for goes on until it returns."""
     _in_thread: str = ""
@@ -100,22 +100,37 @@ class Callbacks:
 
     async def call(self, event: Event, *told: Any) -> None:
         """Tell all of them of an event."""
-        if self.ended:
-            return
-        self.ended = event == "on_run_end"
         for callback in self.callbacks:
-            if callback.in_thread:
-                await _in_daemon(partial(self._call_alone, callback, event, *told))
-            else:
-                self._call(callback, event, *told)
+            await self._tell(callback, event, *told)
 
     async def failed(self) -> None:
-        """Tell all of them that the run has failed or was stopped; one that blocks for `GRACE_S` seconds is left."""
+        """Tell those that have not heard the end that the run has failed or was stopped.
+
+        What blocks in threads is left after `GRACE_S` seconds.
+        """
+        left = [each for each in self.callbacks if not any(each is told for told in self._ended)]
+        for callback in (each for each in left if not each.in_thread):
+            await self._tell(callback, "on_run_end", {})
         try:
             async with asyncio.timeout(GRACE_S):
-                await self.call("on_run_end", {})
+                for callback in (each for each in left if each.in_thread):
+                    await self._tell(callback, "on_run_end", {})
+                await _in_daemon(self._wait)
         except TimeoutError:
             self.alert(f"{self._in_thread} has not returned in {GRACE_S:g} seconds; the run ends without it.")
+
+    async def _tell(self, callback: Callback, event: Event, *told: Any) -> None:
+        if event == "on_run_end":
+            self._ended.append(callback)
+        if callback.in_thread:
+            await _in_daemon(partial(self._call_alone, callback, event, *told))
+        else:
+            self._call(callback, event, *told)
+
+    def _wait(self) -> None:
+        """Return when no thread is in a method any more; it blocks."""
+        with self._one:
+            pass
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Tell all of them of a rollout that has ended."""

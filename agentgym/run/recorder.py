@@ -53,8 +53,6 @@ class Recorder:
     """The run's folder as this process holds it; None on every process but the first."""
     texts: dict[str, bytes] = field(default_factory=dict)
     """The files that were written once, at the start: a folder that is lost is given them again."""
-    removed: set[Path] = field(default_factory=set)
-    """The stores that were seen to be removed."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
     """Held from when a change of the folder is seen until everything is written to the new place."""
@@ -74,7 +72,8 @@ class Recorder:
                 self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
                 return None
             self._gone_to(change)
-            self._follow_files()
+            if change is None or not change.lost:
+                self._follow_files()
             return change
 
     def _follow_files(self) -> None:
@@ -85,10 +84,8 @@ class Recorder:
             write = partial(write_whole, folder / name, self.texts[name])
             if self.log.disk.attempt(name, write, then="the run goes on without it"):
                 said.append(f"{folder / name} was removed; it is written again.")
-        if self.store is not None and not self.store.path.exists():
-            if self.store.path not in self.removed:
-                said.append(f"{self.store.path} was removed; it is written again.")
-            self.removed.add(self.store.path)  # its own thread writes it, when the disk takes it
+        if self.store is not None and self.store.is_removed():
+            said.append(f"{self.store.path} was removed; it is written again.")
             self.store.follow(folder, lost=True)
         for each in said:
             self.log.alert(each)
@@ -191,7 +188,7 @@ class Recorder:
             self.log.alert(f"The folder {folder} was moved to {now} at the end of the run.")
         kept = (METRICS, SETTINGS, STORE) if self.store is not None else ()
         if gone := [name for name in kept if not (now / name).exists()]:
-            self.log.alert(f"{', '.join(gone)} was removed from {now} at the end of the run, and is lost.")
+            self.log.alert(f"What was removed from {now} at the end of the run is lost: {', '.join(gone)}.")
         self.log.follow(now, lost=False)
         return now
 

@@ -78,6 +78,8 @@ class RolloutWriter:
         self.lost = 0
         self._done = done
         self._cut_tried = False
+        self._following = False
+        """Whether it goes to another place, or is written again, and is not there yet."""
         self._task_refused = False
         self._stuck: Exception | None = None
         """Why the store did not take the first of what is held, the last time it was tried."""
@@ -145,7 +147,12 @@ class RolloutWriter:
     def follow(self, folder: Path, *, lost: bool) -> None:
         """Write into this folder from now on: the store was moved there, or is `lost` and is written again."""
         self.path = folder / FILE
+        self._following = True
         self._jobs.put(_Place(folder, lost))
+
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the store since it was last opened or followed."""
+        return not self._following and not self.path.exists()
 
     # In the thread
 
@@ -195,7 +202,9 @@ class RolloutWriter:
     def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
         """Do a job, and return the connection for the next one."""
         if isinstance(job, _Place):
-            return self._moved(connection, job)
+            moved = self._moved(connection, job)
+            self._following = moved is None  # the next job opens it
+            return moved
         if isinstance(job, StepJob):
             job = self._listed(job)
         if isinstance(job, GroupsJob | SignsJob | StepJob):

@@ -202,6 +202,14 @@ def test_each_env_of_a_mixture_has_its_own_evaluation_with_its_parameters_and_mo
     ]
 
 
+def test_a_value_that_looks_like_a_flag_is_one_word_with_its_own(
+    odd_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say_what_is_next(odd_folder, ag.RunConfig(env="quick:Quick", env_args={"name": "--odd x"}, model="tiny"))
+    [line] = [line for line in printed_commands(capsys.readouterr().err) if " eval " in line]
+    assert "--env.name=--odd x" in shlex.split(line)
+
+
 def test_another_env_gives_the_run_its_name(folder: Path) -> None:
     small = ("--max-steps", "0", "--eval-tasks", "0")
     done = train(folder, "hello", "--env", "hello.env:Hello", "2", "chase", "1", *small)

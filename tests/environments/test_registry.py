@@ -36,13 +36,14 @@ class {name}(ag.ToolEnv[ag.Task]):
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The registry, the path of imports and the modules are after a test what they were before it."""
+    """The registry, the path of imports and the modules of envs are after a test what they were before it."""
     monkeypatch.setattr(registry, "_registry", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        if name.partition(".")[0] != "agentgym":  # of which each class is one for all tests
+            del sys.modules[name]
 
 
 def write_env(file: Path, name: str, *, word: str, helpers: str) -> Path:
@@ -201,3 +202,9 @@ def test_another_folder_in_the_place_of_an_env_of_the_gallery_is_named(
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ValueError, match=r"env: 'notes' is .*/notes/env.py, and .* stands in its place as envs.notes"):
         ag.find_env("notes")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a:b", "a.py", "--env", "../x", "a b"])
+def test_a_name_that_a_command_line_could_not_take_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"^register: a name has letters, digits"):
+        ag.register(name)

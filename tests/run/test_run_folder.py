@@ -291,7 +291,7 @@ def test_files_that_are_removed_at_the_very_end_are_named(
 ) -> None:
     before(monkeypatch, recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
     rollout(replace(run, max_steps=1), {})
-    assert f"rollouts.sqlite was removed from {tmp_path / 'run'} at the end of the run" in capfd.readouterr().err
+    assert f"removed from {tmp_path / 'run'} at the end of the run is lost: rollouts.sqlite." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,31 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
     assert (tmp_path / "checkpoints/step-000001").is_dir()
 
 
+async def test_each_callback_hears_the_end_once_if_the_run_is_stopped_while_it_is_told(tmp_path: Path) -> None:
+    class Slow(ag.Callback):
+        in_thread = True
+
+        def on_run_end(self, *_: Any) -> None:
+            inside.set()
+            let.wait()
+            heard.append("slow")
+
+    class Quick(ag.Callback):
+        def on_run_end(self, *_: Any) -> None:
+            heard.append("quick")
+
+    inside, let, heard = threading.Event(), threading.Event(), list[str]()
+    run = asyncio.ensure_future(
+        ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=0, eval_tasks=0), callbacks=[Slow(), Quick()])
+    )
+    await asyncio.to_thread(inside.wait)
+    run.cancel()
+    asyncio.get_running_loop().call_later(0.05, let.set)
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert sorted(heard) == ["quick", "slow"]
+
+
 async def test_what_a_callback_changes_in_the_config_stays_its_own(tmp_path: Path) -> None:
     class Changes(ag.Callback):
         def on_run_start(self, run: ag.RunConfig, folder: Path) -> None:
