@@ -118,9 +118,9 @@ def watch_all() -> None:
     manager._hold, manager.__aenter__, manager.__aexit__ = held, opened, closing
 
 
-async def watched_run(run: ag.RunConfig) -> dict[str, Any]:
+async def watched_run(run: ag.RunConfig, **named: Any) -> dict[str, Any]:
     watch_all()  # now that torch is imported
-    done: dict[str, Any] = await train(run)
+    done: dict[str, Any] = await train(run, **named)
     tell(part="closing", seconds=time.perf_counter() - start[-1])
     return done
 
