@@ -37,6 +37,17 @@ def is_missing(error: BaseException) -> bool:
     return any(_code(each) == errno.ENOENT for each in _with_causes(error, set()))
 
 
+def is_gone(path: Path) -> bool:
+    """Whether there is nothing at a path; False also if that cannot be told, as when a server does not answer."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _code(error: BaseException) -> int:
     """Return the system's code of an error, also of one that a library has made of the system's; 0 if it has none."""
     code = error.errno if isinstance(error, OSError) else None

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agentgym.files.disk import Refusals, disk_trouble, write_whole
 from agentgym.files.foreign.content import DAMAGE, parsed
-from agentgym.files.foreign.opening import opened
+from agentgym.files.foreign.opening import UnreadableFileError, opened
 from agentgym.files.foreign.values import numbers, whole
 from agentgym.files.names import whole_path
 
@@ -96,12 +96,18 @@ class MetricsLogger:
         """Write into this folder from now on: the file was moved there, or is `lost` and is written again."""
         self.folder = folder
         if lost and self._file is not None:
-            self._unwritten = _content(self._file) + self._unwritten
-            self._open_again()
+            self._open_again(_content(self._file))
 
     def follow_file(self) -> str | None:
         """Go on in the file that is at its path now, and write it again if there is none; return what has happened."""
         path = self.folder / METRICS
+        try:
+            return self._followed(path)
+        except (OSError, UnreadableFileError) as error:
+            self.disk.refused(METRICS, str(error), then="its lines go where they went before")
+            return None
+
+    def _followed(self, path: Path) -> str | None:
         if self._file is None:
             return None
         try:
@@ -112,14 +118,15 @@ class MetricsLogger:
             said = f"{path} was removed; it is written again."
         there = {_key(row) for line in _lines(path) if (row := _row(line)) is not None}
         lines = [line for line in _content(self._file).splitlines() if (row := _row(line)) and _key(row) not in there]
-        self._unwritten = b"".join(line + b"\n" for line in lines) + self._unwritten
-        self._open_again()
+        self._open_again(b"".join(line + b"\n" for line in lines))
         return said
 
-    def _open_again(self) -> None:
+    def _open_again(self, lacks: bytes) -> None:
+        """Go on in the file that is at its path, with what it lacks first."""
         assert self._file is not None
-        os.close(self._file)
-        self._file = _opened(self.folder / METRICS)
+        before, self._file = self._file, _opened(self.folder / METRICS)
+        os.close(before)
+        self._unwritten = lacks + self._unwritten
         self._write_rest()
 
     def note(self, doing: str) -> None:

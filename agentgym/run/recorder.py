@@ -12,7 +12,7 @@ from typing import Any
 
 from agentgym.errors.extras import install_line
 from agentgym.evals.evaluation import Evaluation
-from agentgym.files.disk import write_whole
+from agentgym.files.disk import is_gone, write_whole
 from agentgym.files.folder_lock import LockedFolder
 from agentgym.files.foreign.opening import UnreadableFileError, read_bytes
 from agentgym.files.held import Change
@@ -80,7 +80,7 @@ class Recorder:
         """Write again what somebody has removed from the folder, and say so once for each file."""
         folder = self.log.folder
         said = [found] if (found := self.log.follow_file()) else []
-        for name in [each for each in self.texts if not (folder / each).exists()]:
+        for name in [each for each in self.texts if is_gone(folder / each)]:
             write = partial(write_whole, folder / name, self.texts[name])
             if self.log.disk.attempt(name, write, then="the run goes on without it"):
                 said.append(f"{folder / name} was removed; it is written again.")
@@ -187,7 +187,7 @@ class Recorder:
         if now != folder:
             self.log.alert(f"The folder {folder} was moved to {now} at the end of the run.")
         kept = (METRICS, SETTINGS, STORE) if self.store is not None else ()
-        if gone := [name for name in kept if not (now / name).exists()]:
+        if gone := [name for name in kept if is_gone(now / name)]:
             self.log.alert(f"What was removed from {now} at the end of the run is lost: {', '.join(gone)}.")
         self.log.follow(now, lost=False)
         return now

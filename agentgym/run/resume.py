@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from agentgym.errors import AgentGymError
-from agentgym.files.disk import is_missing
+from agentgym.files.disk import is_gone, is_missing
 from agentgym.files.folder_lock import FolderInUse
 from agentgym.files.foreign.content import DAMAGE, read_object
 from agentgym.files.foreign.values import number, whole
@@ -226,9 +226,9 @@ class CheckpointManager:
 
     def _look(self) -> None:
         """See what is left of what was written: a checkpoint that is gone is written again."""
-        if self._written > 0 and not step_folder(self._folder / CHECKPOINTS, self._written).is_dir():
+        if self._written > 0 and is_gone(step_folder(self._folder / CHECKPOINTS, self._written)):
             self._written, self._owed = -1, True
-        if self.best is not None and not (self._folder / BEST).is_dir():
+        if self.best is not None and is_gone(self._folder / BEST):
             self._record.log.alert(f"{self._folder / BEST} is gone; the best policy from here on is kept there.")
             self.best = None
 
@@ -280,7 +280,7 @@ class CheckpointManager:
     def _is_there(self, folder: Path) -> bool:
         """Whether the run's folder is still at this path, where other processes than the first one look, too."""
         held = self._record.held
-        return folder.is_dir() if held is None else held.is_at(folder)
+        return not is_gone(folder) if held is None else held.is_at(folder)
 
     def _hold(self, state: RunState, log: Callable[[], T]) -> T:
         self._kept = _Kept(state, self._trainer.snapshot())
@@ -405,7 +405,7 @@ class CheckpointManager:
 
 def _into(folder: Path, write: Callable[[Path], object]) -> None:
     """Write into a folder; FileNotFoundError if it is gone, before anything is made at its place."""
-    if not folder.is_dir():
+    if is_gone(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     write(folder)
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from agentgym.data.content import refuse_unkept, task_fields
-from agentgym.files.disk import Refusals
+from agentgym.files.disk import Refusals, is_gone
 from agentgym.files.names import whole_path
 from agentgym.store.rows import packed, stored_text
 from agentgym.store.schema import FILE, open_store
@@ -152,7 +152,7 @@ class RolloutWriter:
 
     def is_removed(self) -> bool:
         """Whether somebody has removed the store since it was last opened or followed."""
-        return not self._following and not self.path.exists()
+        return not self._following and is_gone(self.path)
 
     # In the thread
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from agentgym.errors import AgentGymError
-from agentgym.files.disk import CODES, Refusals, disk_trouble, write_whole
+from agentgym.files.disk import CODES, Refusals, disk_trouble, is_gone, write_whole
 from agentgym.train.snapshot import _write_part
 from tests.files.limits import files_up_to
 
@@ -72,3 +72,10 @@ def test_what_is_not_written_is_counted_each_time_and_said_once_a_minute(monkeyp
     assert said == ["a checkpoint could not be written (No space left on device); it is tried again."] * 2
     with pytest.raises(ZeroDivisionError):
         refusals.attempt("a checkpoint", lambda: 1 / 0, then="")
+
+
+def test_a_path_that_cannot_be_asked_for_is_not_gone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    found = {name: is_gone(tmp_path / name) for name in ("file", "none", "file/below", "loop", "x" * 300)}
+    assert found == {"file": False, "none": True, "file/below": True, "loop": False, "x" * 300: False}

@@ -332,6 +332,17 @@ def test_an_editor_that_replaces_the_metrics_doubles_no_line(
     assert f"{file} was replaced by another file" in capfd.readouterr().err
 
 
+def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConfig, tmp_path: Path) -> None:
+    def put_folder() -> None:
+        (tmp_path / "run/metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+        (tmp_path / "run/metrics.jsonl").mkdir()
+
+    summary = rollout(run, {1: put_folder})
+    assert summary["not_written"]["metrics.jsonl"] > 0
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+    assert last_checkpoint(tmp_path / "run/checkpoints").step == 5
+
+
 def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_run(
     run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
