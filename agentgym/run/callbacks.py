@@ -3,9 +3,10 @@
 import asyncio
 import inspect
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,10 +94,11 @@ class Callbacks:
     """How often each method has raised, by its class and its name."""
     _ended: list[Callback] = field(default_factory=list)
     """Those that were told that the run has ended, which each is told once."""
-    _one: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a method is called in a thread: a call that the run no longer waits for goes on until it returns."""
-    _in_thread: str = ""
-    """The method that a thread is in."""
+    _one: defaultdict[int, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    """By callback, held while a method of it is called in a thread: a call that the run no longer waits for goes on
+    until it returns."""
+    _in_threads: set[str] = field(default_factory=set)
+    """The methods that threads are in."""
 
     async def call(self, event: Event, *told: Any) -> None:
         """Tell all of them of an event."""
@@ -113,11 +115,11 @@ class Callbacks:
             await self._tell(callback, "on_run_end", {})
         try:
             async with asyncio.timeout(GRACE_S):
-                for callback in (each for each in left if each.in_thread):
-                    await self._tell(callback, "on_run_end", {})
+                await asyncio.gather(*(self._tell(each, "on_run_end", {}) for each in left if each.in_thread))
                 await _in_daemon(self._wait)
         except TimeoutError:
-            self.alert(f"{self._in_thread} has not returned in {GRACE_S:g} seconds; the run ends without it.")
+            inside = ", ".join(sorted(self._in_threads))
+            self.alert(f"{inside} has not returned in {GRACE_S:g} seconds; the run ends without it.")
 
     async def _tell(self, callback: Callback, event: Event, *told: Any) -> None:
         if event == "on_run_end":
@@ -129,8 +131,9 @@ class Callbacks:
 
     def _wait(self) -> None:
         """Return when no thread is in a method any more; it blocks."""
-        with self._one:
-            pass
+        for lock in list(self._one.values()):
+            with lock:
+                pass
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Tell all of them of a rollout that has ended."""
@@ -138,9 +141,11 @@ class Callbacks:
             self._call(callback, "on_rollout", rollout)
 
     def _call_alone(self, callback: Callback, event: Event, *told: Any) -> None:
-        with self._one:
-            self._in_thread = f"{type(callback).__name__}.{event}"
+        named = f"{type(callback).__name__}.{event}"
+        with self._one[id(callback)]:
+            self._in_threads.add(named)
             self._call(callback, event, *told)
+            self._in_threads.discard(named)
 
     def _call(self, callback: Callback, event: Event, *told: Any) -> None:
         method = getattr(callback, event)
@@ -180,5 +185,5 @@ async def _in_daemon(work: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(end, failure)
 
-    threading.Thread(target=run, name="agentgym-callback", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="agentgym-callback", daemon=True).start()
     await done

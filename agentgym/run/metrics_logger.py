@@ -96,7 +96,7 @@ class MetricsLogger:
         """Write into this folder from now on: the file was moved there, or is `lost` and is written again."""
         self.folder = folder
         if lost and self._file is not None:
-            self._open_again(_content(self._file))
+            self._open_again(_content(self._file) + self._unwritten)
 
     def follow_file(self) -> str | None:
         """Go on in the file that is at its path now, and write it again if there is none; return what has happened."""
@@ -117,16 +117,18 @@ class MetricsLogger:
         except FileNotFoundError:
             said = f"{path} was removed; it is written again."
         there = {_key(row) for line in _lines(path) if (row := _row(line)) is not None}
-        lines = [line for line in _content(self._file).splitlines() if (row := _row(line)) and _key(row) not in there]
+        whole = _content(self._file) + self._unwritten  # the disk may have taken half of a line
+        lines = [line for line in whole.splitlines() if (row := _row(line)) and _key(row) not in there]
         self._open_again(b"".join(line + b"\n" for line in lines))
         return said
 
     def _open_again(self, lacks: bytes) -> None:
-        """Go on in the file that is at its path, with what it lacks first."""
+        """Go on in the file that is at its path, with what it lacks."""
         assert self._file is not None
         before, self._file = self._file, _opened(self.folder / METRICS)
         os.close(before)
-        self._unwritten = lacks + self._unwritten
+        half = os.pread(self._file, 1, max(os.fstat(self._file).st_size - 1, 0)) not in (b"", b"\n")
+        self._unwritten = (b"\n" if half else b"") + lacks
         self._write_rest()
 
     def note(self, doing: str) -> None:

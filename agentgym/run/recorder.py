@@ -68,12 +68,12 @@ class Recorder:
         with self.turn:
             try:
                 change = self.held.follow()
-            except OSError as error:
+                self._gone_to(change)
+                if change is None or not change.lost:
+                    self._follow_files()
+            except OSError as error:  # it is removed again just now
                 self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
                 return None
-            self._gone_to(change)
-            if change is None or not change.lost:
-                self._follow_files()
             return change
 
     def _follow_files(self) -> None:
@@ -169,13 +169,19 @@ class Recorder:
             return
         text = json.dumps(strict(summary), allow_nan=False, indent=2) + "\n"
         then = "the run is done, and its result is returned and printed all the same"
-        self.log.disk.attempt(SUMMARY, lambda: write_whole(folder / SUMMARY, text), then=then)
+        self._write_last(folder / SUMMARY, text, then=then)
         picture = io.BytesIO()
         if draw_plot(picture, self.log.rows, self.log.held_out_rewards):
-            write = partial(write_whole, folder / PLOT, picture.getvalue())
-            self.log.disk.attempt(PLOT, write, then="`agentgym report` draws it again")
+            self._write_last(folder / PLOT, picture.getvalue(), then="`agentgym report` draws it again")
         else:
             self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
+
+    def _write_last(self, file: Path, content: str | bytes, *, then: str) -> None:
+        """Write a file of a run that is done, whatever becomes of its folder meanwhile."""
+        try:
+            self.log.disk.attempt(file.name, partial(write_whole, file, content), then=then)
+        except FileNotFoundError as error:
+            self.log.disk.refused(file.name, str(error), then=then)
 
     def last_place(self) -> Path:
         """Return where the run's folder is when nothing more is written to it, and say what was removed; it blocks."""

@@ -213,16 +213,15 @@ class CheckpointManager:
     async def _follow(self) -> None:
         """Go on where the run's folder is now, with what is left in it; every rank must call it."""
         seen = await asyncio.to_thread(self._trainer.first, self._seen)
-        folder, self._written, self.best = seen
-        self._owed = self._owed or self._written < 0
+        folder, self._written, self._owed, self.best = seen  # of which later collective calls depend
         if self._trainer.rank:
             self._record.log.follow(folder, lost=False)
 
-    def _seen(self) -> tuple[Path, int, Best | None]:
-        """Follow the run's folder, and return where it is, the step of its checkpoint and its best policy."""
+    def _seen(self) -> tuple[Path, int, bool, Best | None]:
+        """Follow the run's folder; return where it is, its checkpoint's step, if one is owed, and its best policy."""
         self._record.follow()
         self._look()
-        return self._folder, self._written, self.best
+        return self._folder, self._written, self._owed, self.best
 
     def _look(self) -> None:
         """See what is left of what was written: a checkpoint that is gone is written again."""
@@ -242,13 +241,13 @@ class CheckpointManager:
         Every rank must call it. A tie leaves the earlier one, and a reward that is nan is no better than any. `saved`
         is the folder where it was saved after that step, which is gone then; without it the trainer saves it now.
         """
+        await self._follow()
         best = Best(step=done, reward=reward)
         if reward > (-math.inf if self.best is None else self.best.reward):
             said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
             keep = self._trainer.save if saved is None else partial(_move, saved.name)
             write = lambda folder: keep(folder / BEST, files=said)  # noqa: E731
             then = f"the policy after {done} steps is the best so far, and {BEST}/ keeps the one before it"
-            await self._follow()
             if await _to_its_end(partial(self.write, f"{BEST}/", write, then=then)):
                 self.best = best
         if saved is not None:

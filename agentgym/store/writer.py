@@ -187,6 +187,7 @@ class RolloutWriter:
         except (sqlite3.Error, OSError, ValueError) as error:
             self._wait_for(error)
             return None
+        self._following = False
         if not self._cut_tried:
             self._cut_done_again(connection)
             self._cut_tried = True
@@ -202,9 +203,7 @@ class RolloutWriter:
     def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
         """Do a job, and return the connection for the next one."""
         if isinstance(job, _Place):
-            moved = self._moved(connection, job)
-            self._following = moved is None  # the next job opens it
-            return moved
+            return self._moved(connection, job)
         if isinstance(job, StepJob):
             job = self._listed(job)
         if isinstance(job, GroupsJob | SignsJob | StepJob):

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from agentgym.run.metrics_logger import MetricsLogger
+from agentgym.run.metrics_logger import METRICS, MetricsLogger
 from agentgym.run.summary import Report, account
+from tests.files.limits import files_up_to
 
 
 def test_a_metric_that_is_not_finite_is_null_in_the_file_and_counted(tmp_path: Path) -> None:
@@ -81,3 +82,26 @@ def test_a_resumed_run_has_the_tool_calls_and_the_spread_of_the_steps_before() -
     assert (report.tools.calls, report.tools.errors) == ({"look": 6, "a/b": 1}, {"look": 3})
     assert not any("never varied" in said for said in report.warnings(rows))
     assert any("never varied: every rollout has 1." in said for said in Report(rows[1:]).warnings(rows[1:]))
+
+
+@pytest.mark.usefixtures("capsys")  # keeps stderr out of a file, which could not grow either
+def test_half_a_line_that_a_full_disk_took_is_whole_in_a_file_that_is_written_again(tmp_path: Path) -> None:
+    with MetricsLogger(tmp_path, steps=3) as log:
+        log(0, {"reward": 0.5})
+        with files_up_to((tmp_path / METRICS).stat().st_size + 5):
+            log(1, {"reward": 1.0})
+        (tmp_path / METRICS).unlink()
+        assert log.follow_file() == f"{tmp_path / METRICS} was removed; it is written again."
+        log(2, {"reward": 0.0})
+    assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [0, 1, 2]
+
+
+def test_a_file_that_ends_within_a_line_gets_the_next_one_below_it(tmp_path: Path) -> None:
+    with MetricsLogger(tmp_path, steps=2) as log:
+        log(0, {"reward": 0.5})
+        (tmp_path / METRICS).unlink()
+        (tmp_path / METRICS).write_text('{"step": 0, "reward": 0.5}')
+        assert "was replaced by another file" in str(log.follow_file())
+        assert log.follow_file() is None
+        log(1, {"reward": 1.0})
+    assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [0, 1]

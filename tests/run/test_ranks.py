@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 import agentgym as ag
+from agentgym.run.resume import read_best
+from agentgym.train.checkpoint import last_checkpoint
 from tests.run.test_resume import SETTINGS
 from tests.torchrun import run_on_ranks
 
@@ -83,3 +85,14 @@ def test_the_members_of_a_mixture_keep_their_shares_on_two_processes(two: dict[s
         (3, 1, 2)
     ] * 2
     assert all("eval/env/Ones/reward" in row for row in rows if "eval/reward" in row)
+
+
+def test_what_is_removed_while_a_checkpoint_is_written_holds_no_rank_up(tmp_path: Path) -> None:
+    small = replace(SMALL, env="tests.run.test_resume:Terse", max_steps=3, save_every=1, eval_every=1, eval_tasks=2)
+    given = [replace(small, output_dir=tmp_path / name) for name in ("run", "best", "checkpoints")]
+    run_on_ranks(Path(__file__).with_name("gone_script.py"), given, tmp_path)
+    for run in given:
+        assert run.output_dir is not None
+        assert last_checkpoint(run.output_dir / "checkpoints").step == 3
+        assert read_best(run.output_dir) is not None
+        assert len([row for row in metrics(run.output_dir) if "reward" in row]) == 3

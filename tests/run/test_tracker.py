@@ -272,14 +272,14 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
             inside.set()
             let.wait()
 
-    run = asyncio.ensure_future(
-        ag.train_policy(replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), callbacks=[Blocks()])
-    )
+    run, aside = replace(SETTINGS, output_dir=tmp_path, max_steps=2, eval_tasks=0), Aside()
+    training = asyncio.ensure_future(ag.train_policy(run, callbacks=[Blocks(), aside]))
     await asyncio.to_thread(inside.wait)
-    run.cancel()
+    training.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await run
+        await training
     let.set()
+    assert aside.heard[-1] == ("end", {})
     assert (
         "WARNING: Blocks.on_step has not returned in 0.1 seconds; the run ends without it." in capsys.readouterr().err
     )
