@@ -39,6 +39,7 @@ NO_ENV = "ENV"
 NO_MODEL = "MODEL"
 """The model of a role that only the command line names, until its flag is read."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
+"""What a flag of a model role begins with, and the name of the role."""
 KIND = "kind"
 """The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
 ABOUT_ENGINES = (
@@ -197,7 +198,7 @@ def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequ
 def _known(recipe: RunConfig, tree: Mapping[str, Any]) -> Iterator[str]:
     """Give the flags of a recipe, and of the parameters of its env."""
     yield from _names(tree)
-    with suppress(ValueError, EnvError, AgentGymError):  # an env that cannot be found is refused later
+    with suppress(ValueError, AgentGymError):  # an env that cannot be found is refused later
         yield from (f"{ENV}{name}".replace("_", "-") for name in env_parameters(recipe.env))
 
 

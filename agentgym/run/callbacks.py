@@ -144,8 +144,10 @@ class Callbacks:
         named = f"{type(callback).__name__}.{event}"
         with self._one[id(callback)]:
             self._in_threads.add(named)
-            self._call(callback, event, *told)
-            self._in_threads.discard(named)
+            try:
+                self._call(callback, event, *told)
+            finally:
+                self._in_threads.discard(named)
 
     def _call(self, callback: Callback, event: Event, *told: Any) -> None:
         method = getattr(callback, event)

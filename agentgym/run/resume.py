@@ -293,14 +293,13 @@ class CheckpointManager:
 
     def _attempt(self) -> bool:
         """Write this rank's part of the checkpoint, and return whether the disk took it."""
-        together = self._run.train.method == "full"
-        if self._trainer.rank and not together:  # the first rank has the whole adapter
+        if self._trainer.rank and self._alone:  # the first rank has the whole adapter
             self._written = self._written if self._kept is None else self._kept.state.step
             return True
         kept = last_step(self._folder / CHECKPOINTS)
         before = f"the one of step {kept} stays" if kept else "there is none yet"
         then = f"{before}, it is tried again after the next step, and the run goes on"
-        return self.write("a checkpoint", self._write, then=then, together=together)
+        return self.write("a checkpoint", self._write, then=then, together=not self._alone)
 
     def _write(self, folder: Path) -> None:
         """Write this rank's part of the checkpoint of the kept step, where it has not yet; on the first one all of it.

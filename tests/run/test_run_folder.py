@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -188,27 +188,39 @@ def moved(folder: Path) -> None:
     folder.rename(folder.with_name("archive"))
 
 
-def before(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, deed: Callable[[], object], *, call: int = 1
-) -> None:
-    """Do something once, before that call of a function of a module or a class."""
-    calls = count(1)
-    real = getattr(owner, name)
+class Before(Protocol):
+    """Does something once, before that call of a function of a module or a class."""
 
-    def doing(*values: Any, **named: Any) -> Any:
-        if next(calls) == call:
-            deed()
-        return real(*values, **named)
+    def __call__(self, owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None: ...
 
-    monkeypatch.setattr(owner, name, doing)
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[Before]:
+    """A `Before`, each deed of which must have been done when the test ends."""
+    asked, done = list[str](), list[str]()
+
+    def ask(owner: object, name: str, deed: Callable[[], object], *, call: int = 1) -> None:
+        calls, real = count(1), getattr(owner, name)
+        asked.append(name)
+
+        def doing(*values: Any, **named: Any) -> Any:
+            if next(calls) == call:
+                deed()
+                done.append(name)
+            return real(*values, **named)
+
+        monkeypatch.setattr(owner, name, doing)
+
+    yield ask
+    assert asked == done
 
 
 @pytest.mark.parametrize(("write", "call"), [("write_file", 4), ("_sync", 4), ("written_whole", 2), ("_steps", 3)])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
 def test_a_folder_that_goes_while_a_checkpoint_is_written_has_it_all_the_same(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, call: int, gone: Any, now: str
+    run: ag.RunConfig, tmp_path: Path, before: Before, write: str, call: int, gone: Any, now: str
 ) -> None:
-    before(monkeypatch, checkpoint, write, lambda: gone(tmp_path / "run"), call=call)
+    before(checkpoint, write, lambda: gone(tmp_path / "run"), call=call)
     summary = rollout(run, {})
     assert_whole(tmp_path / now, 5)
     assert summary["output_dir"] == str(tmp_path / now)
@@ -229,13 +241,13 @@ def test_what_is_removed_within_a_folder_that_stays_is_written_again(
 
 
 def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: ag.RunConfig, tmp_path: Path, before: Before
 ) -> None:
     def remove_state() -> None:
         [file] = (tmp_path / "run/checkpoints").glob(".step-*/state.pt")
         file.unlink()
 
-    before(monkeypatch, checkpoint, "sum_of", remove_state, call=2)
+    before(checkpoint, "sum_of", remove_state, call=2)
     assert rollout(run, {})["not_written"] == {}
     assert_whole(tmp_path / "run", 5)
 
@@ -243,19 +255,19 @@ def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
 @pytest.mark.parametrize("write", ["write_adapter", "write_checkpoint"])
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
 def test_a_folder_that_goes_at_the_end_has_checkpoint_and_policy_all_the_same(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, gone: Any, now: str
+    run: ag.RunConfig, tmp_path: Path, before: Before, write: str, gone: Any, now: str
 ) -> None:
     call = {"write_adapter": 1, "write_checkpoint": 3}[write]
-    before(monkeypatch, snapshot, write, lambda: gone(tmp_path / "run"), call=call)
+    before(snapshot, write, lambda: gone(tmp_path / "run"), call=call)
     rollout(run, {})
     assert_whole(tmp_path / now, 5)
 
 
 @pytest.mark.parametrize(("gone", "now"), [(moved, "archive"), (removed, "run")])
 def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: Any, now: str
+    run: ag.RunConfig, tmp_path: Path, before: Before, gone: Any, now: str
 ) -> None:
-    before(monkeypatch, Evaluations, "_recorded", lambda: gone(tmp_path / "run"), call=2)
+    before(Evaluations, "_recorded", lambda: gone(tmp_path / "run"), call=2)
     rollout(replace(run, eval_tasks=1, eval_every=2, max_steps=3), {})
     assert last_checkpoint(tmp_path / now / "checkpoints").step == 3
     assert read_best(tmp_path / now) is not None
@@ -267,13 +279,13 @@ def test_the_best_policy_is_kept_in_a_folder_that_went_during_its_evaluation(
 def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
     run: ag.RunConfig,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    before: Before,
     gone: Any,
     moment: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     call = {"last_place": 1, "summary": 2}[moment]
-    before(monkeypatch, recorder.Recorder, moment, lambda: gone(tmp_path / "run"), call=call)
+    before(recorder.Recorder, moment, lambda: gone(tmp_path / "run"), call=call)
     summary = rollout(replace(run, max_steps=1), {})
     said = capfd.readouterr().err
     if gone is removed:
@@ -287,9 +299,9 @@ def test_a_folder_that_goes_at_the_very_end_is_followed_or_named(
 
 
 def test_files_that_are_removed_at_the_very_end_are_named(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run: ag.RunConfig, tmp_path: Path, before: Before, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before(monkeypatch, recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
+    before(recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
     rollout(replace(run, max_steps=1), {})
     assert f"removed from {tmp_path / 'run'} at the end of the run is lost: rollouts.sqlite." in capfd.readouterr().err
 
@@ -344,13 +356,13 @@ def test_metrics_in_whose_place_something_else_is_put_end_no_run(run: ag.RunConf
 
 
 def test_a_folder_in_whose_place_another_one_is_put_gets_no_checkpoint_of_the_run(
-    run: ag.RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: ag.RunConfig, tmp_path: Path, before: Before
 ) -> None:
     def replaced() -> None:
         moved(tmp_path / "run")
         (tmp_path / "run").mkdir()
 
-    before(monkeypatch, recorder.Recorder, "flush", replaced, call=3)
+    before(recorder.Recorder, "flush", replaced, call=3)
     rollout(run, {})
     assert_whole(tmp_path / "archive", 5)
 
