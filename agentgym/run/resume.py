@@ -219,17 +219,21 @@ class CheckpointManager:
 
     def _seen(self) -> tuple[Path, int, bool, Best | None]:
         """Follow the run's folder; return where it is, its checkpoint's step, if one is owed, and its best policy."""
-        self._record.follow()
-        self._look()
+        change = self._record.follow()
+        self._look(lost=change is not None and change.lost)
         return self._folder, self._written, self._owed, self.best
 
-    def _look(self) -> None:
-        """See what is left of what was written: a checkpoint that is gone is written again."""
-        if self._written > 0 and is_gone(step_folder(self._folder / CHECKPOINTS, self._written)):
+    def _look(self, *, lost: bool) -> None:
+        """See what is left of what was written: a checkpoint that is gone is written again. `lost`: it was said of all."""
+        said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
+        if self._written > 0 and is_gone(checkpoint):
+            said.append(f"{checkpoint} was removed; it is written again.")
             self._written, self._owed = -1, True
         if self.best is not None and is_gone(self._folder / BEST):
-            self._record.log.alert(f"{self._folder / BEST} is gone; the best policy from here on is kept there.")
+            said.append(f"{self._folder / BEST} was removed; the best policy from here on is kept there.")
             self.best = None
+        for each in () if lost else said:
+            self._record.log.alert(each)
 
     @property
     def _folder(self) -> Path:
@@ -363,7 +367,7 @@ class CheckpointManager:
         """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
         try:
             self._record.leave()
-            self._look()
+            self._look(lost=True)
         except OSError as error:
             lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
             taken = f"output_dir: another process has taken {self._folder}, and no folder can be made beside it"
