@@ -224,7 +224,7 @@ class CheckpointManager:
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """See what is left of what was written: a checkpoint that is gone is written again. `lost`: it was said of all."""
+        """See what is left of what was written, and say what is gone, unless all was said to be `lost`."""
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
             said.append(f"{checkpoint} was removed; it is written again.")
