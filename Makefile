@@ -18,6 +18,8 @@ SHARE ?= 1
 PART = $(if $(filter-out 1,$(SHARE)),--share $(SHARE))
 # The laws and the main job, for every commit: at most 90 s of CPU time.
 FAST := $(shell cat tests/fast.txt)
+# What codespell reads: texts of ours. Tests misspell words on purpose.
+SPELLED := $(wildcard *.md) .github agentgym benchmarks docs envs recipes sandbox templates
 # Seeds of the chaos test in `make proofs`.
 SEEDS ?= 0 7 11
 
@@ -29,7 +31,7 @@ help:
 	@echo "make quickstart   install, then train the tiny model on chase with real sandboxed tool calls (ARGS='--seed 1')"
 	@echo "make test         install what development needs, then run the tests (JOBS=4, or ARGS='tests/chat -x')"
 	@echo "make test-fast    the laws and the main job, in 90 s of CPU time: before every commit"
-	@echo "make lint         format, lint, types"
+	@echo "make lint         format, lint, types, spelling, plain English"
 	@echo "make check        lint, then the tests: before a change is handed in"
 	@echo "make docs         build the documentation site into site/; a warning is an error"
 	@echo "make test-slow    the tests that take more time, most of them in Docker (SHARE=6: one of six)"
@@ -70,6 +72,8 @@ lint: $(VENV)/dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/codespell $(SPELLED)
+	$(PY) tests/prose.py
 
 check: lint test
 

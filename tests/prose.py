@@ -44,7 +44,7 @@ COUNTS = {
     "what is": Count(r"\bwhat (?:is|are|was|has|have|comes|came)\b(?! (?:a|an|the) \w+\?)", 1),
     "if": Count(r"\bif\b", None),
 }
-"""The counts by name. In pydantic, click, hypothesis and networkx "where" has 6 to 16, "if" 107 to 149, the others at most 1."""
+"""The counts by name. In pydantic, click, hypothesis and networkx "where" has 6 to 16, the rest but "if" 0 or 1."""
 
 
 @dataclass(frozen=True)

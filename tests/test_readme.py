@@ -112,7 +112,7 @@ def test_each_command_that_is_named_exists(command: str) -> None:
 
 def test_the_extras_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = set(re.findall(r"`agentgym\[(\w+)\]`", README))
+    named = set(re.findall(r"`agentgym-kit\[(\w+)\]`", README))
     assert named == set(project["optional-dependencies"]) - {"bench"}
 
 

@@ -45,7 +45,10 @@ def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothin
     names = zipfile.ZipFile(wheel).namelist()
     assert {"agentgym/__init__.py", "agentgym/rollouts/rollout.py", "agentgym/_image/server/__main__.py"} <= set(names)
     assert {"agentgym/_models/tiny/config.json", "agentgym/_models/tiny/model.safetensors"} <= set(names)
-    assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {"agentgym"}
+    assert {name.split("/")[0].removesuffix(".dist-info").split("-")[0] for name in names} == {
+        "agentgym",
+        "agentgym_kit",
+    }
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentgym.cli.output import flush, say
 from agentgym.errors import EngineError, SandboxError, boundary
-from agentgym.errors.extras import install_line
+from agentgym.errors.extras import DISTRIBUTION, install_line
 from agentgym.files.foreign.opening import regular_file
 from agentgym.hub import find_model, refuse_missing, why_no_hub
 from agentgym.sandboxes.protocol import SandboxSpec
@@ -114,7 +114,7 @@ def model_findings(model: str) -> Iterator[Finding]:
 
 def findings() -> Iterator[Finding]:
     """Find out what runs here, one finding a line; the last line of `agentgym doctor`, the verdict, is not in it."""
-    own = installed("agentgym") or "a checkout that is not installed"
+    own = installed(DISTRIBUTION) or "a checkout that is not installed"
     yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parents[1]}")
     yield Finding(
         name="python", ok=sys.version_info >= (3, 11), detail=f"{platform.python_version()}, {sys.executable}"

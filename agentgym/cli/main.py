@@ -33,7 +33,7 @@ from agentgym.cli.show import show
 from agentgym.cli.view import view
 from agentgym.config_fields import nearest
 from agentgym.errors import AgentGymError
-from agentgym.errors.extras import needs_extra
+from agentgym.errors.extras import DISTRIBUTION, needs_extra
 from agentgym.types.transcript import printable
 
 HEADER = """From an idea to a trained model: look after environments, runs, and what is installed on this machine.
@@ -86,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
-        say(f"agentgym {installed('agentgym') or 'of a checkout that is not installed'}")
+        say(f"agentgym {installed(DISTRIBUTION) or 'of a checkout that is not installed'}")
         return 0
     try:
         with needs_extra():

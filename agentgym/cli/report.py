@@ -27,6 +27,7 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
         transcripts: The most best and worst rollouts of each line; 0 for none.
     """
     from agentgym.cli.doctor import installed
+    from agentgym.errors.extras import DISTRIBUTION
     from agentgym.store.schema import StoreError
     from agentgym.view.report.page import write_report
 
@@ -34,7 +35,7 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
         raise AgentGymError("runs: name the folder of a run, such as runs/RECIPE/TIME")
     if transcripts < 0:
         raise AgentGymError(f"--transcripts: must not be negative, got {transcripts}")
-    version = installed("agentgym") or "of a checkout"
+    version = installed(DISTRIBUTION) or "of a checkout"
     try:
         written = write_report(runs, output_dir, transcripts=transcripts, version=version)
     except (StoreError, FileNotFoundError) as error:

@@ -40,24 +40,22 @@ EXTRAS = {
 """The extra that brings each package, by the name that is imported."""
 
 
-ANYWHERE = "pip install '.[{extra}]' in a checkout of agentgym, or pip install 'FILE.whl[{extra}]' with its wheel"
-"""The command for an installation that does not say where it came from."""
+DISTRIBUTION = "agentgym-kit"
+"""The name on PyPI. There, `agentgym` is another project's."""
 
 
 def install_line(extra: str) -> str:
     """Return the command that adds an extra to this installation.
 
-    It names the folder or the wheel that agentgym was installed from. The name `agentgym` alone would install another
-    project's package, which has it on PyPI.
+    It names the folder or the wheel that agentgym was installed from; otherwise the distribution on PyPI.
     """
-    source = _source()
-    return ANYWHERE.format(extra=extra) if source is None else f"pip install {shlex.quote(f'{source}[{extra}]')}"
+    return f"pip install {shlex.quote(f'{_source() or DISTRIBUTION}[{extra}]')}"
 
 
 def _source() -> Path | None:
     """Return the folder or the wheel that agentgym was installed from (PEP 610); None if it is not known or gone."""
     try:
-        said = distribution("agentgym").read_text("direct_url.json")
+        said = distribution(DISTRIBUTION).read_text("direct_url.json")
         url = urlsplit(json.loads(said)["url"]) if said else None
     except (PackageNotFoundError, ValueError, KeyError, TypeError):
         return None

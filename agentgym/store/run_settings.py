@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentgym.errors.extras import DISTRIBUTION
 from agentgym.files.disk import write_whole
 from agentgym.files.foreign.content import read_object
 from agentgym.files.foreign.values import number, text_of
@@ -45,7 +46,7 @@ tasks or other draws."""
 OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
 """Settings that make another evaluation. A resumed run whose evaluations are compared with earlier ones keeps them."""
 
-PACKAGES = ("agentgym", "torch", "transformers", "peft", "numpy", "sglang")
+PACKAGES = ("torch", "transformers", "peft", "numpy", "sglang")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -93,7 +94,11 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
 
 def versions() -> dict[str, str | None]:
     """Give the versions of Python and of the packages that a run's metrics depend on; None for one that is missing."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {
+        "python": platform.python_version(),
+        "agentgym": _version(DISTRIBUTION),
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(package: str) -> str | None:

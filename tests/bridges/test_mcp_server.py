@@ -23,7 +23,7 @@ from agentgym.tools import DynamicTool
 from envs.chase.env import Chase, ChaseTask
 from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
-pytest.importorskip("mcp", reason="needs the extra agentgym[mcp]")
+pytest.importorskip("mcp", reason="needs the extra agentgym-kit[mcp]")
 
 from mcp import Client
 from mcp.shared.exceptions import MCPError

@@ -11,7 +11,7 @@ import pytest
 import agentgym as ag
 from agentgym.engines.scripted import Scripted, call, say
 
-pytest.importorskip("openenv.core", reason="needs the extra agentgym[openenv]; `make peers` installs it")
+pytest.importorskip("openenv.core", reason="needs the extra agentgym-kit[openenv]; `make peers` installs it")
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app

@@ -12,7 +12,7 @@ from agentgym.engines.scripted import Scripted, call, say
 from agentgym.environments import GameTask, IllegalMove
 from agentgym.testing import check_env
 
-pytest.importorskip("pettingzoo", reason="needs the extra agentgym[pettingzoo]")
+pytest.importorskip("pettingzoo", reason="needs the extra agentgym-kit[pettingzoo]")
 
 import numpy as np
 from gymnasium import spaces

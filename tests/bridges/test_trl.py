@@ -173,7 +173,7 @@ def test_what_an_env_says_behind_the_prompt_is_given_to_trl() -> None:
 
 
 def test_the_data_set_has_the_prompts_and_the_tasks() -> None:
-    pytest.importorskip("datasets", reason="needs the extra agentgym[trl]")
+    pytest.importorskip("datasets", reason="needs the extra agentgym-kit[trl]")
     rows = bridge.dataset(Odd, n=2)
     assert [dict(one) for one in rows] == [row(0), row(1)]
     assert len(bridge.dataset(Odd)) == 3
@@ -204,7 +204,7 @@ def _made(env: type[ag.Env[Any]]) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_one_step_of_trls_grpo_trains_the_tiny_model_on_our_env(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl", reason="needs the extra agentgym[trl]")
+    trl = pytest.importorskip("trl", reason="needs the extra agentgym-kit[trl]")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.chat_template_utils import qwen3_template

@@ -37,7 +37,7 @@ except ImportError:
     vf = None
 
 needs_verifiers = pytest.mark.skipif(
-    not hasattr(vf, "load_environment"), reason="needs the extra agentgym[verifiers]; `make peers` installs it"
+    not hasattr(vf, "load_environment"), reason="needs the extra agentgym-kit[verifiers]; `make peers` installs it"
 )
 
 

@@ -169,7 +169,7 @@ def test_the_help_of_ls_names_its_argument_once_in_the_usage(capsys: pytest.Capt
 
 
 def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert say(capsys, "--version") == (0, f"agentgym {version('agentgym')}\n")
+    assert say(capsys, "--version") == (0, f"agentgym {version('agentgym-kit')}\n")
 
 
 def without(package: str, *args: str) -> "subprocess.CompletedProcess[str]":

@@ -233,7 +233,7 @@ def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str], command: st
 async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    pytest.importorskip("openai", reason="needs the extra agentgym[endpoint]")
+    pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
     from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
     def answers(request: Request, number: int) -> Sent:
@@ -296,7 +296,7 @@ def test_a_flag_of_a_named_model_that_is_wrong_is_named(
 
 
 async def test_an_endpoint_is_played_and_its_tokens_and_cost_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("openai", reason="needs the extra agentgym[endpoint]")
+    pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
     from tests.engines.endpoint.chat_server import Request, Sent, chat_server, said
 
     def answers(request: Request, number: int) -> Sent:

@@ -98,7 +98,7 @@ def test_sglang_is_in_no_other_extra_and_is_never_installed_with_train() -> None
     installs = [line for line in makefile.splitlines() if "sglang" in line and "install" in line]
     assert not [line for line in installs if "train" in line or "dev" in line]
     guides = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    together = re.compile(r"agentgym\[[^\]]*sglang[^\]]*,|agentgym\[[^\]]*,[^\]]*sglang")
+    together = re.compile(r"agentgym-kit\[[^\]]*sglang[^\]]*,|agentgym-kit\[[^\]]*,[^\]]*sglang")
     assert not [guide.name for guide in guides if together.search(guide.read_text())]
 
 
@@ -111,7 +111,7 @@ def installed_from(monkeypatch: pytest.MonkeyPatch, said: str | None) -> None:
 def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = tmp_path / "my wheels" / "agentgym-0.1.0-py3-none-any.whl"
+    wheel = tmp_path / "my wheels" / "agentgym_kit-0.1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     wheel.touch()
     installed_from(monkeypatch, json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
@@ -122,13 +122,11 @@ def test_the_line_that_installs_an_extra_names_what_agentgym_was_installed_from(
     "said",
     [None, "no JSON", "[]", '{"url": "file:///is/gone.whl"}', '{"url": "https://example.com/agentgym.whl"}'],
 )
-def test_an_installation_that_does_not_say_where_it_came_from_names_the_checkout_and_the_wheel(
+def test_an_installation_from_elsewhere_names_the_distribution(
     said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed_from(monkeypatch, said)
-    assert install_line("view") == (
-        "pip install '.[view]' in a checkout of agentgym, or pip install 'FILE.whl[view]' with its wheel"
-    )
+    assert install_line("view") == "pip install 'agentgym-kit[view]'"
 
 
 def test_nothing_tells_a_user_to_install_another_projects_package_of_that_name() -> None:

@@ -16,7 +16,7 @@ from agentgym.scheduling import run_groups
 from agentgym.types.completion import Completion
 from tests.engines.endpoint.chat_server import SOON, Request, Sent, chat_server, said
 
-pytest.importorskip("openai", reason="agentgym[endpoint] is not installed")
+pytest.importorskip("openai", reason="agentgym-kit[endpoint] is not installed")
 
 
 class Verdict(BaseModel):

@@ -60,7 +60,7 @@ async def test_a_run_opens_its_models_for_the_env(tmp_path: Path) -> None:
 async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openai", reason="agentgym[endpoint] is not installed")
+    pytest.importorskip("openai", reason="agentgym-kit[endpoint] is not installed")
     other = CustomEngineConfig(name=f"{__name__}:endpoint")
     async with chat_server(lambda request, number: said("yes")) as server:
         monkeypatch.setenv("JUDGE_URL", server.url)

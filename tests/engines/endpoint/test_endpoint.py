@@ -32,7 +32,7 @@ from tests.engines.endpoint.chat_server import (
     said,
 )
 
-pytest.importorskip("openai", reason="needs the extra agentgym[endpoint]")
+pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
 
 
 class Shop(ag.ToolEnv[ag.Task]):

@@ -19,7 +19,7 @@ from tests.engines.endpoint.chat_server import Answers, ChatServer, Request, Sen
 from tests.store.test_store import same
 from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
-pytest.importorskip("openai", reason="needs the extra agentgym[endpoint]")
+pytest.importorskip("openai", reason="needs the extra agentgym-kit[endpoint]")
 
 GIF_PART = ag.Image(GIF).part
 
