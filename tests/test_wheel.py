@@ -52,8 +52,8 @@ def test_the_wheel_holds_the_library_and_what_goes_into_the_container_and_nothin
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
-def test_the_readme_installs_the_wheel_by_its_name(wheel: Path) -> None:
-    assert f"pip install 'dist/{wheel.name}[train,docker,test]'" in (ROOT / "README.md").read_text()
+def test_the_docs_install_the_wheel_by_its_name(wheel: Path) -> None:
+    assert f"pip install 'dist/{wheel.name}[train,docker,test]'" in (ROOT / "docs/installation.md").read_text()
 
 
 def test_every_module_of_the_checkout_is_in_the_wheel(wheel: Path) -> None:

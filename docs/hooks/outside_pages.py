@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```.*?^```[ ]*$)", re.DOTALL | re.MULTILINE)
 
 
@@ -20,6 +20,7 @@ def outside() -> dict[str, str]:
         "project/readme.md": "README.md",
         "project/contributing.md": "CONTRIBUTING.md",
         "project/changelog.md": "CHANGELOG.md",
+        "project/security.md": "SECURITY.md",
         "project/sandbox.md": "sandbox/README.md",
     }
     names = sorted(path.parent.name for path in ROOT.glob("envs/*/README.md"))

@@ -50,15 +50,15 @@ NOT_RUN = {
 """A text that only one block holds, and why that block is compiled and not run."""
 
 
-def readme_files() -> dict[str, str]:
-    """The files that the README prints, by the name in their first line."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def files_in(page: Path) -> dict[str, str]:
+    """The Python files that a page prints, by the name in their first line."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     return {block.partition("\n")[0].removeprefix("# "): block for block in blocks}
 
 
-def write_readme_files(folder: Path) -> None:
-    """Write the README's files into a folder, as a reader of the guides has them."""
-    for name, text in readme_files().items():
+def write_walkthrough_files(folder: Path) -> None:
+    """Write the walkthrough's files into a folder, as a reader of the guides has them."""
+    for name, text in files_in(DOCS / "walkthrough.md").items():
         (folder / name).write_text(text)
 
 

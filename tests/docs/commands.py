@@ -41,7 +41,11 @@ PARSED = {
 NOT_RUN = {
     r"(python -m )?pip install ": "needs the network; its extras are looked up",
     r"python -m venv ": "needs the network",
-    r"python -m build --wheel$": "the fixture `wheel` builds it, and its name is compared",
+    r"python -m build( --wheel)?$": "the fixture `wheel` builds it, and its name is compared",
+    r"uv ": "needs uv and the network",
+    r"(twine|git) ": "is part of a release",
+    r"(python|python -m pytest) lookup\.py$": "tests/test_readme.py runs the file",
+    r"agentgym (eval lookup:Lookup --model|compare runs/eval-lookup/)": "tests/test_readme.py runs it",
     r"python -m pytest envs/": "make test runs it",
     r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
     r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",

@@ -19,7 +19,7 @@ from agentgym.cli import main as cli
 from agentgym.cli.envs.train import recipe_of
 from agentgym.cli.recipe import settings
 from agentgym.sandboxes.docker.docker import why_no_docker
-from tests.docs.blocks import ROOT, needs_sandbox, no_sandbox, write_readme_files
+from tests.docs.blocks import ROOT, files_in, needs_sandbox, no_sandbox, write_walkthrough_files
 from tests.docs.commands import LANGUAGES, NOT_RUN, PARSED, RUN, Command, commands, fences, rule_of
 
 ALL = commands()
@@ -37,7 +37,7 @@ def under(rules: tuple[str, ...] | dict[str, str]) -> list[Command]:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a reader who has followed the README: its files, a short run, and an evaluation."""
     folder = tmp_path_factory.mktemp("reader")
-    write_readme_files(folder)
+    write_walkthrough_files(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)

@@ -27,7 +27,7 @@ from tests.docs.blocks import (
     blocks_of,
     lacks_a_sandbox,
     names_of,
-    write_readme_files,
+    write_walkthrough_files,
 )
 
 ALL = [block for guide in sorted(DOCS.glob("**/*.md")) for block in blocks_of(guide)]
@@ -80,7 +80,7 @@ def test_the_blocks_of_a_guide_run_in_their_order(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_env", raising=False)
-    write_readme_files(tmp_path)
+    write_walkthrough_files(tmp_path)
     for path in ADAPTER.findall((DOCS / guide).read_text()):
         shutil.copytree(adapter, tmp_path / path, dirs_exist_ok=True)
     failed: list[str] = []

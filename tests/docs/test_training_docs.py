@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentgym as ag
-from tests.docs.blocks import needs_sandbox, write_readme_files
+from tests.docs.blocks import needs_sandbox, write_walkthrough_files
 
 ROOT = Path(__file__).parents[2]
 OWN = ("my_env", "train_pointers", "train_longer")
@@ -53,7 +53,7 @@ played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a reader who has followed the README."""
     made = tmp_path_factory.mktemp("reader")
-    write_readme_files(made)
+    write_walkthrough_files(made)
     sys.path.insert(0, str(made))
     for name in OWN:
         sys.modules.pop(name, None)

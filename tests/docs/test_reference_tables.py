@@ -1,0 +1,38 @@
+"""Tables of the docs that mirror the code: extras, packages, and the types of a token's life."""
+
+import ast
+import importlib
+import re
+import tomllib
+
+import pytest
+
+from tests.docs.blocks import DOCS, ROOT
+
+TYPES = re.findall(r"^\| `(\w+)` \| `(agentgym[\w.]*)` \|", (DOCS / "concepts/token.md").read_text(), re.MULTILINE)
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"^\| `agentgym-kit\[(\w+)\]`", (DOCS / "installation.md").read_text(), re.MULTILINE))
+    assert named == set(project["optional-dependencies"]) - {"bench"}
+
+
+def test_the_map_has_every_package_in_the_order_of_imports() -> None:
+    house = ast.parse((ROOT / "tests/test_house.py").read_text())
+    [order] = [
+        ast.literal_eval(node.value)
+        for node in house.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ORDER"
+    ]
+    drawn = re.findall(r"^  (\w+)(?:/|\.py) ", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    assert drawn == [room for room in order if "." not in room]
+
+
+def test_the_types_are_listed() -> None:
+    assert len(TYPES) >= 10
+
+
+@pytest.mark.parametrize(("name", "module"), TYPES)
+def test_each_type_is_defined_in_the_module_of_its_row(name: str, module: str) -> None:
+    assert getattr(importlib.import_module(module), name).__module__ == module
