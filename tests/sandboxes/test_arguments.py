@@ -68,10 +68,10 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
     "a limit of nan bytes": ("limit: must be a whole number", lambda sandbox: sandbox.read("f", limit=float("nan"))),
     "a limit in words": ("limit: must be a whole number", lambda sandbox: sandbox.get("f", "f", limit="3")),
     "a negative limit": ("limit: must be a whole number", lambda sandbox: sandbox.archive(limit=-1)),
-    "a source that is a number": ("source: must be a path of this machine", lambda sandbox: sandbox.put(3)),
-    "a target that is a number": ("target: must be a path of this machine", lambda sandbox: sandbox.get("f", 3)),
-    "a snapshot at a number": ("path: must be a path of this machine", lambda sandbox: sandbox.snapshot(3)),
-    "a snapshot from a number": ("path: must be a path of this machine", lambda sandbox: sandbox.restore(3)),
+    "a source that is a number": ("source: must be a path on this machine", lambda sandbox: sandbox.put(3)),
+    "a target that is a number": ("target: must be a path on this machine", lambda sandbox: sandbox.get("f", 3)),
+    "a snapshot at a number": ("path: must be a path on this machine", lambda sandbox: sandbox.snapshot(3)),
+    "a snapshot from a number": ("path: must be a path on this machine", lambda sandbox: sandbox.restore(3)),
     "an archive that is a number": ("archive: must be text or bytes", lambda sandbox: sandbox.unpack(3)),
     "hidden files in a list": ("files: .* give a mapping", lambda sandbox: sandbox.verify(command="true", files=["x"])),
     "hidden tests that are a number": ("code: must be text", lambda sandbox: sandbox.verify(code=3)),
@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
         lambda sandbox: sandbox.python("1", timeout_s=10**400),
     ),
     "a time limit that cannot be shown": (
-        "timeout_s: .* too long to be",
+        "timeout_s: .* too long to print",
         lambda sandbox: sandbox.read("f", timeout_s=10**5000),
     ),
     "a verdict after a week": (

@@ -25,7 +25,7 @@ NUMBERS = ["memory_mb", "disk_mb", "pids"]
 @pytest.mark.parametrize("size", [0, -1, 1.5, math.nan, "3", True, None])
 @pytest.mark.parametrize("spec", [ag.Docker(), ag.Bubblewrap(), ag.AnySandbox(), ag.Process(unsafe=True)], ids=repr)
 def test_a_size_that_is_no_number_of_sandboxes_is_refused_before_anything_is_opened(spec: Any, size: Any) -> None:
-    with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes of at least 1, got {size!r}"):
+    with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes, at least 1, got {size!r}"):
         spec.open(size)
 
 
