@@ -61,7 +61,7 @@ class AnySandbox:
         more = sorted(self._given().keys() - {"memory_mb"})
         if self.kind == "unsafe" and more:
             raise ValueError(
-                f"{more[0]}: the sandbox 'unsafe' is a plain process of this machine, and has no such setting"
+                f"{more[0]}: the sandbox 'unsafe' is a plain process on this machine and has no such setting"
             )
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
@@ -83,11 +83,11 @@ def as_kind(spec: SandboxSpec, kind: Kind) -> AnySandbox:
 LACKS: Mapping[type[SandboxSpec], tuple[str, ...]] = {
     Docker: (),
     Bubblewrap: (
-        "no limit on the total memory of a sandbox, only on that of each process and folder",
-        "no limit on processor time but the time limits of calls",
-        "the programs and the Python of this machine's /usr in place of an image's",
+        "no limit on a sandbox's total memory, only on the memory of each process and folder",
+        "no limit on CPU time other than the time limits of calls",
+        "programs and Python come from this machine's /usr instead of an image",
     ),
-    Process: ("everything: the model's code runs as this user, unprotected",),
+    Process: ("no isolation: the model's code runs as this user, unprotected",),
 }
 """What each kind of sandbox lacks against the best one, Docker."""
 NAMES: Mapping[type[SandboxSpec], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
@@ -111,7 +111,7 @@ def auto() -> Docker | Bubblewrap:
         return Bubblewrap()
     raise SandboxError(
         f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
-        "Code that you trust can run without one: the sandbox 'unsafe'."
+        "Code that you trust can run unprotected in the sandbox 'unsafe'."
     )
 
 
@@ -126,7 +126,8 @@ def lacking(spec: SandboxSpec, why: str) -> str:
     """Return a sentence that names the kind of sandbox, why it is not Docker, and what it lacks against that."""
     kind = type(spec)
     return (
-        f"the sandboxes are {NAMES[kind]}, because of Docker: {why}. Against Docker they lack: {'; '.join(LACKS[kind])}"
+        f"using {NAMES[kind]} sandboxes, because Docker is unavailable: {why}. "
+        f"Differences from Docker: {'; '.join(LACKS[kind])}"
     )
 
 
@@ -142,7 +143,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
     parser.add_argument(
-        "--or-unsafe", action="store_true", help="say unsafe where no sandbox runs: code that you trust"
+        "--or-unsafe", action="store_true", help="print 'unsafe' if no sandbox runs here; only for code that you trust"
     )
     asked = parser.parse_args(args)
     try:
@@ -152,7 +153,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if not asked.or_unsafe:
             return 1
         spec = Process(unsafe=True)
-        sys.stderr.write(f"--or-unsafe was given: the sandbox is 'unsafe', which lacks {'; '.join(LACKS[Process])}\n")
+        sys.stderr.write(f"--or-unsafe was given: using the sandbox 'unsafe' ({'; '.join(LACKS[Process])})\n")
     sys.stdout.write(f"{NAMES[type(spec)]}\n")
     return 0
 

@@ -80,7 +80,7 @@ def find_files(source: Path, target: str) -> list[HostSource]:
     found: list[HostSource] = []
     for path in _files(source):
         if len(found) == MAX_FILES:
-            raise ValueError(f"{str(source)!r} holds over {MAX_FILES} files")
+            raise ValueError(f"{str(source)!r} contains over {MAX_FILES} files")
         info = path.lstat()
         below = path.relative_to(source)
         inside = PurePosixPath(target, below) if below.parts else PurePosixPath(_file_target(source, target))
@@ -117,7 +117,7 @@ def open_file(path: Path, field: str) -> BinaryIO:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return os.fdopen(fd, "rb")
     os.close(fd)
-    raise ValueError(f"{field}: {str(path)!r} is a folder, a pipe or a device: give a file")
+    raise ValueError(f"{field}: {str(path)!r} is a folder, a pipe or a device; give a regular file")
 
 
 def open_snapshot(path: Path) -> BinaryIO:
@@ -127,14 +127,14 @@ def open_snapshot(path: Path) -> BinaryIO:
     if file is None or why:
         if file is not None:
             file.close()
-        raise ValueError(f"path: {str(path)!r} is no snapshot: {why}; make one with `sandbox.snapshot(path)`")
+        raise ValueError(f"path: {str(path)!r} is not a snapshot: {why}; make one with `sandbox.snapshot(path)`")
     return file
 
 
 def _why_no_snapshot(file: BinaryIO) -> str:
     info = os.fstat(file.fileno())
     if not stat.S_ISREG(info.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if not info.st_size:
         return "it is empty"
     first = file.read(tarfile.BLOCKSIZE)
@@ -142,10 +142,10 @@ def _why_no_snapshot(file: BinaryIO) -> str:
         if any(first):
             tarfile.TarInfo.frombuf(first, "utf-8", "surrogateescape")
     except tarfile.TarError:
-        return "it does not begin as a tar file does"
+        return "it does not begin like a tar file"
     file.seek(max(info.st_size - len(TAR_END), 0))
     if info.st_size % tarfile.BLOCKSIZE or file.read() != TAR_END:
-        return f"it is cut off after {info.st_size} bytes"
+        return f"it is truncated after {info.st_size} bytes"
     file.seek(0)
     return ""
 
@@ -189,7 +189,7 @@ def _files(path: Path) -> Iterator[Path]:
     elif stat.S_ISREG(mode):
         yield path
     else:
-        raise ValueError(f"{str(path)!r} is a link, a pipe or a device")
+        raise ValueError(f"{str(path)!r} is a link, a pipe or a device, not a file or folder")
 
 
 def _file_target(source: Path, target: str) -> str:
@@ -208,7 +208,7 @@ def store_tree(target: Path, spool: Spool) -> None:
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
     paths = [[*first, *_names(file.path, target)] for file in spool.files]
     if not all(paths):
-        raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
+        raise ValueError(f"{str(target)!r} is a folder; give the path of a file, since the source is a file")
     for folder in [[*first, *_names(path, target)] for path in spool.folders]:
         with _folder_below(top, folder):
             pass
@@ -238,7 +238,7 @@ def _names(path: str, target: Path) -> list[str]:
     """The components of a file's path; none for "", which is the target itself."""
     names = path.split("/") if path else []
     if not all(map(is_name, names)):
-        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is no path")
+        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is not a valid path")
     return names
 
 

@@ -196,7 +196,7 @@ class Pool:
         except Exception as error:
             if not self._closed:
                 self.unclean += 1
-                _log.warning("a sandbox is ended, because no reset made it clean: %s", error)
+                _log.warning("ended a sandbox that could not be reset to a clean state: %s", error)
             return False
         return sandbox.reset_s < SLOW_RESET_S and not self._closed
 
@@ -210,7 +210,7 @@ async def _ended(sandbox: RemoteSandbox) -> None:
     try:
         await sandbox.close()
     except Exception as error:
-        _log.warning("a sandbox could not be ended: %s", error)
+        _log.warning("could not end a sandbox: %s", error)
 
 
 async def _settled(task: "asyncio.Future[None]") -> None:

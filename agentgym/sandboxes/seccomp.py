@@ -69,7 +69,7 @@ def program(*, network: bool = False, machine: str = "") -> bytes:
     """Return the allow-list as a BPF program; SandboxError where this machine's system calls are not known here."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
-        raise SandboxError(f"no system call table for {machine}; there are {sorted(MACHINES)}")
+        raise SandboxError(f"no system call table for {machine}; supported machines: {sorted(MACHINES)}")
     architecture, table = MACHINES[machine]
     rules = json.loads(profile(network=network))["syscalls"]
     return b"".join(_filter(rules, architecture, numbers(table)))

@@ -69,10 +69,10 @@ def server_bytecode(python: tuple[str, ...]) -> bytes:
     try:
         made = subprocess.run([*python, "-c", _COMPILE], input=json.dumps(asked).encode(), capture_output=True)
     except OSError as error:
-        raise SandboxError(f"python: the interpreter of the sandboxes does not run: {error}") from error
+        raise SandboxError(f"python: the sandboxes' interpreter does not run: {error}") from error
     if made.returncode:
         said = made.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise SandboxError(f"python: the interpreter of the sandboxes cannot compile the server: {said}")
+        raise SandboxError(f"python: the sandboxes' interpreter cannot compile the server: {said}")
     return made.stdout
 
 

@@ -27,13 +27,13 @@ def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
             if not path.startswith("/") or path.startswith("//") or "\0" in path or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"volumes: {path!r} is not an absolute path without '..'")
         if any(_overlap(inside, taken) for taken in TAKEN):
-            raise ValueError(f"volumes: {inside!r} is a place of the sandbox's own; choose another, such as '/data'")
+            raise ValueError(f"volumes: {inside!r} is reserved by the sandbox; choose another path, such as '/data'")
         if here and not Path(outside).exists():
-            raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user cannot see it")
+            raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user has no access to it")
         if (shown := _shows_the_machine(outside, here=here)) is not None:
-            raise ValueError(f"volumes: {outside!r} would show {shown!r} of the machine to the code in the sandbox")
+            raise ValueError(f"volumes: {outside!r} would expose {shown!r} of this machine to the code in the sandbox")
         if Path(outside).is_socket():
-            raise ValueError(f"volumes: {outside!r} is a socket: code that can read one can talk to its server")
+            raise ValueError(f"volumes: {outside!r} is a socket: code that can read a socket can talk to its server")
 
 
 def _shows_the_machine(outside: str, *, here: bool) -> str | None:
@@ -54,7 +54,7 @@ def check_sockets(volumes: Mapping[str, str]) -> None:
     for outside in volumes.values():
         for path in _sockets(outside):
             raise ValueError(
-                f"volumes: {outside!r} holds the socket {path!r}: code that can read one can talk to its server; "
+                f"volumes: {outside!r} contains the socket {path!r}: code that can read a socket can talk to its server; "
                 "choose a folder without sockets"
             )
 

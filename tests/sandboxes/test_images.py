@@ -383,7 +383,7 @@ async def test_a_folder_that_lost_its_dockerfile_is_named(engine: Any, tmp_path:
     (tmp_path / "Dockerfile").touch()
     spec = Docker(dockerfile=str(tmp_path))
     (tmp_path / "Dockerfile").unlink()
-    with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
+    with pytest.raises(SandboxError, match=f"'{tmp_path}' is not a folder that contains a Dockerfile"):
         async with spec.open(1):
             pass
 

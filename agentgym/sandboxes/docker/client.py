@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from docker.types import Ulimit
     from requests.adapters import BaseAdapter
 
-FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
+FORWARD = "for an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
 PROBE_S = 10.0
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def _probe(host: str) -> None:
         elif url.scheme in ("tcp", "http", "https"):
             socket.create_connection((url.hostname or "", url.port or TCP_PORT), PROBE_S).close()
         else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are supported; {FORWARD}")
     except OSError as error:
         if is_exhausted(error):
             raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error

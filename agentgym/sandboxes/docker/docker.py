@@ -102,7 +102,7 @@ async def _sweep(engines: Sequence[Engine]) -> None:
         try:
             await engine.do(engine.sweep)
         except SandboxError as error:
-            _log.warning("nothing was swept: %s", str(error))
+            _log.warning("could not remove leftover containers: %s", str(error))
 
 
 def why_no_docker(image: str | None = None) -> str | None:

@@ -125,7 +125,7 @@ class Engine:
     async def start(self, spec: DockerSettings) -> RemoteSandbox:
         """Start a sandbox, and the services beside it; nothing is left of one that failed to start or was cancelled."""
         if spec.needs_sockets and not self.is_here:
-            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
+            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine on this machine")
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
@@ -188,7 +188,7 @@ class Engine:
         try:
             wire = await attach(self.host, name)
         except (OSError, TimeoutError, WireError) as error:
-            raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
+            raise EngineDown(f"the Docker engine at {self.host} did not attach to a container: {error}") from error
         try:
             await finished(self.do(self.client.start, name))
         except BaseException:
@@ -270,7 +270,7 @@ class Engine:
             return None
         code = state["ExitCode"]
         if state["OOMKilled"]:
-            return f"it used up the memory of its container ({spec.container_mb} MB: memory_mb, and what disk_mb adds)"
+            return f"it used up its container's memory ({spec.container_mb} MB: memory_mb plus the room for files that disk_mb adds)"
         # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
         if code == SANDBOX_KILLED or (spec.runtime == "runsc" and code):
             return f"its container ended with code {code}"
@@ -294,7 +294,7 @@ class Engine:
             await finished(self.do(self._remove, name))
         except SandboxError as error:
             # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
-            _log.warning("a container is left for the next sweep: %s", str(error))
+            _log.warning("could not remove a container, left it for the next sweep: %s", str(error))
 
     async def close(self) -> None:
         """Remove what this process still has, and end the threads."""
@@ -327,7 +327,7 @@ class Engine:
 
     def _missed(self, error: Exception) -> None:
         _log.warning(
-            "no heartbeat at %s: %s. After %.0f s without one, clients elsewhere take this one for ended",
+            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines treat this one as ended",
             *(self.host, str(error), DEAD_S),
         )
 

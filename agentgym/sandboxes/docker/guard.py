@@ -65,7 +65,7 @@ class Guard:
                     if tell is not None:
                         await tell(int(ended["Attributes"]["exitCode"]))
             except (OSError, ValueError, KeyError) as error:
-                _log.debug("the engine's events ended: %s", error)
+                _log.debug("the engine's event stream ended: %s", error)
             await asyncio.sleep(PAUSE_S)
 
 
@@ -105,6 +105,6 @@ async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, 
             if line.strip():
                 yield json.loads(line)
     except asyncio.IncompleteReadError as error:
-        raise OSError("it ended early") from error
+        raise OSError("the stream ended early") from error
     finally:
         writer.transport.abort()

@@ -172,7 +172,9 @@ class Heart:
             now = self._clock()
             if why is None:
                 if now - last > LATE_S:
-                    why = TimeoutError(f"{now - last:.0f} s without one: this process or the engine was held up")
+                    why = TimeoutError(
+                        f"{now - last:.0f} s without a heartbeat: this process or the engine was delayed"
+                    )
                 last = now
             if why is not None and not self._missing:
                 self._failed(why)

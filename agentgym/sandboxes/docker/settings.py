@@ -22,8 +22,8 @@ from agentgym.sandboxes.volumes import check_volumes
 GVISOR = "runsc"
 GVISOR_MB, GVISOR_PIDS = 256, 1024
 GVISOR_LACKS = (
-    "under gVisor a program that a hidden test starts can read and write the processes that judge it, and forge its "
-    "verdict; where tests run code that may attack them, give expect=, or take Docker without gVisor, or bubblewrap"
+    "under gVisor, a program that a hidden test starts can read and write the processes that judge it, and forge "
+    "its verdict; if tests run code that may attack them, use expect=, Docker without gVisor, or bubblewrap"
 )
 NOBODY = 65534
 SPOKEN = ("unix://", "tcp://", "http://", "https://")
@@ -75,20 +75,24 @@ class DockerSettings:
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
-            raise ValueError("image, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+            raise ValueError("image, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
         if self.dockerfile is not None and not (Path(self.dockerfile) / "Dockerfile").is_file():
-            raise ValueError(f"dockerfile: {self.dockerfile!r} is no folder with a file named Dockerfile in it")
+            raise ValueError(f"dockerfile: {self.dockerfile!r} is not a folder that contains a Dockerfile")
         for number, host in enumerate(self.hosts):
             if not host.startswith(SPOKEN):
-                raise ValueError(f"hosts.{number}: {host!r}: only unix:// and tcp:// are spoken; {FORWARD}")
+                raise ValueError(f"hosts.{number}: {host!r}: only unix:// and tcp:// are supported; {FORWARD}")
         if isinstance(self.network, str) and (self.network == "host" or ":" in self.network):
-            raise ValueError(f"network: {self.network!r} would be the network of this machine or of another container")
+            raise ValueError(
+                f"network: {self.network!r} would share the network of this machine or of another container"
+            )
         check_volumes(self.volumes, here=all(host.startswith("unix://") for host in self.hosts or (address(),)))
         check_services(self.services)
         if self.services and self.network == NONE:
-            raise ValueError('services: the sandbox reaches them over its loopback; say network="loopback"')
+            raise ValueError('services: the sandbox reaches them over its loopback; set network="loopback"')
         if self.needs_sockets and self.runtime == GVISOR:
-            raise ValueError(f"runtime: {GVISOR!r} hands no sockets to this machine: no services and no Allow(...)")
+            raise ValueError(
+                f"runtime: {GVISOR!r} cannot pass sockets to this machine, so services and Allow(...) are unavailable"
+            )
 
     @property
     def container_mb(self) -> int:
@@ -115,7 +119,7 @@ def named_refusals(spec: DockerSettings) -> Iterator[None]:
         names = [name for words, name in REFUSED if "the Docker engine: " in said and re.search(words, said)]
         if not names:
             raise
-        raise type(error)(f"{names[0]}: {getattr(spec, names[0])!r} is refused: {said}") from error
+        raise type(error)(f"{names[0]}: {getattr(spec, names[0])!r} was refused: {said}") from error
 
 
 def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
@@ -123,7 +127,7 @@ def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
     unknown."""
     if 0 < machine_mb < spec.container_mb:
         raise SandboxError(
-            f"memory_mb, disk_mb: a sandbox may use memory_mb and three times disk_mb, {spec.container_mb} MB, and the "
+            f"memory_mb, disk_mb: a sandbox may use memory_mb plus three times disk_mb, {spec.container_mb} MB, but the "
             f"machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
         )
 

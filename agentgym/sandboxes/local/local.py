@@ -67,9 +67,9 @@ class Bubblewrap:
 
     def __post_init__(self) -> None:
         if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
-            raise ValueError(f"python: {self.python!r} is no absolute path of a program of this machine")
+            raise ValueError(f"python: {self.python!r} is not the absolute path of an executable on this machine")
         if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
-            raise ValueError(f'network: {self.network!r} is none of "none", "loopback" and Allow(...)')
+            raise ValueError(f'network: expected "none", "loopback" or Allow(...), got {self.network!r}')
         check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
@@ -83,7 +83,7 @@ class Bubblewrap:
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
-            raise SandboxError(f"no bubblewrap sandbox can be made here: {why_not}")
+            raise SandboxError(f"bubblewrap sandboxes cannot run here: {why_not}")
         # Here, and not with the first sandbox: it may take minutes, and a lease has no time for that.
         await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
@@ -188,8 +188,8 @@ class Process:
     def __post_init__(self) -> None:
         if not self.unsafe:
             raise ValueError(
-                "unsafe: a plain process isolates nothing (files, network and processes of this user are open to "
-                "the model's code); use Bubblewrap or Docker, or say Process(unsafe=True)"
+                "unsafe: a plain process isolates nothing (this user's files, network and processes are open to "
+                "the model's code); use Bubblewrap or Docker, or set Process(unsafe=True)"
             )
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
@@ -231,4 +231,4 @@ class Process:
 
 @functools.cache
 def _warn_once() -> None:
-    _log.warning("unsafe sandboxes: the model's code runs as this user, with nothing between it and this machine")
+    _log.warning("unsafe sandboxes: the model's code runs as this user, without any isolation from this machine")

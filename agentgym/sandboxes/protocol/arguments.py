@@ -54,9 +54,7 @@ def check_path_here(name: str, value: object) -> None:
 def check_timeout(timeout_s: object, most: int = MAX_SECONDS) -> None:
     """Raise ValueError unless `timeout_s` is a number of seconds above 0 and at most `most`, by default a week."""
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s <= most:
-        raise ValueError(
-            f"timeout_s: must be a number of seconds above 0 and at most {most}, got {shown(timeout_s)}"
-        )
+        raise ValueError(f"timeout_s: must be a number of seconds above 0 and at most {most}, got {shown(timeout_s)}")
 
 
 def check_patience(timeout_s: object) -> None:

@@ -51,11 +51,11 @@ def build(
     root and a package mirror. Packages of `pip` and `apt` are installed on top.
     """
     if base is not None and dockerfile is not None:
-        raise SandboxError("base, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+        raise SandboxError("base, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
     for field, names in (("tag", (tag,)), ("base", (base,)), ("pip", pip), ("apt", apt)):
         for name in names:
             if name is not None and name.lstrip().startswith("-"):
-                raise SandboxError(f"{field}: {name!r} begins with '-', which would make an option of it")
+                raise SandboxError(f"{field}: {name!r} begins with '-' and would be read as an option")
     tag = tag or default_image()
     with engine_errors(), connect(timeout_s=BUILD_S) as client:
         if base is None and dockerfile is None:
@@ -83,7 +83,7 @@ def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
             _build_on(client, tag, {})
             return tag
         except SandboxError as error:
-            announce(f"the base image cannot be had ({error}); building one with debootstrap")
+            announce(f"the base image is not available ({error}); building one with debootstrap")
     _build_on(client, tag, {"BASE_IMAGE": _debian(client)})
     return tag
 
@@ -101,7 +101,7 @@ def _debian(client: "APIClient") -> str:
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
     base = f"{IMAGE}-base:{digest}"
     if find(client, base) is not None:
-        announce(f"on {base}, which debootstrap made before; remove that image for Debian's packages of today")
+        announce(f"building on {base}, made earlier by debootstrap; remove that image to get Debian's current packages")
         return base
     with lent_folder("image") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
@@ -116,6 +116,6 @@ def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base") from error
+        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base image") from error
     if done.returncode:
         raise SandboxError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")

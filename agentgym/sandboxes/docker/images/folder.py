@@ -28,7 +28,7 @@ _STEP = re.compile(r"^ ?--+> ([0-9a-f]{11,12})\s*$")
 def folder_digest(folder: Path) -> str:
     """Return a digest of the names, modes and contents below a folder; SandboxError where it holds no Dockerfile."""
     if not (folder / "Dockerfile").is_file():
-        raise SandboxError(f"dockerfile: {str(folder)!r} is no folder with a file named Dockerfile in it")
+        raise SandboxError(f"dockerfile: {str(folder)!r} is not a folder that contains a Dockerfile")
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""

@@ -31,7 +31,9 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
         raise SandboxError(f"the Docker engine has no image {image!r}: {BUILD}") from error
     server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
     if server not in (None, server_digest()):
-        raise SandboxError(f"the image {image!r} holds another server than this agentgym: {BUILD}")
+        raise SandboxError(
+            f"the image {image!r} contains a server of a different agentgym version; build it again: {BUILD}"
+        )
     return str(found["Id"])
 
 

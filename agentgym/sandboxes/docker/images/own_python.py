@@ -32,8 +32,8 @@ def check_fits(architecture: str, image: str) -> None:
     needed = {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
     if sys.platform != "linux" or platform.machine() != needed or _loader(_binary()) is None:
         raise SandboxError(
-            f"the image {image!r} has no python3 of 3.9 or newer on its PATH, and the Python of this machine "
-            f"({sys.platform}, {platform.machine()}) does not run in it ({architecture}): put a python3 into the image"
+            f"the image {image!r} has no python3 3.9 or newer on its PATH, and this machine's Python "
+            f"({sys.platform}, {platform.machine()}) does not run in it ({architecture}): install python3 in the image"
         )
 
 

@@ -38,7 +38,7 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
     key = hashlib.sha256(json.dumps([sorted(pip), python, version]).encode()).hexdigest()[:16]
     folder = cache_folder() / key
     if not folder.is_dir():
-        announce(f"installing {' '.join(pip)} for {python} into {folder}, once")
+        announce(f"installing {' '.join(pip)} for {python} into {folder} (only once)")
         _install(pip, python, folder)
     return ("--ro-bind", str(folder), site)
 
@@ -55,10 +55,12 @@ def _ask(python: str) -> tuple[str, str]:
     try:
         asked = subprocess.run([python, "-I", "-c", FIRST_SITE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SandboxError(f"pip: the interpreter of the sandboxes does not run: {error}") from error
+        raise SandboxError(f"pip: the sandboxes' interpreter does not run: {error}") from error
     version, site = json.loads(asked.stdout)
     if site is None:
-        raise SandboxError(f"pip: {python} has no folder for packages; make one of those that `site` names")
+        raise SandboxError(
+            f"pip: {python} has no site-packages folder; create one of the folders that `python -m site` lists"
+        )
     return version, site
 
 

@@ -60,7 +60,7 @@ def _with_packages(client: "docker.APIClient", host: str, spec: ImageSpec, image
         is_local = host.startswith("unix://")
         return add_packages(client, image, pip=spec.pip, apt=spec.apt, tag=tag, labels=labels, is_local=is_local)
 
-    return _once(client, tag, f"building an image of {name} with {words}, once", make)
+    return _once(client, tag, f"building an image from {name} with {words} (only once)", make)
 
 
 def _base(client: "docker.APIClient", spec: ImageSpec) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def _base(client: "docker.APIClient", spec: ImageSpec) -> tuple[str, str]:
         tag = f"{IMAGE}:folder-{folder_digest(folder)[:12]}"
         found = find(client, tag)
         if found is None:
-            announce(f"building the Dockerfile of {spec.dockerfile!r}, once for this content")
+            announce(f"building the Dockerfile in {spec.dockerfile!r} (only once for this content)")
             return build_folder(client, folder, tag=tag), spec.dockerfile
         return str(found["Id"]), spec.dockerfile
     name = spec.image or default_image()
@@ -78,7 +78,7 @@ def _base(client: "docker.APIClient", spec: ImageSpec) -> tuple[str, str]:
     if found is None and spec.image is not None:
         raise SandboxError(
             f"the Docker engine has no image {name!r}: `docker pull {name}`, "
-            f"or make one of a folder: Docker(dockerfile=...) or `{BUILD} --dockerfile FOLDER --tag {name}`"
+            f"or build one from a folder: Docker(dockerfile=...) or `{BUILD} --dockerfile FOLDER --tag {name}`"
         )
     if found is None:
         raise SandboxError(f"the Docker engine has no image {name!r}: {BUILD}")
@@ -90,7 +90,7 @@ def _with_server(client: "docker.APIClient", base: str, name: str) -> str:
     assert found is not None
     if (found["Config"].get("Labels") or {}).get(SERVER_LABEL) == server_digest():
         return base
-    announced = f"putting the sandbox's server on the image {name}, once"
+    announced = f"adding the sandbox server to the image {name} (only once)"
     tag = server_tag(base)
     return _once(client, tag, announced, lambda labels: put_server_on(client, base, name, tag, labels))
 
