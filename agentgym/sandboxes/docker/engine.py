@@ -270,7 +270,7 @@ class Engine:
             return None
         code = state["ExitCode"]
         if state["OOMKilled"]:
-            return f"it used up its container's memory ({spec.container_mb} MB: memory_mb plus the room for files that disk_mb adds)"
+            return f"it used up its container's memory ({spec.container_mb} MB: memory_mb plus the room of disk_mb)"
         # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
         if code == SANDBOX_KILLED or (spec.runtime == "runsc" and code):
             return f"its container ended with code {code}"

@@ -127,8 +127,8 @@ def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
     unknown."""
     if 0 < machine_mb < spec.container_mb:
         raise SandboxError(
-            f"memory_mb, disk_mb: a sandbox may use memory_mb plus three times disk_mb, {spec.container_mb} MB, but the "
-            f"machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
+            f"memory_mb, disk_mb: a sandbox may use memory_mb plus three times disk_mb, {spec.container_mb} MB, but "
+            f"the machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
         )
 
 

@@ -90,7 +90,7 @@ def _prefix(interpreter: str) -> str:
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]
     if prefix == Path("/") or any(home.is_relative_to(prefix) for home in homes if home != Path("/nonexistent")):
         raise SandboxError(
-            f"python: {interpreter!r} would expose all of {str(prefix)!r} to the code in the sandbox, and a user's home "
-            "is in it; install that Python into a separate folder, such as /opt/python"
+            f"python: {interpreter!r} would expose all of {str(prefix)!r} to the code in the sandbox, and a user's "
+            "home is in it; install that Python into a separate folder, such as /opt/python"
         )
     return str(prefix)

@@ -94,8 +94,8 @@ class Sandbox(ABC):
             cwd: The folder it starts in; None for the working folder.
             env: Variables in addition to the sandbox's own environment.
             stdin: Its standard input; None for an empty one.
-            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB. A longer stream keeps its
-                first and last bytes.
+            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB. A longer stream
+                keeps its first and last bytes.
 
         Returns:
             The program's result. The exit code is 126 if the command cannot start, and 127 if it doesn't exist.
