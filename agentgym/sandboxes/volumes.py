@@ -71,7 +71,7 @@ def check_sockets(volumes: Mapping[str, str]) -> None:
 def _sockets(folder: str) -> Iterator[str]:
     folders = [folder]
     while folders:
-        # A folder this user cannot list has nothing that a sandbox's user could find; a volume can also be a single file.
+        # A folder this user can't list has nothing that a sandbox's user could find; a volume may also be a file.
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
