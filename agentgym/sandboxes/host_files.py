@@ -92,8 +92,9 @@ def find_files(source: Path, target: str) -> list[HostSource]:
 
 
 def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list[HostSource]]:
-    """Yield groups of at most `most` files and about four times `large` bytes; a file over `large` bytes starts a
-    group.
+    """Yield groups of files, each of at most `most` files and about four times `large` bytes.
+
+    A file over `large` bytes starts a group.
     """
     group: list[HostSource] = []
     size = 0

@@ -86,8 +86,9 @@ class Pool:
             returning.add_done_callback(self._returning.discard)
 
     async def close(self) -> None:
-        """End every sandbox, including leased and starting ones; none survives, however often this call is
-        cancelled.
+        """End every sandbox, including leased and starting ones.
+
+        None survives, however often this call is cancelled.
         """
         await finished(self._end_all())
 

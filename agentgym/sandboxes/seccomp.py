@@ -25,8 +25,9 @@ SOL_IPV6, IPV6_FLOWLABEL_MGR = 41, 32
 
 
 def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, Any]:
-    """Return a rule that refuses a socket option with the errno of a kernel that lacks it; like the kernel it
-    compares 32 bits.
+    """Return a rule that refuses a socket option with the errno of a kernel that lacks the option.
+
+    Like the kernel, the rule compares 32 bits.
     """
     return {
         "action": "SCMP_ACT_ERRNO",

@@ -181,15 +181,14 @@ def _client_class() -> "type[docker.APIClient]":
 
 
 def _closing_adapter(theirs: Any) -> Any:
-    """Return the library's adapter for a unix socket, except that its connections close their socket if connecting
-    fails.
-    """
+    """Return the library's adapter for a unix socket, but with sockets that are closed if connecting fails."""
     from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
     class Connection(UnixHTTPConnection):
         def connect(self) -> None:
-            """Connect, and close the socket on failure; the library leaves it to the garbage collector if the
-            engine is gone.
+            """Connect, and close the socket on failure.
+
+            The library leaves it to the garbage collector if the engine is gone.
             """
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:

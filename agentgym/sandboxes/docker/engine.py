@@ -104,9 +104,7 @@ class Engine:
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking operation in this engine's threads; errors of the engine and the connection become
-        SandboxError.
-        """
+        """Run a blocking operation in this engine's threads, with engine and connection errors as SandboxError."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
@@ -239,8 +237,9 @@ class Engine:
         )
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
-        """Return options that podman takes in another form: system calls as a file, and limits that don't exceed
-        its own.
+        """Return options that podman takes in another form.
+
+        System calls are a file, and limits don't exceed its own.
         """
         if not self._traits.is_podman:
             return {}
@@ -292,8 +291,9 @@ class Engine:
         return None
 
     async def end(self, name: str, folder: Path | None = None) -> None:
-        """Remove the container and its folder; one already gone is fine, and one that can't be removed is left for
-        a sweep.
+        """Remove the container and its folder.
+
+        A container already gone is fine, and one that can't be removed is left for a sweep.
         """
         self.sandboxes -= name in self._names
         try:
@@ -349,8 +349,9 @@ class Engine:
         )
 
     def _remove_run(self) -> None:
-        """Remove this client's containers, then its heartbeat: once the heartbeat ends, other clients find any
-        leftovers.
+        """Remove this client's containers, then its heartbeat.
+
+        Once the heartbeat has ended, other clients find any leftovers.
         """
         try:
             if "client" in self.__dict__:

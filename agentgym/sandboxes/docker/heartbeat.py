@@ -48,8 +48,9 @@ class Traces:
 
     @property
     def holds_a_wire(self) -> bool:
-        """Whether it has a running sandbox connected by a socket; such a sandbox ends with its client, so the
-        client is alive.
+        """Whether it has a running sandbox connected by a socket, which proves that the client is alive.
+
+        Such a sandbox ends with its client.
         """
         return any(
             container["State"] == "running" and INSIDE in [mount["Destination"] for mount in container["Mounts"]]

@@ -1,5 +1,4 @@
-"""A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a client's containers when the client
-dies.
+"""A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a dead client's containers.
 
 It waits for the end of the process PIDFD or of its own input, whichever comes first; a byte on its input means that
 the client has removed everything itself. It uses only the standard library, and always ends.

@@ -28,10 +28,10 @@ def interpreter_of(python: str | None) -> list[str]:
 
 
 def drop_root() -> list[str]:
-    """Return a command prefix with which root first becomes a user id of its own for the sandbox; [] if not root.
+    """Return a command prefix with which root first becomes a user id that no other sandbox has; [] if not root.
 
-    One sandbox then can't use up the kernel limits of another, root's files stay inaccessible, and the process limit
-    holds.
+    One sandbox then can't use up another's per-user kernel limits, root's files stay inaccessible, and the process
+    limit holds.
     """
     if os.geteuid() != 0:
         return []

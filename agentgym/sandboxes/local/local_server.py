@@ -119,8 +119,9 @@ async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: 
 
 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
-    """Wait for the server to end, and kill it if it doesn't; its connection is already cut, and this is never
-    cancelled.
+    """Wait for the server to end, and kill it if it doesn't.
+
+    Its connection is already cut, and this is never cancelled.
     """
     if process.poll() is None and not await exits(process.pid, END_S):
         process.kill()

@@ -1,4 +1,4 @@
-"""The build of a sandbox image, behind `agentgym sandbox build`."""
+"""The build of a sandbox image, for `agentgym sandbox build`."""
 
 import hashlib
 import subprocess
@@ -27,7 +27,7 @@ LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an image is made of."""
+    """The ingredients of an image."""
 
     image: str | None
     dockerfile: str | None
@@ -44,11 +44,21 @@ def build(
     pip: Sequence[str] = (),
     apt: Sequence[str] = (),
 ) -> str:
-    """Build the image and return its id; SandboxError that says why it could not be built.
+    """Build the image and return its id.
 
-    It stands on `base`, any image, or on that of the folder `dockerfile`; without one on the Dockerfile's of
-    agentgym where its registry can be reached; else, or when told so, on a minimal Debian by debootstrap, which needs
-    root and a package mirror. Packages of `pip` and `apt` are installed on top.
+    Without `base` and `dockerfile`, the image is built from agentgym's own Dockerfile if its registry is reachable.
+    Otherwise, or if told so, it is built on a minimal Debian by debootstrap, which needs root and a package mirror.
+
+    Args:
+        tag: The image's name; None for this version's default name.
+        base: Any image to build on.
+        dockerfile: A folder with a Dockerfile to build on, instead of `base`.
+        from_debootstrap: Whether to build on debootstrap's Debian without trying the registry.
+        pip: Packages to install with pip.
+        apt: Packages to install with apt-get.
+
+    Raises:
+        SandboxError: If an argument is invalid or the build fails; it says why.
     """
     if base is not None and dockerfile is not None:
         raise SandboxError("base, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
@@ -70,13 +80,13 @@ def build(
 
 
 def _split(tag: str) -> tuple[str, str]:
-    """A name's repository and version; a colon before a slash is that of a registry's port."""
+    """Return a name's repository and version; a colon before a slash belongs to a registry's port."""
     name, colon, version = tag.rpartition(":")
     return (name, version) if colon and "/" not in version else (tag, "latest")
 
 
 def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
-    """The name of the plain image, without packages, that has just been built."""
+    """Build the plain image, without packages, and return its name."""
     tag = f"{IMAGE}:plain-{server_digest()}"
     if not from_debootstrap:
         try:
@@ -96,7 +106,7 @@ def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
 
 
 def _debian(client: "APIClient") -> str:
-    """The name of a minimal Debian of debootstrap; one that is there is used again, whatever server comes on top."""
+    """Return the name of a minimal Debian by debootstrap; an existing one is reused, whatever server is added later."""
     made_of = "\0".join([*DEBOOTSTRAP, SUITE, *LEFT_OUT])
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
     base = f"{IMAGE}-base:{digest}"

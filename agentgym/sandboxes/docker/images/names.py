@@ -1,4 +1,4 @@
-"""The sandbox image: its name, its folders, and whether an engine has it."""
+"""The sandbox image: its name, its folders, and the check that an engine has it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +13,20 @@ IMAGE = "agentgym-sandbox"
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
 INSIDE = "/run/agentgym"
-"""The folder inside a container that holds the socket of its wire."""
+"""The folder inside a container that holds the socket of its connection."""
 
 
 def default_image() -> str:
-    """Return the name of the image that holds this version's server."""
+    """Return the name of the image that contains this version's server."""
     return f"{IMAGE}:{server_digest()}"
 
 
 def image_digest(client: "docker.APIClient", image: str) -> str:
-    """Return the image's id; SandboxError that says how to build it where it is missing or holds another server."""
+    """Return the image's id.
+
+    Raises:
+        SandboxError: If the image is missing or contains another version's server; it says how to build it.
+    """
     from docker.errors import ImageNotFound
 
     try:
@@ -38,7 +42,7 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
 
 
 def find(client: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return what the engine knows of an image; None where it has none of that name."""
+    """Return the engine's description of an image, or None if it has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:
