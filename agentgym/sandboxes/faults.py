@@ -29,7 +29,7 @@ def is_exhausted(error: BaseException) -> bool:
 def exhausted() -> str:
     """Return a message with advice about the limit on open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"this process has too many open files (RLIMIT_NOFILE is {limit}): raise it with `ulimit -n`"
+    return f"this process has too many open files (RLIMIT_NOFILE is {limit}); raise the limit with `ulimit -n`"
 
 
 def _settle(news: "asyncio.Future[None]") -> None:

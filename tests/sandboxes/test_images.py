@@ -196,9 +196,9 @@ def test_a_build_on_a_base_has_its_name_and_leaves_none_without_one(
 
 
 def test_a_base_and_a_folder_together_are_refused() -> None:
-    with pytest.raises(SandboxError, match="base, dockerfile: give one of them"):
+    with pytest.raises(SandboxError, match="base, dockerfile: give only one of them"):
         image.build(base="a", dockerfile="b")
-    with pytest.raises(ValueError, match="image, dockerfile: give one of them"):
+    with pytest.raises(ValueError, match="image, dockerfile: give only one of them"):
         Docker(image="a", dockerfile="b")
 
 

@@ -123,7 +123,7 @@ def test_any_sandbox_opens_each_kind_with_what_was_set_and_else_with_its_own_set
 
 
 def test_what_not_every_kind_of_sandbox_can_do_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"network: expected \"none\", \"loopback\" or Allow"):
+    with pytest.raises(ValueError, match=r"network: 'bridge' is not \"none\", \"loopback\" or Allow"):
         AnySandbox(network="bridge")
     with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
         AnySandbox(pip="numpy")  # type: ignore[arg-type]

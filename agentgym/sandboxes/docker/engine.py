@@ -284,7 +284,7 @@ class Engine:
             return None
         code = state["ExitCode"]
         if state["OOMKilled"]:
-            return f"it used up its container's memory ({spec.container_mb} MB: memory_mb plus the room of disk_mb)"
+            return f"it used up its container's memory ({spec.container_mb} MB, from memory_mb and disk_mb)"
         # Under gVisor the code can kill its server; under runc a signal to the server comes from outside.
         if code == SANDBOX_KILLED or (spec.runtime == "runsc" and code):
             return f"its container ended with code {code}"

@@ -73,7 +73,7 @@ class Bubblewrap:
         if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
             raise ValueError(f"python: {self.python!r} is not the absolute path of an executable on this machine")
         if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
-            raise ValueError(f'network: expected "none", "loopback" or Allow(...), got {self.network!r}')
+            raise ValueError(f'network: {self.network!r} is not "none", "loopback" or Allow(...)')
         check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:

@@ -36,9 +36,7 @@ def former_images(client: "docker.APIClient") -> list[Former]:
     found = [image for image in client.images(filters={"label": SERVER_LABEL}) if image["Id"] not in used]
     return [
         Former(image["Id"], _names(image), int(image["Size"]) >> 20)
-        for image in sorted(
-            found, key=lambda image: -int(image["Created"])
-        )  # Newest first, because it may be built on an older one.
+        for image in sorted(found, key=lambda image: -int(image["Created"]))  # Newest first: it may build on others.
         if _is_former(image)
     ]
 

@@ -32,11 +32,11 @@ def image_digest(client: "docker.APIClient", image: str) -> str:
     try:
         found = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except ImageNotFound as error:
-        raise SandboxError(f"the Docker engine has no image {image!r}: {BUILD}") from error
+        raise SandboxError(f"the Docker engine has no image {image!r}; build it with `{BUILD}`") from error
     server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
     if server not in (None, server_digest()):
         raise SandboxError(
-            f"the image {image!r} contains a server of a different agentgym version; build it again: {BUILD}"
+            f"the image {image!r} contains a server of a different agentgym version; build it again with `{BUILD}`"
         )
     return str(found["Id"])
 

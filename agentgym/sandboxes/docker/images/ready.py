@@ -82,11 +82,11 @@ def _base(client: "docker.APIClient", spec: ImageSpec) -> tuple[str, str]:
     found = find(client, name)
     if found is None and spec.image is not None:
         raise SandboxError(
-            f"the Docker engine has no image {name!r}: `docker pull {name}`, "
+            f"the Docker engine has no image {name!r}; run `docker pull {name}`, "
             f"or build one from a folder: Docker(dockerfile=...) or `{BUILD} --dockerfile FOLDER --tag {name}`"
         )
     if found is None:
-        raise SandboxError(f"the Docker engine has no image {name!r}: {BUILD}")
+        raise SandboxError(f"the Docker engine has no image {name!r}; build it with `{BUILD}`")
     return str(found["Id"]), name
 
 
