@@ -67,9 +67,7 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
-"""The kernel lets a new namespace mount /proc only if all of /proc is visible; the server masks it for the code
-instead.
-"""
+"""The kernel lets a new namespace mount /proc only if all of /proc is visible, so the server masks it for code."""
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")

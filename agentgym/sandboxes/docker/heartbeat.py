@@ -26,9 +26,7 @@ DEAD_S = 300.0
 LATE_S = 3 * BEAT_S
 """Seconds between two heartbeats after which a delay is reported."""
 LOOKS_S = 50.0
-"""Minimum seconds between two checks that must both find a client silent: a suspended machine may have just woken
-up.
-"""
+"""Minimum seconds between two checks that must both find a client silent: its machine may have been suspended."""
 END_S = 10
 OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
 FIRST_WORD = "agentgym-alive-"

@@ -45,17 +45,13 @@ class DockerSettings:
     If the image lacks the sandbox's server, the server is added on top, once, with a separate Python if it has none.
     """
     dockerfile: Name | None = None
-    """A folder with a Dockerfile to build the image from, instead of `image`; built once for each content of the
-    folder.
-    """
+    """A folder with a Dockerfile to build the image from, instead of `image`; built once per content of the folder."""
     pip: Words = ()
     """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     apt: Words = ()
     """Packages from the image's Debian or Ubuntu, installed in the same way."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files on the engine's machine by their path in the sandbox; code in the sandbox can only read
-    them.
-    """
+    """Folders and files on the engine's machine by their path in the sandbox, where code can only read them."""
     memory_mb: SandboxMemory = 512
     """Memory in MB for all programs of a sandbox together. Files have separate room: see `disk_mb`."""
     disk_mb: Positive = 64
@@ -81,9 +77,7 @@ class DockerSettings:
     hosts: Names = ()
     """Engines of one pool, in the format of DOCKER_HOST; empty uses DOCKER_HOST, or else the local engine."""
     runtime: Word | None = None
-    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, because gVisor's own memory and
-    processes count too.
-    """
+    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, to make room for gVisor's own."""
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
