@@ -1,4 +1,4 @@
-"""The host's side of sandboxes. It imports no environments and no rollouts: an environment is given its sandbox."""
+"""The host's side of sandboxes. Imports neither environments nor rollouts: an environment receives its sandbox."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -1,5 +1,4 @@
-"""The choice of a kind of sandbox, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints
-it."""
+"""Choose a kind of sandbox, by name or the best that runs here; `python -m agentgym.sandboxes.choose` prints it."""
 
 import argparse
 import functools
@@ -26,82 +25,103 @@ Kind: TypeAlias = Literal["auto", "docker", "bubblewrap", "unsafe"]
 
 @config(frozen=True, slots=True, kw_only=True)
 class AnySandbox:
-    """The best sandbox that runs here: Docker where its engine and the sandbox image are there, else bubblewrap.
+    """The best sandbox that runs here: Docker if its engine and the sandbox image are available, else bubblewrap.
 
-    What it took, and what that lacks against Docker, is logged once as a warning. It never falls back to running code
-    unprotected: "unsafe" must be asked for by name. Its settings are those that both kinds have, with the same meaning
-    but for the two named below; of "unsafe" sandboxes only `memory_mb` can be set.
+    The choice, and what it lacks compared with Docker, is logged once as a warning if it isn't Docker. Code never
+    runs unprotected as a fallback: "unsafe" must be selected by name. The settings are those that Docker and
+    bubblewrap share, with the same meaning except for the differences noted below; of "unsafe" sandboxes, only
+    `memory_mb` can be set.
     """
 
     ELSEWHERE: ClassVar = (Docker, Bubblewrap)
     kind: Kind = "auto"
     memory_mb: Positive | None = None
-    """Memory in MB: of all programs of a sandbox together with Docker; of each process with bubblewrap. Files have room
-    beside it. None takes the kind's own value, here and below."""
+    """Memory in MB: with Docker of all programs of a sandbox together, with bubblewrap of each process.
+
+    Files have separate room. None uses the chosen kind's default, here and below.
+    """
     disk_mb: Positive | None = None
-    """The size of each of its folders, in MB. They are in memory: a sandbox may use three times as much for its
-    files."""
+    """The size of each of its folders in MB. They are in memory: a sandbox may use three times as much for its
+    files.
+    """
     pids: Positive | None = None
-    """How many processes it may have."""
+    """Maximum number of processes."""
     pip: Words = ()
-    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
-    opened."""
+    """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files by their path in the sandbox, which can only read them."""
+    """Folders and files of the host by their path in the sandbox, which can only read them."""
     network: str | Allow = NONE
-    """What the sandbox may reach: "none", "loopback" for itself alone, or `Allow(...)` for the hosts listed there. An
-    engine's network and services are Docker's alone."""
+    """What the sandbox may reach: "none", "loopback" for only itself, or `Allow(...)` for the listed hosts.
+
+    Only `Docker` itself has engine networks and services.
+    """
 
     def __post_init__(self) -> None:
         given = self._given()
         if self.kind == "docker":
             Docker(**given)
-            given.pop("volumes", None)  # They may be those of an engine elsewhere.
-        Bubblewrap(**given)  # It takes what both take, and says what it does not.
+            given.pop("volumes", None)  # With Docker, they may be on another engine's machine.
+        Bubblewrap(**given)  # It accepts what both kinds accept, and rejects the rest.
         more = sorted(self._given().keys() - {"memory_mb"})
         if self.kind == "unsafe" and more:
             raise ValueError(
-                f"{more[0]}: the sandbox 'unsafe' is a plain process of this machine, and has no such setting"
+                f"{more[0]}: the sandbox 'unsafe' is a plain process on this machine and has no such setting"
             )
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of at most `size` sandboxes; SandboxError that says what to install where no kind runs here."""
+        """Open a pool of sandboxes.
+
+        Args:
+            size: Maximum number of sandboxes leased at once.
+
+        Raises:
+            SandboxError: If no kind of sandbox runs here; it says what to install.
+            ValueError: If `size` is not an int of at least 1.
+        """
         check_size(size)
         return replace(named(self.kind), **self._given()).open(size)
 
     def _given(self) -> dict[str, Any]:
-        """The settings that differ from each kind's own."""
+        """Return the settings that override the chosen kind's defaults."""
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kind"}
         return {name: value for name, value in settings.items() if value not in (None, (), {}, NONE)}
 
 
 def as_kind(spec: SandboxSpec, kind: Kind) -> AnySandbox:
-    """Return a spec of that kind in place of another; what was set of an AnySandbox stays, or ValueError names it."""
+    """Return a spec of that kind in place of another; settings of an AnySandbox are kept.
+
+    Raises:
+        ValueError: If a setting doesn't exist for that kind; it names the setting.
+    """
     return replace(spec, kind=kind) if isinstance(spec, AnySandbox) else AnySandbox(kind=kind)
 
 
 LACKS: Mapping[type[SandboxSpec], tuple[str, ...]] = {
     Docker: (),
     Bubblewrap: (
-        "no limit on the total memory of a sandbox, only on that of each process and folder",
-        "no limit on processor time but the time limits of calls",
-        "the programs and the Python of this machine's /usr in place of an image's",
+        "no limit on a sandbox's total memory, only on the memory of each process and folder",
+        "no limit on CPU time other than the time limits of calls",
+        "programs and Python come from this machine's /usr instead of an image",
     ),
-    Process: ("everything: the model's code runs as this user, unprotected",),
+    Process: ("no isolation: the model's code runs as this user, unprotected",),
 }
-"""What each kind of sandbox lacks against the best one, Docker."""
+"""What each kind of sandbox lacks compared with the best one, Docker."""
 NAMES: Mapping[type[SandboxSpec], Kind] = {Docker: "docker", Bubblewrap: "bubblewrap", Process: "unsafe"}
 
 
 def named(kind: Kind) -> Docker | Bubblewrap | Process:
-    """Return the sandbox of that name with its defaults; it is not checked that it runs here."""
+    """Return the sandbox of that kind with default settings, without checking that it runs here (except for "auto")."""
     made: Mapping[Kind, Callable[[], Docker | Bubblewrap | Process]]
     made = {"auto": auto, "docker": Docker, "bubblewrap": Bubblewrap, "unsafe": lambda: Process(unsafe=True)}
     return made[kind]()
 
 
 def auto() -> Docker | Bubblewrap:
-    """Return the strongest sandbox that runs here, never an unsafe one; SandboxError that says what each kind lacks."""
+    """Return the strongest sandbox that runs here, never an unsafe one.
+
+    Raises:
+        SandboxError: If none runs here; it says what each kind lacks.
+    """
     no_docker = why_no_docker()
     if no_docker is None:
         return Docker()
@@ -111,22 +131,27 @@ def auto() -> Docker | Bubblewrap:
         return Bubblewrap()
     raise SandboxError(
         f"no sandbox runs here. Docker: {no_docker}. Bubblewrap: {no_bubblewrap}. "
-        "Code that you trust can run without one: the sandbox 'unsafe'."
+        "Code that you trust can run unprotected in the sandbox 'unsafe'."
     )
 
 
 async def how_it_resets(spec: SandboxSpec) -> str:
-    """Start a sandbox, and return whether each episode has a place of its own in it; SandboxError where none starts."""
+    """Start a sandbox and return a phrase that says whether each episode gets a fresh place in it.
+
+    Raises:
+        SandboxError: If no sandbox starts.
+    """
     async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
         in_place = isinstance(sandbox, RemoteSandbox) and sandbox.reset_in_place
         return "episodes are reset in place" if in_place else "each episode has a place of its own"
 
 
 def lacking(spec: SandboxSpec, why: str) -> str:
-    """Return a sentence that names the kind of sandbox, why it is not Docker, and what it lacks against that."""
+    """Return a message that names the kind of sandbox, why it is not Docker, and what it lacks compared with Docker."""
     kind = type(spec)
     return (
-        f"the sandboxes are {NAMES[kind]}, because of Docker: {why}. Against Docker they lack: {'; '.join(LACKS[kind])}"
+        f"using {NAMES[kind]} sandboxes, because Docker is unavailable: {why}. "
+        f"Differences from Docker: {'; '.join(LACKS[kind])}"
     )
 
 
@@ -136,13 +161,13 @@ def _say_once(text: str) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Print the name of the best sandbox; where no kind runs here, print what each one lacks and exit with code 1.
+    """Print the name of the best sandbox; if no kind runs here, print what each one lacks and return exit code 1.
 
-    With --or-unsafe it is "unsafe" then, and stderr says so and what it lacks.
+    With --or-unsafe it prints "unsafe" in that case, and stderr says so and what it lacks.
     """
     parser = argparse.ArgumentParser(prog="python -m agentgym.sandboxes.choose", description=__doc__)
     parser.add_argument(
-        "--or-unsafe", action="store_true", help="say unsafe where no sandbox runs: code that you trust"
+        "--or-unsafe", action="store_true", help="print 'unsafe' if no sandbox runs here; only for code that you trust"
     )
     asked = parser.parse_args(args)
     try:
@@ -152,7 +177,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if not asked.or_unsafe:
             return 1
         spec = Process(unsafe=True)
-        sys.stderr.write(f"--or-unsafe was given: the sandbox is 'unsafe', which lacks {'; '.join(LACKS[Process])}\n")
+        sys.stderr.write(f"--or-unsafe was given: using the sandbox 'unsafe' ({'; '.join(LACKS[Process])})\n")
     sys.stdout.write(f"{NAMES[type(spec)]}\n")
     return 0
 

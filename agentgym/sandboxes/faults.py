@@ -1,4 +1,4 @@
-"""Helpers of every kind of sandbox: an error's causes, and work that must not be cancelled."""
+"""Helpers for every kind of sandbox: an error's causes, and waiting for descriptors and child processes."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, the latest first."""
+    """Yield the error and its causes, the error itself first."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -22,14 +22,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether the error came because this process could open no more files."""
+    """Return whether the cause is that this process, or this machine, could open no more files."""
     return any(isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE) for cause in causes(error))
 
 
 def exhausted() -> str:
-    """Return the advice for the limit on open files."""
+    """Return a message with advice about the limit on open files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"this process has too many open files (RLIMIT_NOFILE is {limit}): raise it with `ulimit -n`"
+    return f"this process has too many open files (RLIMIT_NOFILE is {limit}); raise the limit with `ulimit -n`"
 
 
 def _settle(news: "asyncio.Future[None]") -> None:
@@ -38,9 +38,12 @@ def _settle(news: "asyncio.Future[None]") -> None:
 
 
 async def readable(fd: int, timeout_s: float) -> None:
-    """Return when there is something to be read or accepted; TimeoutError after `timeout_s`.
+    """Return when the descriptor has something to read or accept.
 
-    Nothing is taken from it: whoever takes it at once afterward cannot be cancelled in between.
+    Nothing is read from it, so a caller that reads right afterward cannot be cancelled in between.
+
+    Raises:
+        TimeoutError: If nothing arrives within `timeout_s`.
     """
     loop = asyncio.get_running_loop()
     news = loop.create_future()
@@ -53,7 +56,7 @@ async def readable(fd: int, timeout_s: float) -> None:
 
 
 async def exits(pid: int, timeout_s: float) -> bool:
-    """Whether the child ends within `timeout_s`; False where no descriptor is left to watch it."""
+    """Return whether the child ends within `timeout_s`; False also if no descriptor is left to watch it."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

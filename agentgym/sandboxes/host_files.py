@@ -1,4 +1,4 @@
-"""Files of this machine on their way into a sandbox and out of it: bounded, and no link is followed."""
+"""Bounded copies of this machine's files into a sandbox and back, without following links."""
 
 import os
 import secrets
@@ -12,17 +12,16 @@ from typing import BinaryIO, NamedTuple, Self
 
 MAX_FILES = 10_000
 MAX_DEPTH = 100
-"""How deep a folder may be that comes out of a sandbox: what removes it later, such as `shutil.rmtree`, calls
-itself."""
+"""Maximum depth of a folder copied out of a sandbox: later removal, as by `shutil.rmtree`, is recursive."""
 IN_MEMORY = 16 << 20
-"""Bytes of a copy that stay in memory before they go to the disk."""
+"""Maximum bytes of a copy that stay in memory before they go to disk."""
 PIECE = 1 << 20
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 """The end of every tar file."""
 
 
 class HostSource(NamedTuple):
-    """A file of this machine, and its path in a sandbox."""
+    """A file on this machine, and its path in a sandbox."""
 
     path: str
     source: Path
@@ -31,7 +30,7 @@ class HostSource(NamedTuple):
 
 
 class HostFile(NamedTuple):
-    """A file in a spool, and its path: below the target folder, or "" for the target itself."""
+    """A file in a spool, and its path below the target folder; "" for the target itself."""
 
     path: str
     start: int
@@ -40,28 +39,28 @@ class HostFile(NamedTuple):
 
 
 class Spool:
-    """Files of a sandbox until all of them are there: in memory, or in a file without a name beside the target."""
+    """A buffer for files of a sandbox until all have arrived, in memory or in an unnamed file near the target."""
 
     def __init__(self, target: Path) -> None:
         beside = next(folder for folder in [*target.absolute().parents] if folder.is_dir())
         self._content = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY, dir=str(beside))  # noqa: SIM115  # Closed at the end.
         self.files: list[HostFile] = []
         self.folders: list[str] = []
-        """The folders, by their paths below the target folder; "" for that one itself."""
+        """The folders' paths below the target folder; "" for the target itself."""
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Put bytes behind those that are there."""
+        """Append bytes."""
         self._content.write(data)
         self.size += len(data)
 
     def add(self, path: str, content: bytes, *, executable: bool = False) -> None:
-        """Put a whole file into it."""
+        """Append a whole file."""
         self.files.append(HostFile(path, self.size, len(content), executable))
         self.write(content)
 
     def copy(self, file: HostFile, out: BinaryIO) -> None:
-        """Write one of its files to `out`."""
+        """Copy one of its files to `out`."""
         self._content.seek(file.start)
         left = file.size
         while piece := self._content.read(min(left, PIECE)):
@@ -76,11 +75,15 @@ class Spool:
 
 
 def find_files(source: Path, target: str) -> list[HostSource]:
-    """Return the file, or each file in the folder, by its path below `target`; ValueError for links and too many."""
+    """Return the file, or each file in the folder, with its path below `target`.
+
+    Raises:
+        ValueError: If there is a link, a pipe or a device, or over 10,000 files.
+    """
     found: list[HostSource] = []
     for path in _files(source):
         if len(found) == MAX_FILES:
-            raise ValueError(f"{str(source)!r} holds over {MAX_FILES} files")
+            raise ValueError(f"{str(source)!r} contains over {MAX_FILES} files")
         info = path.lstat()
         below = path.relative_to(source)
         inside = PurePosixPath(target, below) if below.parts else PurePosixPath(_file_target(source, target))
@@ -89,7 +92,10 @@ def find_files(source: Path, target: str) -> list[HostSource]:
 
 
 def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list[HostSource]]:
-    """Yield groups of at most `most` files and four times `large` bytes; a file over `large` bytes is one alone."""
+    """Yield groups of files, each of at most `most` files and about four times `large` bytes.
+
+    A file over `large` bytes starts a group.
+    """
     group: list[HostSource] = []
     size = 0
     for file in files:
@@ -103,7 +109,7 @@ def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list
 
 
 def load(files: Sequence[HostSource]) -> dict[str, bytes]:
-    """Return the contents by the paths in the sandbox; a file that grew meanwhile is cut."""
+    """Return the contents by path in the sandbox; a file that has grown is cut to the size found before."""
     contents = {}
     for file in files:
         with open_file(file.source, "source") as content:
@@ -112,29 +118,42 @@ def load(files: Sequence[HostSource]) -> dict[str, bytes]:
 
 
 def open_file(path: Path, field: str) -> BinaryIO:
-    """Open a file to read it; OSError for a link, and ValueError, which names the field, for what is no file."""
+    """Open a file for reading.
+
+    Args:
+        path: The file.
+        field: The argument's name in the error.
+
+    Raises:
+        OSError: If it is a link.
+        ValueError: If it is not a regular file.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return os.fdopen(fd, "rb")
     os.close(fd)
-    raise ValueError(f"{field}: {str(path)!r} is a folder, a pipe or a device: give a file")
+    raise ValueError(f"{field}: {str(path)!r} is a folder, a pipe or a device; give a regular file")
 
 
 def open_snapshot(path: Path) -> BinaryIO:
-    """Open a snapshot; ValueError, which says what is wrong with it, where the file is none or is cut off."""
+    """Open a snapshot.
+
+    Raises:
+        ValueError: If the file is not a snapshot or is truncated; it says what is wrong.
+    """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") if not path.is_dir() else None
     why = "it is a folder" if file is None else _why_no_snapshot(file)
     if file is None or why:
         if file is not None:
             file.close()
-        raise ValueError(f"path: {str(path)!r} is no snapshot: {why}; make one with `sandbox.snapshot(path)`")
+        raise ValueError(f"path: {str(path)!r} is not a snapshot: {why}; make one with `sandbox.snapshot(path)`")
     return file
 
 
 def _why_no_snapshot(file: BinaryIO) -> str:
     info = os.fstat(file.fileno())
     if not stat.S_ISREG(info.st_mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if not info.st_size:
         return "it is empty"
     first = file.read(tarfile.BLOCKSIZE)
@@ -142,20 +161,23 @@ def _why_no_snapshot(file: BinaryIO) -> str:
         if any(first):
             tarfile.TarInfo.frombuf(first, "utf-8", "surrogateescape")
     except tarfile.TarError:
-        return "it does not begin as a tar file does"
+        return "it does not begin like a tar file"
     file.seek(max(info.st_size - len(TAR_END), 0))
     if info.st_size % tarfile.BLOCKSIZE or file.read() != TAR_END:
-        return f"it is cut off after {info.st_size} bytes"
+        return f"it is truncated after {info.st_size} bytes"
     file.seek(0)
     return ""
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `target` when the block ends well; else nothing is left of it.
+    """Yield a file that replaces `target` if the block succeeds, and otherwise disappears.
 
-    It has no name until then, so that a process that is killed leaves none; where the file system has no files without
-    a name, it has a hidden one.
+    Until then it has no name, so a killed process leaves nothing behind. If the file system doesn't support unnamed
+    files, it has a hidden name.
+
+    Raises:
+        IsADirectoryError: If `target` is a folder.
     """
     if target.is_dir():
         raise IsADirectoryError(f"{str(target)!r} is a folder; give the path of a file")
@@ -166,7 +188,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if os.fstat(file.fileno()).st_nlink == 0:
-                # With a descriptor of a folder, which it does not need: without one, Python does not follow the link.
+                # With a folder descriptor, although it isn't needed: without one, Python doesn't follow the link.
                 os.link(f"/proc/self/fd/{file.fileno()}", hidden, src_dir_fd=file.fileno(), follow_symlinks=True)
         hidden.replace(target)
     finally:
@@ -174,7 +196,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
 
 
 def _nameless(folder: Path) -> BinaryIO | None:
-    """A file in the folder that has no name; None where its file system has none of those."""
+    """Return an unnamed file in the folder, or None if its file system doesn't support unnamed files."""
     try:
         return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666), "wb")
     except OSError:
@@ -189,26 +211,28 @@ def _files(path: Path) -> Iterator[Path]:
     elif stat.S_ISREG(mode):
         yield path
     else:
-        raise ValueError(f"{str(path)!r} is a link, a pipe or a device")
+        raise ValueError(f"{str(path)!r} is a link, a pipe or a device, not a file or folder")
 
 
 def _file_target(source: Path, target: str) -> str:
-    """The target of a single file: the given path, or its own name in the working folder or in the folder "sub/"."""
+    """Return a single file's target: the given path, or the file's name in the working folder or in "sub/"."""
     if target in ("", "."):
         return source.name
     return f"{target}{source.name}" if target.endswith("/") else target
 
 
 def store_tree(target: Path, spool: Spool) -> None:
-    """Make the folders and files of a spool below `target`, and nowhere else; none where a path leads out of it.
+    """Create a spool's folders and files below `target`; nothing is created if a path leads out of it.
 
-    FileExistsError where a link is in the way, ValueError for a path that is not names between slashes.
+    Raises:
+        FileExistsError: If a link is in the way.
+        ValueError: If a path is not names separated by slashes.
     """
-    # A target without a name of its own, such as "." or "..", is a folder that the caller means as it stands.
+    # A target that doesn't end in a name, such as "." or "..", is itself the folder that the caller means.
     top, first = (target.parent, [target.name]) if is_name(target.name) else (target, [])
     paths = [[*first, *_names(file.path, target)] for file in spool.files]
     if not all(paths):
-        raise ValueError(f"{str(target)!r} is a folder, and a file's content was to be written there")
+        raise ValueError(f"{str(target)!r} is a folder; give the path of a file, since the source is a file")
     for folder in [[*first, *_names(path, target)] for path in spool.folders]:
         with _folder_below(top, folder):
             pass
@@ -218,7 +242,7 @@ def store_tree(target: Path, spool: Spool) -> None:
 
 @contextmanager
 def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
-    """Open a folder below `top`; it and those that lead to it are made where there are none."""
+    """Open a folder below `top`, creating it and its parents if needed."""
     top.mkdir(parents=True, exist_ok=True)
     folder = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -230,15 +254,15 @@ def _folder_below(top: Path, parts: Sequence[str]) -> Iterator[int]:
 
 
 def is_name(name: str) -> bool:
-    """Whether a name is one component of a path and leads to something in its folder."""
+    """Return whether this is a single path component that stays in its folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _names(path: str, target: Path) -> list[str]:
-    """The components of a file's path; none for "", which is the target itself."""
+    """Return the components of a file's path; an empty list for "", which is the target itself."""
     names = path.split("/") if path else []
     if not all(map(is_name, names)):
-        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is no path")
+        raise ValueError(f"{path!r} leads out of {str(target)!r}, or is not a valid path")
     return names
 
 
@@ -258,7 +282,7 @@ def _store(top: Path, parts: Sequence[str], spool: Spool, file: HostFile) -> Non
 
 
 def _enter(folder: int, name: str) -> int:
-    """Open a sub-folder in place of its folder; it is made where there is none."""
+    """Open a subfolder, created if missing, and close its parent."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=folder)
     try:

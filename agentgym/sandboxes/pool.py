@@ -1,4 +1,4 @@
-"""A pool of started sandboxes: each is leased clean, always taken back, and reset before its next lease."""
+"""A pool of running sandboxes: each is clean when leased, always taken back, and reset before its next lease."""
 
 import asyncio
 import logging
@@ -22,15 +22,22 @@ LIFE_S = 6 * 3600.0
 TEND_S = 60.0
 SLOW_RESET_S = 1.0
 SLOW_LEASE_S = 60.0
-"""Seconds after which a lease that waits for a free sandbox is said to wait."""
+"""Seconds that a lease waits for a free sandbox before a warning is logged."""
 _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Pool:
-    """At most `size` sandboxes, started when first needed; implements `types.SandboxPool`.
+    """At most `size` sandboxes, each started when first needed; implements `SandboxPool`.
 
-    A sandbox goes back through a verified reset, in the background: a lease ends at once, also on cancellation.
-    One that is broken, worn or slow to clean is closed, and its place is started anew by the next lease.
+    A returned sandbox goes through a verified reset in the background, so a lease ends at once, also on cancellation.
+    A sandbox that is broken, old or slow to clean is closed, and the next lease starts a new one in its place.
+
+    Args:
+        start: Starts a sandbox.
+        size: Maximum number of sandboxes.
+
+    Raises:
+        ValueError: If `size` is not an int of at least 1.
     """
 
     def __init__(self, start: Callable[[], Awaitable[RemoteSandbox]], size: int) -> None:
@@ -39,7 +46,7 @@ class Pool:
         self._size = size
         self._places = asyncio.Semaphore(size)
         self._out = 0
-        """The places that are taken: by sandboxes that are leased, being started or being cleaned."""
+        """Number of places in use, by sandboxes that are leased, starting or being cleaned."""
         self._idle: deque[RemoteSandbox] = deque()
         self._episodes: dict[RemoteSandbox, int] = {}
         self._returning: set[asyncio.Task[None]] = set()
@@ -48,14 +55,17 @@ class Pool:
         self._closed = False
         self._lifetime = Lifetime("the pool")
         self.started = self.ended = self.unclean = 0
-        """Counts of sandboxes: started, ended, and ended because a reset did not make them clean."""
+        """Counts of sandboxes: started, ended, and ended because a reset did not clean them."""
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Sandbox]:
-        """Lease a clean sandbox, waiting for a free one.
+        """Lease a clean sandbox; it waits for a free one.
 
-        SandboxError where none can be started, ClosedError where the pool is closed. The sandbox's calls raise that,
-        too, when the lease has ended.
+        Once the lease has ended, the sandbox's calls raise ClosedError.
+
+        Raises:
+            SandboxError: If no sandbox can be started.
+            ClosedError: If the pool is closed.
         """
         with self._said_when_slow(), self._lifetime.call():
             await self._places.acquire()
@@ -76,7 +86,10 @@ class Pool:
             returning.add_done_callback(self._returning.discard)
 
     async def close(self) -> None:
-        """End every sandbox, leased and starting ones too; none is left behind however often this call is cancelled."""
+        """End every sandbox, including leased and starting ones.
+
+        None survives, however often this call is cancelled.
+        """
         await finished(self._end_all())
 
     async def _end_all(self) -> None:
@@ -90,15 +103,23 @@ class Pool:
         self.ended += len(sandboxes)
         async with asyncio.TaskGroup() as ends:
             for returning in self._returning:
-                ends.create_task(_settled(returning))  # Its wire is cut: no reset holds it up.
+                ends.create_task(_settled(returning))  # Its connection is cut, so no reset blocks it.
             for starting in self._starting:
                 ends.create_task(_settled(starting))  # It has been interrupted.
             for sandbox in sandboxes:
                 ends.create_task(_ended(sandbox))
 
     async def resize(self, size: int) -> None:
-        """Let the pool have `size` sandboxes; a smaller one waits until so many leases have ended, and ends idle
-        sandboxes."""
+        """Change the maximum number of sandboxes.
+
+        Shrinking ends idle sandboxes, and waits until enough leases have ended.
+
+        Args:
+            size: New maximum number of sandboxes.
+
+        Raises:
+            ClosedError: If the pool is closed.
+        """
         self._lifetime.check()
         while self._size < size:
             self._size += 1
@@ -110,14 +131,15 @@ class Pool:
                 await self._drop(self._idle.popleft())
 
     async def maintain(self) -> None:
-        """End sandboxes that are idle for long, that died, and those of abandoned leases."""
+        """End sandboxes that have been idle too long or have died, and cut off those of abandoned leases."""
         now = asyncio.get_running_loop().time()
         for sandbox in list(self._idle):
-            # Ending one takes a while, and meanwhile another may have been leased.
+            # Ending a sandbox takes a while; another one may have been leased meanwhile.
             stale = sandbox in self._idle and (sandbox.broken or now - sandbox.link.used > IDLE_S)
             if stale and not self._places.locked():
                 self._idle.remove(sandbox)
-                # It keeps its place until it is gone: a lease that began another one meanwhile would be one too many.
+                # It holds its place until it is gone: otherwise a lease could start another one meanwhile, exceeding
+                # the size.
                 async with self._places:
                     await self._drop(sandbox)
         for sandbox in self._episodes:
@@ -153,7 +175,7 @@ class Pool:
 
     @contextmanager
     def _said_when_slow(self) -> Iterator[None]:
-        """Log, once for a pool, that a lease waits for long, and what to do."""
+        """Log a warning with advice, once per pool, if a lease waits too long."""
         saying = asyncio.get_running_loop().call_later(SLOW_LEASE_S, self._say_it_waits)
         try:
             yield
@@ -184,7 +206,7 @@ class Pool:
         self._places.release()
 
     async def _clean(self, sandbox: RemoteSandbox) -> bool:
-        """Whether the sandbox may be leased again."""
+        """Reset the sandbox and return whether it may be leased again."""
         if self._closed or sandbox.broken or sandbox.link.needs_replacement or sandbox not in self._episodes:
             return False
         self._episodes[sandbox] += 1
@@ -196,12 +218,12 @@ class Pool:
         except Exception as error:
             if not self._closed:
                 self.unclean += 1
-                _log.warning("a sandbox is ended, because no reset made it clean: %s", error)
+                _log.warning("ended a sandbox that could not be reset to a clean state: %s", error)
             return False
         return sandbox.reset_s < SLOW_RESET_S and not self._closed
 
     async def _drop(self, sandbox: RemoteSandbox) -> None:
-        """End the sandbox; only then may another one take its place."""
+        """End the sandbox; no other may take its place before that."""
         self.ended += self._episodes.pop(sandbox, None) is not None
         await _ended(sandbox)
 
@@ -210,7 +232,7 @@ async def _ended(sandbox: RemoteSandbox) -> None:
     try:
         await sandbox.close()
     except Exception as error:
-        _log.warning("a sandbox could not be ended: %s", error)
+        _log.warning("could not end a sandbox: %s", error)
 
 
 async def _settled(task: "asyncio.Future[None]") -> None:
@@ -221,7 +243,16 @@ async def _settled(task: "asyncio.Future[None]") -> None:
 async def open_pool(
     start: Callable[[], Awaitable[RemoteSandbox]], size: int, sweep: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[Pool]:
-    """Yield the pool; it is maintained every minute, and closed at the end of the block."""
+    """Open a pool that is maintained every minute and closed at the end of the block.
+
+    Args:
+        start: Starts a sandbox.
+        size: Maximum number of sandboxes.
+        sweep: Called after each maintenance, to remove what ended processes left; None for nothing.
+
+    Yields:
+        The pool.
+    """
     pool = Pool(start, size)
     tending = asyncio.create_task(_tend(pool, sweep))
     try:

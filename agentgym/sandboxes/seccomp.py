@@ -17,7 +17,7 @@ KILL_PROCESS = 0x80000000
 ERRNO = 0x00050000
 EPERM, ENOPROTOOPT = 1, 92
 X32 = 0x40000000
-"""The first number of another table of system calls on x86-64."""
+"""First number of the x32 table, a second system call table on x86-64."""
 LOAD, AND, JUMP_EQUAL, JUMP_FROM, JUMP_ABOVE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06
 KEEPERS_CALLS = ("clone", "mount", "setns", "umount2", "unshare")
 SOL_SOCKET, SO_PASSPIDFD, SO_PEERPIDFD = 1, 76, 77
@@ -25,7 +25,10 @@ SOL_IPV6, IPV6_FLOWLABEL_MGR = 41, 32
 
 
 def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, Any]:
-    """The rule that refuses an option of sockets as a kernel without it would; like the kernel it reads 32 bits."""
+    """Return a rule that refuses a socket option with the errno of a kernel that lacks the option.
+
+    Like the kernel, the rule compares 32 bits.
+    """
     return {
         "action": "SCMP_ACT_ERRNO",
         "errnoRet": ENOPROTOOPT,
@@ -37,22 +40,29 @@ def _no_option(level: int, option: int, mask: int = 0xFFFFFFFF) -> Mapping[str, 
 
 
 NO_PIDFD = _no_option(SOL_SOCKET, SO_PASSPIDFD & SO_PEERPIDFD, 0xFFFFFFFE)
-"""No descriptor of the process at the other end: it is the server's, and the number of its inode says how many
-processes were made since that began."""
+"""Refuses a pidfd of the peer process.
+
+The peer is the server, and the pidfd's inode number reveals how many processes were created since it started.
+"""
 NO_FLOW_LABEL = _no_option(SOL_IPV6, IPV6_FLOWLABEL_MGR)
-"""No flow labels of IPv6: they outlive their sockets, carry 16 bytes each, and the machine has 4096 of them."""
+"""Refuses IPv6 flow labels: they outlive their sockets, carry 16 bytes each, and the machine has only 4096."""
 NO_OPTIONS = {"getsockopt": (NO_PIDFD,), "setsockopt": (NO_PIDFD, NO_FLOW_LABEL)}
-"""What code may not ask of a socket. Not in the JSON: libseccomp takes no condition beside the call's plain
-permission."""
+"""Socket options that code may not use, by system call.
+
+They are not in the JSON, because libseccomp accepts no conditional rule next to a call's unconditional permission.
+"""
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Offsets in `struct seccomp_data`; each argument has its low 32 bits first."""
 
 
 @functools.cache
 def profile(*, network: bool, keeper: bool = False) -> str:
-    """Return the allow-list as the JSON text that Docker takes; `network` adds the internet's address families.
+    """Return the allow-list as the JSON text that Docker accepts.
 
-    `keeper` adds what a sandbox's keeper needs to make namespaces; it installs the allow-list without it for the code.
+    Args:
+        network: Whether to add the internet address families.
+        keeper: Whether to add the calls with which a sandbox's keeper creates namespaces. For the code, the keeper
+            installs the allow-list without them.
     """
     rules = json.loads((image_folder() / "seccomp.json").read_text())
     if keeper:
@@ -66,22 +76,30 @@ def profile(*, network: bool, keeper: bool = False) -> str:
 
 @functools.cache
 def program(*, network: bool = False, machine: str = "") -> bytes:
-    """Return the allow-list as a BPF program; SandboxError where this machine's system calls are not known here."""
+    """Return the allow-list as a BPF program.
+
+    Args:
+        network: Whether to add the internet address families.
+        machine: The kernel's name of the architecture; "" for this machine's.
+
+    Raises:
+        SandboxError: If there is no system call table for this machine.
+    """
     machine = machine or platform.machine()
     if machine not in MACHINES:
-        raise SandboxError(f"no system call table for {machine}; there are {sorted(MACHINES)}")
+        raise SandboxError(f"no system call table for {machine}; supported machines: {sorted(MACHINES)}")
     architecture, table = MACHINES[machine]
     rules = json.loads(profile(network=network))["syscalls"]
     return b"".join(_filter(rules, architecture, numbers(table)))
 
 
 def filters(*, network: bool = False) -> Mapping[str, str]:
-    """Return the allow-list's program in base 64, by the kernel's name of each architecture that is known here."""
+    """Return the allow-list's program in base64, by the kernel's name of each supported architecture."""
     return {name: base64.b64encode(program(network=network, machine=name)).decode() for name in MACHINES}
 
 
 def numbers(table: str) -> dict[str, int]:
-    """System call numbers by name, from runs such as `13: rt_sigaction rt_sigprocmask`."""
+    """Return the system call numbers by name, parsed from runs such as `13: rt_sigaction rt_sigprocmask`."""
     found: dict[str, int] = {}
     number = 0
     for word in table.split():
@@ -94,7 +112,11 @@ def numbers(table: str) -> dict[str, int]:
 
 
 def _filter(rules: Sequence[Mapping[str, Any]], architecture: int, known: Mapping[str, int]) -> Iterator[bytes]:
-    """Another architecture ends the process; then spans of calls without conditions, then call by call."""
+    """Yield the filter's instructions.
+
+    First the check that kills a process of another architecture, then ranges of unconditional calls, then the calls
+    with conditions, one by one.
+    """
     yield _step(LOAD, ARCHITECTURE)
     yield _step(JUMP_EQUAL, architecture, yes=1)
     yield _step(RETURN, KILL_PROCESS)
@@ -128,7 +150,7 @@ def _filter(rules: Sequence[Mapping[str, Any]], architecture: int, known: Mappin
 
 
 def _rule(rule: Mapping[str, Any]) -> list[bytes]:
-    """Return the rule's action where all its conditions hold, else fall through."""
+    """Return instructions that return the rule's action if all its conditions hold, and otherwise fall through."""
     action = ALLOW if rule["action"] == "SCMP_ACT_ALLOW" else ERRNO | rule.get("errnoRet", EPERM)
     steps = [_step(RETURN, action)]
     for condition in rule["args"]:
@@ -147,7 +169,7 @@ def _rule(rule: Mapping[str, Any]) -> list[bytes]:
 
 
 def _spans(known: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and last number of each run of neighbors."""
+    """Return the first and last number of each run of consecutive numbers."""
     spans: list[tuple[int, int]] = []
     for number in sorted(known):
         if spans and number == spans[-1][1] + 1:
@@ -232,4 +254,4 @@ AARCH64 = """
 """
 
 MACHINES = {"x86_64": (0xC000003E, X86_64), "aarch64": (0xC00000B7, AARCH64)}
-"""The kernel's name of each architecture, its number and its system calls."""
+"""Each architecture's audit number and system call table, by the kernel's name for it."""

@@ -1,5 +1,4 @@
-"""What the server inside a sandbox is given: its files, with their digest, and what it makes each episode's place
-of."""
+"""The files and settings of the server inside a sandbox, and the server's digest."""
 
 import functools
 import hashlib
@@ -18,24 +17,25 @@ SERVER = "/agentgym/server"
 BRANCHES = "/branches"
 """The folder inside a sandbox that holds the working folders of forked sessions."""
 SANDBOX_KILLED = 86
-"""The exit code of a server that died of what the code in its sandbox did; the server knows it too."""
+"""Exit code of a server that ended because of the code in its sandbox; the server defines the same number."""
 SERVERS = 5
-"""Processes of the server beside those of the code: its keeper, a supervisor and the next one, the first processes of
-the session's namespace and of a verifier's."""
+"""Number of the server's processes, in addition to the code's.
+
+Its keeper, a supervisor and the next one, and the first processes of the session's and of a verifier's namespace.
+"""
 RESERVE = 64
-"""Processes that a verifier has room for beside those of the code, however many of these are left."""
+"""Number of processes reserved for a verifier, however many of the code's processes are left running."""
 INODES_PER_MB = 256
-"""Files and folders, for each MB of a folder in memory: they use the host's memory beside it, 1 KB each."""
+"""Maximum files and folders per MB of a folder in memory; each uses another 1 KB of the host's memory."""
 SANDBOX_USERS = range(200_000, 265_536)
-"""The users of this machine as whom sandboxes run, one after the other where it can be chosen; they own nothing."""
+"""User ids on this machine that sandboxes run as, in turn, if the user can be chosen; they own nothing."""
 _users = itertools.count(secrets.randbelow(len(SANDBOX_USERS)))
 PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/tmp:/bin/sh\n"
 GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 
 
 def next_user() -> int:
-    """Return the user of a new sandbox: what a sandbox uses up of what the kernel gives each user is missing in no
-    other."""
+    """Return the user id for a new sandbox, so that one sandbox can't use up another's per-user kernel limits."""
     return SANDBOX_USERS[next(_users) % len(SANDBOX_USERS)]
 
 
@@ -47,12 +47,12 @@ def image_folder() -> Path:
 
 @functools.cache
 def server_files() -> Mapping[str, bytes]:
-    """Return the text of each of the server's files by its name, sorted; it is read once in a process."""
+    """Return the content of each of the server's files by its name, sorted; the files are read once per process."""
     return {path.name: path.read_bytes() for path in sorted((image_folder() / "server").glob("*.py"))}
 
 
 def server_digest() -> str:
-    """Return twelve hex digits that change with the name or the text of any of the server's files."""
+    """Return twelve hex digits that change with the name or the content of any of the server's files."""
     total = hashlib.sha256()
     for name, text in server_files().items():
         total.update(f"{name} {len(text)}\n".encode() + text)
@@ -61,18 +61,24 @@ def server_digest() -> str:
 
 @functools.cache
 def server_bytecode(python: tuple[str, ...]) -> bytes:
-    """Return all modules of the server as bytecode of the interpreter that this command starts.
+    """Return the bytecode of all server modules for the interpreter that this command starts.
 
-    That interpreter makes it, once in a process. SandboxError where it does not run.
+    That interpreter compiles it, once per process.
+
+    Args:
+        python: The command of the interpreter.
+
+    Raises:
+        SandboxError: If the interpreter doesn't run, or can't compile the server.
     """
     asked = [[_module(name), f"{SERVER}/{name}", text.decode()] for name, text in server_files().items()]
     try:
         made = subprocess.run([*python, "-c", _COMPILE], input=json.dumps(asked).encode(), capture_output=True)
     except OSError as error:
-        raise SandboxError(f"python: the interpreter of the sandboxes does not run: {error}") from error
+        raise SandboxError(f"python: the sandboxes' interpreter does not run: {error}") from error
     if made.returncode:
         said = made.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise SandboxError(f"python: the interpreter of the sandboxes cannot compile the server: {said}")
+        raise SandboxError(f"python: the sandboxes' interpreter cannot compile the server: {said}")
     return made.stdout
 
 
@@ -84,16 +90,19 @@ sys.stdout.buffer.write(marshal.dumps(codes))
 
 
 def _module(name: str) -> str:
-    """The name under which a file of the server is imported."""
+    """Return the module name under which a server file is imported."""
     stem = name.removesuffix(".py")
     return "server" if stem == "__init__" else f"server.{stem}"
 
 
 @functools.cache
 def sandbox_files(python: tuple[str, ...]) -> Mapping[str, bytes]:
-    """Return the files of a sandbox that are its own: the server, and the few of /etc that programs ask for.
+    """Return the files that each sandbox gets: the server, and the few in /etc that programs look up.
 
-    The server is two files, because each file here is a mount, which every episode's place copies.
+    The server is packed into two files, because each file here is a mount, and mounts are copied for every episode.
+
+    Args:
+        python: The command of the interpreter that the bytecode is for.
     """
     found = {f"{SERVER}/__main__.py": server_files()["__main__.py"], f"{SERVER}/bytecode": server_bytecode(python)}
     found |= {"/etc/passwd": PASSWD, "/etc/group": GROUP}
@@ -111,11 +120,14 @@ def arena(
     networked: bool = False,
     leads_out: bool = False,
 ) -> Mapping[str, object]:
-    """Return the part of a server's configuration by which it makes a new place for each episode.
+    """Return the part of a server's configuration that describes the fresh place of each episode.
 
-    `shared` are folders of the host whose inodes it covers; `users` is whether it makes a user namespace of its own,
-    `networked` whether there are internet sockets, and `leads_out` whether what it seals shares the sandbox's network,
-    because that leads to more than the sandbox itself.
+    Args:
+        disk_mb: Size of each folder in MB.
+        shared: Folders of the host whose inodes the server covers.
+        users: Whether the server creates a separate user namespace.
+        networked: Whether there are internet sockets.
+        leads_out: Whether sealed code shares the sandbox's network, because that network leads beyond the sandbox.
     """
     return {
         "bytes": disk_mb << 20,

@@ -1,4 +1,4 @@
-"""Folders of the host that sandboxes may read."""
+"""Checks and mounts of host folders that sandboxes may read."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -10,35 +10,44 @@ if TYPE_CHECKING:
     from docker.types import Mount
 
 TAKEN = ("/tmp", "/branches", "/dev", "/proc", "/sys", "/agentgym", "/run/agentgym")
-"""Paths of a sandbox that are its own."""
+"""Paths in a sandbox that are reserved."""
 
 
 SYSTEMS = ("/proc", "/sys")
-"""Folders of a machine that hold no files: they show its processes, with their environments, and its devices."""
+"""Folders that contain no files but expose a machine's devices and its processes with their environments."""
 
 
 def check_volumes(volumes: Mapping[str, str], *, here: bool = True) -> None:
-    """Raise ValueError, which names the path, for one that is not absolute or stands where the sandbox has its own.
+    """Raise ValueError, which names the path, if a volume is not allowed.
 
-    Also for one that does not exist, where the folders are of this machine (`here`).
+    Both paths must be absolute and without "..". The path in the sandbox must not overlap a reserved path. The host's
+    path must not be a socket, and must not expose the machine's root, devices or processes.
+
+    Args:
+        volumes: The host's path by the path in the sandbox.
+        here: Whether the folders are on this machine; they must exist then, and links are resolved.
     """
     for inside, outside in volumes.items():
         for path in (inside, outside):
             if not path.startswith("/") or path.startswith("//") or "\0" in path or ".." in PurePosixPath(path).parts:
                 raise ValueError(f"volumes: {path!r} is not an absolute path without '..'")
         if any(_overlap(inside, taken) for taken in TAKEN):
-            raise ValueError(f"volumes: {inside!r} is a place of the sandbox's own; choose another, such as '/data'")
+            raise ValueError(f"volumes: {inside!r} is reserved by the sandbox; choose another path, such as '/data'")
         if here and not Path(outside).exists():
-            raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user cannot see it")
+            raise ValueError(f"volumes: {outside!r} does not exist on this machine, or this user has no access to it")
         if (shown := _shows_the_machine(outside, here=here)) is not None:
-            raise ValueError(f"volumes: {outside!r} would show {shown!r} of the machine to the code in the sandbox")
+            raise ValueError(f"volumes: {outside!r} would expose {shown!r} of this machine to the code in the sandbox")
         if Path(outside).is_socket():
-            raise ValueError(f"volumes: {outside!r} is a socket: code that can read one can talk to its server")
+            raise ValueError(f"volumes: {outside!r} is a socket: code that can read a socket can talk to its server")
 
 
 def _shows_the_machine(outside: str, *, here: bool) -> str | None:
-    """Return the folder of the machine that no sandbox may see, if the path leads to one, by a link too if it is
-    `here`."""
+    """Return the system folder that this path would expose, or None.
+
+    Args:
+        outside: The host's path.
+        here: Whether the path is on this machine; links are resolved then.
+    """
     path = PurePosixPath(os.path.realpath(outside) if here else os.path.normpath(outside))
     if str(path) in ("/", "/dev"):
         return str(path)
@@ -46,23 +55,23 @@ def _shows_the_machine(outside: str, *, here: bool) -> str | None:
 
 
 def check_sockets(volumes: Mapping[str, str]) -> None:
-    """Raise ValueError, which names it, for a socket in a folder that sandboxes are to see; it walks each folder once.
+    """Raise ValueError, which names the socket, if a folder for sandboxes contains one; each folder is walked once.
 
-    Not every kind of sandbox keeps code from talking to the server of one: gVisor opens it, and so does a kernel that
-    lets a sandbox have no inodes of its own in front of the folder.
+    Not every kind of sandbox keeps code from talking to a socket's server: gVisor opens the socket, and so does a
+    kernel that doesn't let a sandbox mount its own inodes over the folder.
     """
     for outside in volumes.values():
         for path in _sockets(outside):
             raise ValueError(
-                f"volumes: {outside!r} holds the socket {path!r}: code that can read one can talk to its server; "
-                "choose a folder without sockets"
+                f"volumes: {outside!r} contains the socket {path!r}: code that can read a socket can talk to its "
+                "server; choose a folder without sockets"
             )
 
 
 def _sockets(folder: str) -> Iterator[str]:
     folders = [folder]
     while folders:
-        # What this user cannot list, or what is no folder, holds nothing that the user of a sandbox finds.
+        # A folder this user can't list has nothing that a sandbox's user could find; a volume may also be a file.
         with suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
@@ -72,16 +81,16 @@ def _sockets(folder: str) -> Iterator[str]:
 
 
 def _overlap(inside: str, taken: str) -> bool:
-    """Whether one of the paths is the other, or below it."""
+    """Return whether the paths are equal or one is inside the other."""
     one, other = PurePosixPath(inside), PurePosixPath(taken)
     return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def read_only_mounts(volumes: Mapping[str, str]) -> "list[Mount]":
-    """Return the mounts of a container.
+    """Return the read-only mounts of a container.
 
-    A path that the engine's machine does not have is an error there, not a new folder; what is mounted below it is left
-    out, for it would stay writable.
+    If a path doesn't exist on the engine's machine, the engine reports an error instead of creating a folder. Mounts
+    below the path are left out, because they would stay writable.
     """
     from docker.types import Mount
 

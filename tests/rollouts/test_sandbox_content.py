@@ -272,4 +272,4 @@ async def test_a_reward_that_is_too_large_for_a_float_is_named() -> None:
 
     rollout = await played(Huge)
     assert rollout.failure is not None
-    assert "reward 'right' returned a int that is too long to be shown (int): return a number" in str(rollout.failure)
+    assert "reward 'right' returned a int that is too long to print (int): return a number" in str(rollout.failure)

@@ -418,7 +418,7 @@ async def test_a_python_that_lies_in_a_users_home_is_refused() -> None:
 
 async def test_an_interpreter_that_cannot_run_the_server_is_refused_when_the_pool_opens() -> None:
     make("bubblewrap")
-    with pytest.raises(SandboxError, match="python: the interpreter of the sandboxes"):
+    with pytest.raises(SandboxError, match="python: the sandboxes' interpreter"):
         async with Bubblewrap(python="/usr/bin/false").open(1):
             pass
 

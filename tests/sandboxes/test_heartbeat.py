@@ -158,7 +158,7 @@ def test_missed_heartbeats_are_told_once_with_their_cause(monkeypatch: pytest.Mo
     monkeypatch.setattr(heart, "beat", beat)
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.0)
     heart._go_on()
-    assert said == ["down", "down again", "400 s without one: this process or the engine was held up"]
+    assert said == ["down", "down again", "400 s without a heartbeat: this process or the engine was delayed"]
 
 
 def test_a_silent_client_that_beats_again_is_alive() -> None:

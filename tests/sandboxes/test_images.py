@@ -196,9 +196,9 @@ def test_a_build_on_a_base_has_its_name_and_leaves_none_without_one(
 
 
 def test_a_base_and_a_folder_together_are_refused() -> None:
-    with pytest.raises(SandboxError, match="base, dockerfile: give one of them"):
+    with pytest.raises(SandboxError, match="base, dockerfile: give only one of them"):
         image.build(base="a", dockerfile="b")
-    with pytest.raises(ValueError, match="image, dockerfile: give one of them"):
+    with pytest.raises(ValueError, match="image, dockerfile: give only one of them"):
         Docker(image="a", dockerfile="b")
 
 
@@ -383,7 +383,7 @@ async def test_a_folder_that_lost_its_dockerfile_is_named(engine: Any, tmp_path:
     (tmp_path / "Dockerfile").touch()
     spec = Docker(dockerfile=str(tmp_path))
     (tmp_path / "Dockerfile").unlink()
-    with pytest.raises(SandboxError, match=f"'{tmp_path}' is no folder with a file named Dockerfile"):
+    with pytest.raises(SandboxError, match=f"'{tmp_path}' is not a folder that contains a Dockerfile"):
         async with spec.open(1):
             pass
 

@@ -141,16 +141,16 @@ def test_a_volume_that_cannot_be_is_refused_by_its_path(tmp_path: Path) -> None:
             ({"data": "/x"}, "'data' is not an absolute path"),
             ({"/data": "x"}, "'x' is not an absolute path"),
             ({"/data": "/x/../y"}, "'/x/../y' is not an absolute path"),
-            ({"/tmp/data": "/x"}, "'/tmp/data' is a place of the sandbox's own"),
-            ({"/": "/x"}, "'/' is a place of the sandbox's own"),
-            ({"/data": "/"}, "'/' would show '/' of the machine"),
+            ({"/tmp/data": "/x"}, "'/tmp/data' is reserved by the sandbox"),
+            ({"/": "/x"}, "'/' is reserved by the sandbox"),
+            ({"/data": "/"}, "'/' would expose '/' of this machine"),
             ({"/data": "/usr/../"}, "'/usr/../' is not an absolute path"),
-            ({"/data": "/./"}, "'/./' would show '/' of the machine"),
-            ({"/data": str(tmp_path / "link")}, "link' would show '/' of the machine"),
-            ({"/data": "/proc/self/root"}, "'/proc/self/root' would show '/' of the machine"),
-            ({"/data": "/proc/1"}, "'/proc/1' would show '/proc' of the machine"),
-            ({"/data": "/sys/kernel"}, "'/sys/kernel' would show '/sys' of the machine"),
-            ({"/data": "/dev"}, "'/dev' would show '/dev' of the machine"),
+            ({"/data": "/./"}, "'/./' would expose '/' of this machine"),
+            ({"/data": str(tmp_path / "link")}, "link' would expose '/' of this machine"),
+            ({"/data": "/proc/self/root"}, "'/proc/self/root' would expose '/' of this machine"),
+            ({"/data": "/proc/1"}, "'/proc/1' would expose '/proc' of this machine"),
+            ({"/data": "/sys/kernel"}, "'/sys/kernel' would expose '/sys' of this machine"),
+            ({"/data": "/dev"}, "'/dev' would expose '/dev' of this machine"),
         ):
             with pytest.raises(ValueError, match=why):
                 kind(volumes=volumes)
@@ -162,7 +162,7 @@ async def test_a_volume_that_holds_a_socket_is_refused_when_a_pool_opens(kind: s
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{cache}/data/below/s.sock")
         spec = make(kind, volumes={"/data": f"{cache}/data"})
-        with pytest.raises(ValueError, match=r"volumes: '.*/data' holds the socket '.*/data/below/s.sock'"):
+        with pytest.raises(ValueError, match=r"volumes: '.*/data' contains the socket '.*/data/below/s.sock'"):
             async with spec.open(1):
                 pass
     (cache / "data/below/s.sock").unlink()

@@ -81,10 +81,10 @@ async def test_any_sandbox_says_once_what_it_took_and_what_that_lacks(
                 pass
     (said,) = caplog.messages
     assert said.startswith(
-        "the sandboxes are bubblewrap, because of Docker: no Docker engine answers at unix:///nowhere"
+        "using bubblewrap sandboxes, because Docker is unavailable: no Docker engine answers at unix:///nowhere"
     )
     assert "total memory" in said
-    assert "processor time" in said
+    assert "CPU time" in said
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)])
@@ -123,11 +123,11 @@ def test_any_sandbox_opens_each_kind_with_what_was_set_and_else_with_its_own_set
 
 
 def test_what_not_every_kind_of_sandbox_can_do_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"network: 'bridge' is none of \"none\", \"loopback\" and Allow"):
+    with pytest.raises(ValueError, match=r"network: 'bridge' is not \"none\", \"loopback\" or Allow"):
         AnySandbox(network="bridge")
     with pytest.raises(ValueError, match=r"pip: a tuple of texts"):
         AnySandbox(pip="numpy")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"volumes: '/tmp' is a place of the sandbox's own"):
+    with pytest.raises(ValueError, match=r"volumes: '/tmp' is reserved by the sandbox"):
         AnySandbox(volumes={"/tmp": "/x"})
     with pytest.raises(ValueError, match=r"network: the sandbox 'unsafe' is a plain process"):
         AnySandbox(kind="unsafe", network="loopback")
@@ -173,7 +173,7 @@ def test_a_script_gets_an_unsafe_sandbox_only_where_it_asks_for_one(capsys: pyte
 
 
 NEITHER = [
-    (Bubblewrap(), r"no bubblewrap sandbox can be made here: bwrap is not installed \(apt-get install bubblewrap\)"),
+    (Bubblewrap(), r"bubblewrap sandboxes cannot run here: bwrap is not installed \(apt-get install bubblewrap\)"),
     (Docker(), r"(no Docker engine answers at unix:///nowhere/docker.sock.*|the docker package is missing.*)"),
 ]
 

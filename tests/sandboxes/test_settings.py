@@ -25,7 +25,7 @@ NUMBERS = ["memory_mb", "disk_mb", "pids"]
 @pytest.mark.parametrize("size", [0, -1, 1.5, math.nan, "3", True, None])
 @pytest.mark.parametrize("spec", [ag.Docker(), ag.Bubblewrap(), ag.AnySandbox(), ag.Process(unsafe=True)], ids=repr)
 def test_a_size_that_is_no_number_of_sandboxes_is_refused_before_anything_is_opened(spec: Any, size: Any) -> None:
-    with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes of at least 1, got {size!r}"):
+    with pytest.raises(ValueError, match=f"size: must be a whole number of sandboxes, at least 1, got {size!r}"):
         spec.open(size)
 
 
@@ -77,8 +77,8 @@ def test_a_setting_of_another_type_is_refused_by_name(kind: Callable[..., Any], 
         (lambda: ag.Service(image="x", ready_s=math.inf), "ready_s: must be a finite number"),
         (lambda: ag.Service(image="x", command="./serve"), "command: "),
         (lambda: ag.Service(image="x", env={"a": 3}), "env: 'a' must be"),  # type: ignore[dict-item]
-        (lambda: ag.Docker(dockerfile="nofolder"), "dockerfile: 'nofolder' is no folder with a file named Dockerfile"),
-        (lambda: ag.Docker(hosts=("ssh://a",)), "hosts.0: 'ssh://a': only unix:// and tcp:// are spoken"),
+        (lambda: ag.Docker(dockerfile="nofolder"), "dockerfile: 'nofolder' is not a folder that contains a Dockerfile"),
+        (lambda: ag.Docker(hosts=("ssh://a",)), "hosts.0: 'ssh://a': only unix:// and tcp:// are supported"),
         (lambda: ag.Docker(memory_mb=1), "memory_mb: must be at least 32"),
         (lambda: ag.Bubblewrap(memory_mb=1), "memory_mb: must be at least 32"),
         (lambda: shop(ready="http://shpo:8000/"), r"services\['shop'\].ready: 'shpo' is no service; they are 'shop'"),
@@ -133,7 +133,7 @@ REFUSALS = {
 def test_what_an_engine_refuses_is_said_by_the_name_of_its_setting(name: str) -> None:
     spec, said = REFUSALS[name]
     with (
-        pytest.raises(SandboxError, match=f"^{name}: .* is refused: the Docker engine: {said}"),
+        pytest.raises(SandboxError, match=f"^{name}: .* was refused: the Docker engine: {said}"),
         named_refusals(spec),
     ):
         raise SandboxError(f"the Docker engine: {said}")

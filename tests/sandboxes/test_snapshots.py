@@ -157,11 +157,11 @@ async def test_a_file_that_is_no_snapshot_writes_nothing_anywhere(
     ("content", "why"),
     [
         pytest.param(b"", "it is empty", id="nothing"),
-        pytest.param(b"text" * 1000, "it does not begin as a tar file does", id="text"),
-        pytest.param(gzip.compress(tar_of(entry("f"))), "it does not begin as a tar file does", id="compressed"),
-        pytest.param(tar_of(entry("f", size=5000))[:300], "it does not begin as a tar file does", id="half_a_header"),
-        pytest.param(tar_of(entry("f", size=5000))[:3072], "it is cut off after 3072 bytes", id="half"),
-        pytest.param(tar_of(entry("f", size=5000))[:-3], "it is cut off after 10237 bytes", id="all_but_the_end"),
+        pytest.param(b"text" * 1000, "it does not begin like a tar file", id="text"),
+        pytest.param(gzip.compress(tar_of(entry("f"))), "it does not begin like a tar file", id="compressed"),
+        pytest.param(tar_of(entry("f", size=5000))[:300], "it does not begin like a tar file", id="half_a_header"),
+        pytest.param(tar_of(entry("f", size=5000))[:3072], "it is truncated after 3072 bytes", id="half"),
+        pytest.param(tar_of(entry("f", size=5000))[:-3], "it is truncated after 10237 bytes", id="all_but_the_end"),
         pytest.param(None, "it is a folder", id="a_folder"),
     ],
 )
@@ -176,7 +176,7 @@ async def test_a_file_that_is_no_snapshot_is_named_and_the_folder_stays(
     fake = FakeSandbox(files={"f": "old"})
     await sandbox.write({"f": "old"})
     for each in (sandbox, fake):
-        with pytest.raises(ValueError, match=rf"path: '.*it.tar' is no snapshot: {why}; make one with"):
+        with pytest.raises(ValueError, match=rf"path: '.*it.tar' is not a snapshot: {why}; make one with"):
             await each.restore(path)
         assert await each.read("f") == b"old"
 

@@ -1,2 +1,1 @@
-"""Sandboxes in containers: the engine and its client, the wire to a sandbox, settings, heartbeat, the image's
-name."""
+"""Sandboxes in containers: the engine and its client, the connection to a sandbox, settings, heartbeats and images."""

@@ -1,4 +1,4 @@
-"""A wire over an engine's attach stream: for engines that share no file system with this machine."""
+"""A wire over an engine's attach stream, for engines that share no file system with this machine."""
 
 import asyncio
 import os
@@ -23,7 +23,17 @@ REQUEST = (
 
 
 async def attach(host: str, name: str) -> Wire:
-    """A wire over the container's input and output; OSError, TimeoutError or WireError where the engine gives none."""
+    """Return a wire over the container's standard input and output.
+
+    Args:
+        host: The engine's address.
+        name: The container's name.
+
+    Raises:
+        OSError: If the engine can't be reached.
+        TimeoutError: If the engine doesn't answer in time.
+        WireError: If the engine refuses the stream.
+    """
     loop = asyncio.get_running_loop()
     url = urlsplit(host)
     async with asyncio.timeout(ATTACH_S):
@@ -43,7 +53,7 @@ async def attach(host: str, name: str) -> Wire:
 
 
 def _tls() -> ssl.SSLContext:
-    """TLS settings from DOCKER_CERT_PATH; the engine's name is checked where DOCKER_TLS_VERIFY is set."""
+    """Return TLS settings from DOCKER_CERT_PATH; the engine's name is checked if DOCKER_TLS_VERIFY is set."""
     folder = Path(os.environ.get("DOCKER_CERT_PATH") or Path("~/.docker").expanduser())
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
@@ -54,7 +64,7 @@ def _tls() -> ssl.SSLContext:
 
 
 class Attached(Wire):
-    """Decodes an HTTP answer, then pieces of output: each has 8 bytes of head (stream, length) before its bytes."""
+    """Decodes an HTTP response, then chunks of output, each preceded by an 8-byte header (stream, length)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +74,7 @@ class Attached(Wire):
         self._upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def upgrade(self, name: str) -> None:
-        """Ask for the stream, and wait for it."""
+        """Request the stream and wait until it is open."""
         cast("asyncio.Transport", self._transport).write(REQUEST.format(name=name).encode())
         await self._upgraded
 

@@ -1,4 +1,4 @@
-"""A client of a Docker engine: it leaves no socket open where the engine is gone, and its errors are SandboxError."""
+"""A Docker engine client that leaves no socket open if the engine is gone, and whose errors are SandboxError."""
 
 import functools
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from docker.types import Ulimit
     from requests.adapters import BaseAdapter
 
-FORWARD = "an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
+FORWARD = "for an engine behind ssh: `ssh -NL 2375:/var/run/docker.sock HOST`, then DOCKER_HOST=tcp://127.0.0.1:2375"
 PROBE_S = 10.0
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,16 +34,25 @@ class EngineFailed(SandboxError):
 
 
 class NoDockerPackage(SandboxError):
-    """The client library is not installed here; whether an engine runs is not known."""
+    """The client library is not installed here; whether an engine runs is unknown."""
 
 
 def address() -> str:
-    """Return the address of the engine that DOCKER_HOST names, else of the local one."""
+    """Return the address of the engine in DOCKER_HOST, or else of the local one."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
-    """Open a client of an engine, local or over TCP; EngineDown where none answers, or NoDockerPackage."""
+    """Open a client of an engine, local or over TCP.
+
+    Args:
+        timeout_s: Timeout of each request in seconds.
+        host: The engine's address; None for DOCKER_HOST, or else the local engine.
+
+    Raises:
+        EngineDown: If no engine answers.
+        NoDockerPackage: If the docker package is not installed.
+    """
     host = host or address()
     _probe(host)
     return _client_class()(timeout=timeout_s, **_client_settings(host))
@@ -51,18 +60,20 @@ def connect(timeout_s: int = 60, host: str | None = None) -> "docker.APIClient":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Says in what an engine differs from a plain Docker engine."""
+    """How an engine differs from a plain Docker engine."""
 
     is_podman: bool
-    """Whether it is podman's service that answers, which speaks the language of a Docker engine."""
+    """Whether it is podman's service, which implements the Docker engine's API."""
     maps_users: bool
-    """Whether the users of its containers are others on its machine, and few: rootless, or by userns-remap."""
+    """Whether its containers' user ids are mapped to a few others on its machine, because of rootless mode or
+    userns-remap.
+    """
     memory_mb: int
-    """The memory of its machine in MB; 0 where it does not say."""
+    """Memory of the engine's machine in MB; 0 if the engine doesn't report it."""
 
 
 def engine_traits(client: "docker.APIClient") -> EngineTraits:
-    """Ask an engine in what it differs."""
+    """Query an engine's differences."""
     components = client.version().get("Components") or ()
     info = client.info()
     options = info.get("SecurityOptions") or ()
@@ -74,7 +85,7 @@ def engine_traits(client: "docker.APIClient") -> EngineTraits:
 
 
 def podman_ulimits() -> "list[Ulimit]":
-    """Return limits of descriptors and processes that podman can set: its own defaults may be above the machine's."""
+    """Return descriptor and process limits that podman can set; its own defaults may exceed the machine's limits."""
     from docker.types import Ulimit
 
     return [Ulimit(name="nofile", soft=1024, hard=1024), Ulimit(name="nproc", soft=4096, hard=4096)]
@@ -82,7 +93,13 @@ def podman_ulimits() -> "list[Ulimit]":
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Turn an engine's refusal into SandboxError, and its absence or failure into EngineDown or EngineFailed."""
+    """Translate errors of an engine within the block.
+
+    Raises:
+        SandboxError: If the engine refuses a request, or this process can open no more files.
+        EngineDown: If the engine does not answer.
+        EngineFailed: If the engine reports an internal error.
+    """
     _need_package()
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
@@ -91,7 +108,7 @@ def engine_errors() -> Iterator[None]:
         yield
     except APIError as error:
         kind = EngineFailed if error.status_code is not None and error.status_code >= 500 else SandboxError
-        # Its own words alone: the error's text begins with an address, which holds all that was asked.
+        # Only the engine's explanation: the full text begins with a URL that contains all parameters.
         raise kind(f"the Docker engine: {error.explanation or error.status_code}") from error
     except (DockerException, RequestException) as error:
         if is_exhausted(error):
@@ -113,7 +130,12 @@ def _need_package() -> None:
 
 
 def _probe(host: str) -> None:
-    """Connect once, before the docker package is loaded; EngineDown names the engine that does not answer."""
+    """Connect once, before the docker package is imported.
+
+    Raises:
+        EngineDown: If the engine does not answer; it names the engine.
+        SandboxError: If the address has an unsupported scheme, or this process can open no more files.
+    """
     url = urlsplit(host)
     try:
         if url.scheme == "unix":
@@ -123,7 +145,7 @@ def _probe(host: str) -> None:
         elif url.scheme in ("tcp", "http", "https"):
             socket.create_connection((url.hostname or "", url.port or TCP_PORT), PROBE_S).close()
         else:
-            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are spoken; {FORWARD}")
+            raise SandboxError(f"the Docker engine at {host}: only unix:// and tcp:// are supported; {FORWARD}")
     except OSError as error:
         if is_exhausted(error):
             raise SandboxError(f"the Docker engine at {host}: {exhausted()}") from error
@@ -138,19 +160,19 @@ def _client_settings(host: str) -> dict[str, Any]:
 
 @functools.cache
 def _client_class() -> "type[docker.APIClient]":
-    """The docker package's client class, with two faults mended."""
+    """Return the docker package's client class with two bugs fixed."""
     _need_package()
     from docker import APIClient
     from docker.transport import UnixHTTPAdapter
 
     class Client(APIClient):
         def merge_environment_settings(self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:
-            """Left open, REQUESTS_CA_BUNDLE would take the place of the authority that DOCKER_CERT_PATH names."""
+            """Set `verify`; left open, REQUESTS_CA_BUNDLE would replace the authority in DOCKER_CERT_PATH."""
             verify = self.verify if verify is None else verify
             return super().merge_environment_settings(url, proxies, stream, verify, cert)
 
         def mount(self, prefix: "str | bytes", adapter: "BaseAdapter") -> None:
-            """The library mounts its adapter for unix sockets before its first request; ours takes its place."""
+            """Replace the library's adapter for unix sockets, which it mounts before its first request, with ours."""
             if isinstance(adapter, UnixHTTPAdapter):
                 adapter = self._custom_adapter = _closing_adapter(adapter)
             super().mount(prefix, adapter)
@@ -159,12 +181,15 @@ def _client_class() -> "type[docker.APIClient]":
 
 
 def _closing_adapter(theirs: Any) -> Any:
-    """The library's adapter for a unix socket; its connections close their socket where connecting fails."""
+    """Return the library's adapter for a unix socket, but with sockets that are closed if connecting fails."""
     from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
     class Connection(UnixHTTPConnection):
         def connect(self) -> None:
-            """The library's own leaves the socket to the garbage collector where the engine is gone."""
+            """Connect, and close the socket on failure.
+
+            The library leaves it to the garbage collector if the engine is gone.
+            """
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connection.settimeout(self.timeout)

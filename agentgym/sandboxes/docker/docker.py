@@ -1,4 +1,4 @@
-"""Sandboxes in Docker containers: no network, read-only root, no capabilities, memory and processes bounded."""
+"""Sandboxes in Docker containers: no network, read-only root, no capabilities, limited memory and processes."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ from agentgym.sandboxes.volumes import check_sockets
 
 RETRIES = 2
 DOWN_S = 0.5
-"""Seconds for which an engine that does not answer is not asked again."""
+"""Seconds before an engine that did not answer is tried again."""
 PATIENCE_S = 60.0
 _log = logging.getLogger("agentgym.sandboxes")
 
@@ -31,9 +31,18 @@ class Docker(DockerSettings):
     """Sandboxes in Docker containers; sandbox/README.md lists the attacks that they stop."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of at most `size` containers; a lease starts one in some 200 ms. All are removed at the end.
+        """Open a pool of containers; a lease starts one in about 200 ms, and all are removed at the end.
 
-        While an engine is down, leases wait for it up to a minute; the sandboxes that it took along raise SandboxError.
+        While an engine is down, leases wait for it up to a minute; sandboxes that were lost with it raise
+        SandboxError.
+
+        Args:
+            size: Maximum number of containers leased at once.
+
+        Raises:
+            ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
+                socket.
+            SandboxError: When the block begins, if no engine answers, or an image or setting is unusable.
         """
         check_size(size)
         if self.runtime == GVISOR:
@@ -53,7 +62,7 @@ class Docker(DockerSettings):
             await finished(_close(engines))
 
     async def _start(self, engines: Sequence[Engine]) -> RemoteSandbox:
-        """Start a sandbox on the engine that has the fewest; another engine is tried where one is down or fails."""
+        """Start a sandbox on the engine with the fewest; if that one is down or fails, another engine is tried."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + PATIENCE_S
         failures = 0
@@ -77,8 +86,13 @@ def _warn_once(text: str) -> None:
 
 
 async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
-    """Check that at least one engine answers, else raise the error of the first one; ValueError for bad volumes."""
-    if all(engine.is_here for engine in engines):  # Else the folders are another machine's.
+    """Check and prepare the engines.
+
+    Raises:
+        EngineDown: If no engine answers; it is the first engine's error.
+        ValueError: If a volume contains a socket.
+    """
+    if all(engine.is_here for engine in engines):  # Otherwise the folders are on another machine.
         await asyncio.to_thread(check_sockets, spec.volumes)
     down: list[EngineDown] = []
     for engine in engines:
@@ -92,7 +106,7 @@ async def _prepare(engines: Sequence[Engine], spec: Docker) -> None:
 
 
 async def _close(engines: Sequence[Engine]) -> None:
-    async with AsyncExitStack() as ends:  # Each of them, also where one fails.
+    async with AsyncExitStack() as ends:  # Closes each of them, even if one fails.
         for engine in engines:
             ends.push_async_callback(engine.close)
 
@@ -102,11 +116,15 @@ async def _sweep(engines: Sequence[Engine]) -> None:
         try:
             await engine.do(engine.sweep)
         except SandboxError as error:
-            _log.warning("nothing was swept: %s", str(error))
+            _log.warning("could not remove leftover containers: %s", str(error))
 
 
 def why_no_docker(image: str | None = None) -> str | None:
-    """Return the reason why Docker sandboxes cannot run here; None where they can."""
+    """Return why Docker sandboxes can't run here, or None if they can.
+
+    Args:
+        image: The image to look for; None for this version's default image.
+    """
 
     def probe() -> None:
         with connect(timeout_s=5) as client:

@@ -1,4 +1,4 @@
-"""One Docker engine: containers created, started, connected to, swept and removed, a few at a time."""
+"""One Docker engine: its containers are created, started, connected to, swept and removed, a few at a time."""
 
 import asyncio
 import functools
@@ -67,17 +67,17 @@ if TYPE_CHECKING:
 
 OPERATIONS_AT_ONCE = 8
 UNMASKED: dict[str, Any] = {"MaskedPaths": [], "ReadonlyPaths": []}
-"""A kernel shows a new namespace its processes only where all of /proc is seen: the server masks it for the code."""
+"""The kernel lets a new namespace mount /proc only if all of /proc is visible, so the server masks it for code."""
 _log = logging.getLogger("agentgym.sandboxes")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Engine:
-    """One client of an engine with threads of its own; at most 8 operations and 8 starts are in flight.
+    """One client of an engine, with its own threads; at most 8 operations and 8 starts are in progress at once.
 
-    Every container carries a token, and the engine holds this client's heartbeat (`heartbeat.py`): what a killed client
-    left is removed by the next one's sweep.
+    Every container carries the client's token, and the engine holds this client's heartbeat (`heartbeat.py`). So the
+    sweep of the next client removes what a killed client left.
     """
 
     def __init__(self, host: str) -> None:
@@ -98,16 +98,16 @@ class Engine:
 
     @functools.cached_property
     def client(self) -> "docker.APIClient":
-        """The client of the engine, opened when it is first needed."""
+        """The engine's API client, opened on first use."""
         return connect(host=self.host)
 
     async def do(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking operation in this engine's threads; errors of engine and connection are SandboxError."""
+        """Run a blocking operation in this engine's threads, with engine and connection errors as SandboxError."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(translated, operation, *args, **kwargs))
 
     async def prepare(self, spec: DockerSettings) -> None:
-        """Begin the heartbeat, remove what ended clients left, and look for the images."""
+        """Start the heartbeat, remove what ended clients left, check the memory, and find or build the images."""
         await self.do(self._heart.start)
         await self.do(self.sweep)
         await self.do(lambda: check_memory(spec, self.host, self._traits.memory_mb))
@@ -117,15 +117,15 @@ class Engine:
             self._guard.start()
 
     async def digest(self, spec: DockerSettings) -> str:
-        """The id of the spec's image; what the engine does not have is built there first."""
+        """Return the id of the spec's image, which is built on the engine first if missing."""
         if self._digest is None:
             self._digest = await self.do(ready_image, self.host, spec)
         return self._digest
 
     async def start(self, spec: DockerSettings) -> RemoteSandbox:
-        """Start a sandbox, and the services beside it; nothing is left of one that failed to start or was cancelled."""
+        """Start a sandbox and its services; if it fails or is cancelled, nothing of it is left."""
         if spec.needs_sockets and not self.is_here:
-            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine of this machine")
+            raise SandboxError(f"the engine at {self.host}: services and Allow(...) need an engine on this machine")
         async with self._starting:
             digest = await self.digest(spec)
             name = f"agentgym-{self._run}-{next(self._numbers)}"
@@ -141,14 +141,14 @@ class Engine:
 
     @property
     def is_here(self) -> bool:
-        """Whether the engine is one of this machine, which shares folders and sockets with its containers."""
+        """Whether the engine is on this machine, and so shares folders and sockets with its containers."""
         return self.host.startswith("unix://")
 
     async def _start_connected(self, spec: DockerSettings, name: str, digest: str) -> RemoteSandbox:
         folder = self.new_folder()
         with listener(folder / "sandbox.sock") as listening:
             try:
-                # The thread cannot be cancelled: a cancelled start is waited for and undone.
+                # The thread cannot be cancelled, so a cancelled start is waited for and undone.
                 await finished(self.do(self.create, spec, name, folder))
                 await finished(self.do(self.client.start, name))
                 connection = await accepted(listening, functools.partial(self.do, self._state, name))
@@ -160,7 +160,7 @@ class Engine:
     async def _open(
         self, connection: socket.socket, spec: DockerSettings, name: str, folder: Path, digest: str
     ) -> RemoteSandbox:
-        """The sandbox at the other end of a new connection, with its network and its services."""
+        """Return the sandbox at the other end of a new connection, with its network and its services."""
         network = await network_of(connection, spec)
         services = Services(self, name, spec.services, network)
 
@@ -188,7 +188,7 @@ class Engine:
         try:
             wire = await attach(self.host, name)
         except (OSError, TimeoutError, WireError) as error:
-            raise EngineDown(f"the Docker engine at {self.host} does not attach: {error}") from error
+            raise EngineDown(f"the Docker engine at {self.host} did not attach to a container: {error}") from error
         try:
             await finished(self.do(self.client.start, name))
         except BaseException:
@@ -198,25 +198,31 @@ class Engine:
         return await first_word(wire, digest, end, why_it_ended)
 
     def new_folder(self) -> Path:
-        """A folder to mount into one container."""
+        """Create a folder to mount into one container."""
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         folder.chmod(0o755)
         return folder
 
     def create(self, spec: DockerSettings, name: str, folder: Path | None) -> None:
-        """A container, not started; its wire is a socket in `folder`, or, where that is None, its input and output."""
+        """Create a container without starting it.
+
+        Args:
+            spec: The container's settings.
+            name: The container's name.
+            folder: The folder for the socket that connects the server; None to connect over its input and output.
+        """
         client = self.client
         client.create_container(
             self._digest,
             command=[json.dumps(server_config(spec, connected=folder is not None))],
             name=name,
-            # Always under gVisor, which gives the input to the sandbox's user: else it would be this machine's
-            # /dev/null.
+            # Always under gVisor, which passes the input on to the sandbox's user: it would otherwise be this
+            # machine's /dev/null.
             stdin_open=folder is None or spec.runtime == GVISOR,
             user=sandbox_user(spec, engine_maps_users=self._traits.maps_users),
             hostname="sandbox",
-            use_config_proxy=False,  # Else the user's proxies, with their passwords, are put into the environment.
+            use_config_proxy=False,  # Otherwise the environment would get the user's proxies with their passwords.
             network_disabled=spec.network == NONE,
             environment=proxy_environment(spec.network, list(spec.services)),
             labels=self.labels(),
@@ -229,7 +235,10 @@ class Engine:
         )
 
     def _as_podman_has_it(self, spec: DockerSettings) -> dict[str, Any]:
-        """What podman takes in another form: the system calls as a file, and limits that are not above its own."""
+        """Return options that podman takes in another form.
+
+        System calls are a file, and limits don't exceed its own.
+        """
         if not self._traits.is_podman:
             return {}
         path = self._folder / f"seccomp-{spec.network != NONE}.json"
@@ -250,16 +259,19 @@ class Engine:
 
     @property
     def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
-        """Whom to tell of a service's end, with its exit code; by its container's id."""
+        """Callbacks for the end of a service, by its container's id; each gets the exit code."""
         return self._guard.heard
 
     def claim(self, name: str) -> None:
-        """Note a container as one in use, which no sweep removes."""
+        """Register a container as in use, so that no sweep removes it."""
         self._names.add(name)
 
     async def why_it_ended(self, spec: DockerSettings, name: str) -> str | None:
-        """How the code in a sandbox ended it; None where its container goes on or is gone, or its engine does not
-        say."""
+        """Return how the code in a sandbox ended it.
+
+        None if its container is still running or is gone, if its engine doesn't say, or if the code was not the
+        cause.
+        """
         deadline = asyncio.get_running_loop().time() + END_S
         try:
             while (state := await self.do(self._state, name))["Running"]:
@@ -270,14 +282,17 @@ class Engine:
             return None
         code = state["ExitCode"]
         if state["OOMKilled"]:
-            return f"it used up the memory of its container ({spec.container_mb} MB: memory_mb, and what disk_mb adds)"
-        # Under gVisor the code can kill its server; under runc a signal to it comes from outside.
+            return f"it used up its container's memory ({spec.container_mb} MB, from memory_mb and disk_mb)"
+        # Under gVisor the code can kill its server; under runc a signal to the server comes from outside.
         if code == SANDBOX_KILLED or (spec.runtime == "runsc" and code):
             return f"its container ended with code {code}"
         return None
 
     async def end(self, name: str, folder: Path | None = None) -> None:
-        """Remove the container; what is gone already is no error, and what cannot be removed is left for a sweep."""
+        """Remove the container and its folder.
+
+        A container already gone is fine, and one that can't be removed is left for a sweep.
+        """
         self.sandboxes -= name in self._names
         try:
             await self.remove(name)
@@ -286,18 +301,18 @@ class Engine:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def remove(self, name: str) -> None:
-        """Remove a container of ours; what cannot be removed is left for a sweep."""
+        """Remove one of our containers; if it can't be removed, it is left for a sweep."""
         if name not in self._names:
             return
         self._names.discard(name)
         try:
             await finished(self.do(self._remove, name))
         except SandboxError as error:
-            # As text: a log that keeps the error keeps the frames below it, and the sockets in them.
-            _log.warning("a container is left for the next sweep: %s", str(error))
+            # As text: a log handler that keeps the error would keep its frames, and the sockets in them.
+            _log.warning("could not remove a container, left it for the next sweep: %s", str(error))
 
     async def close(self) -> None:
-        """Remove what this process still has, and end the threads."""
+        """Remove everything that this client still has on the engine, and end its threads."""
         try:
             with suppress(SandboxError):
                 await self.do(self._remove_run)
@@ -309,12 +324,12 @@ class Engine:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove containers and folders of ended clients, and what is left of this one's own."""
+        """Remove containers and folders of ended clients, and ended or unknown containers of this one."""
         found = traces(self.client)
         mine = found.pop(self._run, None)
         for container in mine.containers if mine is not None else ():
             known = container["Names"][0].lstrip("/") in self._names if container["Names"] else False
-            # One that ended beside its sandbox still has its last words to say.
+            # The logs of a service that ended next to its sandbox are still needed.
             ended = container["State"] in ("exited", "dead") and LABEL not in container["Labels"]
             if ended or not known:
                 self._remove(container["Id"])
@@ -327,12 +342,15 @@ class Engine:
 
     def _missed(self, error: Exception) -> None:
         _log.warning(
-            "no heartbeat at %s: %s. After %.0f s without one, clients elsewhere take this one for ended",
+            "missed a heartbeat at %s: %s. After %.0f s without one, clients on other machines treat this one as ended",
             *(self.host, str(error), DEAD_S),
         )
 
     def _remove_run(self) -> None:
-        """Containers first: what cannot be removed now is found by its heartbeat's end."""
+        """Remove this client's containers, then its heartbeat.
+
+        Once the heartbeat has ended, other clients find any leftovers.
+        """
         try:
             if "client" in self.__dict__:
                 for container in self.client.containers(all=True, filters={"label": f"{RUN_LABEL}={self._run}"}):

@@ -1,4 +1,4 @@
-"""The guard of a client's services: a process that removes them when the client dies, and news of those that end."""
+"""The guard of a client's services: removes them when the client dies, and reports services that end."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Guard:
-    """Watches over the services of one client of an engine of this machine.
+    """Watches the services of one client of an engine on this machine.
 
-    A sandbox ends with its wire; a service has none. So a process of its own, in a session that no Ctrl-C reaches,
-    removes what carries the client's token as soon as the client is gone, however it ended.
+    A sandbox ends with its connection, but a service has none. So a separate process, in a session that Ctrl-C
+    doesn't reach, removes everything with the client's token as soon as the client is gone, however it ended.
     """
 
     def __init__(self, host: str, token: str) -> None:
@@ -34,16 +34,16 @@ class Guard:
         self._watchman: subprocess.Popen[bytes] | None = None
         self._listening: asyncio.Task[None] | None = None
         self.heard: dict[str, Callable[[int], Awaitable[None]]] = {}
-        """Whom to tell of a container's end, with its exit code; by the container's id."""
+        """Callbacks for a container's end, by its id; each gets the exit code."""
 
     def start(self) -> None:
-        """Begin both; a second call does nothing."""
+        """Start the separate process and the event listener; a second call does nothing."""
         if self._watchman is None:
             self._watchman = _watchman(self._socket, self._token)
             self._listening = asyncio.create_task(self._listen())
 
     async def stop(self) -> None:
-        """End both; the client has removed its containers itself."""
+        """Stop both, after the client has removed its containers itself."""
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait({self._listening})
@@ -54,7 +54,7 @@ class Guard:
             await asyncio.to_thread(self._watchman.wait)
 
     async def _listen(self) -> None:
-        """Tell of each end; go on where the engine closes the stream, with what was missed meanwhile."""
+        """Report each end; if the engine closes the stream, reconnect and catch up on missed events."""
         since = int(time.time())
         while True:
             try:
@@ -65,14 +65,14 @@ class Guard:
                     if tell is not None:
                         await tell(int(ended["Attributes"]["exitCode"]))
             except (OSError, ValueError, KeyError) as error:
-                _log.debug("the engine's events ended: %s", error)
+                _log.debug("the engine's event stream ended: %s", error)
             await asyncio.sleep(PAUSE_S)
 
 
 def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
     try:
         process = os.pidfd_open(os.getpid())
-    except OSError:  # Its input alone tells then, which what this process forks may hold open.
+    except OSError:  # Then only its input tells, which forked children of this process may hold open.
         process = -1
     try:
         return subprocess.Popen(
@@ -91,12 +91,16 @@ def _watchman(path: str, token: str) -> "subprocess.Popen[bytes]":
 
 
 async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, Any]]:
-    """The ends of a client's services, as the engine tells of them."""
+    """Yield the engine's events for the ends of a client's services.
+
+    Raises:
+        OSError: If the engine refuses the stream, or the stream ends early.
+    """
     asked = {"type": ["container"], "event": ["die"], "label": [f"{RUN_LABEL}={token}", LABEL]}
     query = {"filters": json.dumps(asked), "since": since}
     reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST_EVENT)
     try:
-        # HTTP/1.0: the answer comes without chunks, and ends with the connection.
+        # With HTTP/1.0, the response is not chunked and ends with the connection.
         writer.write(f"GET /events?{urlencode(query)} HTTP/1.0\r\nHost: engine\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         if head.split()[1:2] != [b"200"]:
@@ -105,6 +109,6 @@ async def _events(path: str, token: str, since: int) -> AsyncIterator[dict[str, 
             if line.strip():
                 yield json.loads(line)
     except asyncio.IncompleteReadError as error:
-        raise OSError("it ended early") from error
+        raise OSError("the stream ended early") from error
     finally:
         writer.transport.abort()

@@ -1,8 +1,8 @@
-"""Heartbeats of the clients of a Docker engine, and the search for clients that ended without removing their sandboxes.
+"""Heartbeats of a Docker engine's clients, and the search for clients that ended without removing their sandboxes.
 
-A client keeps one empty volume in the engine, whose name carries the client's token and a time; every few seconds
-a new one takes its place. The engine is the one thing that all of its clients see: a name of a host or a number of a
-process means something else in another container or after a pod has moved.
+A client keeps one empty volume in the engine, whose name contains the client's token and a time; every few seconds, a
+new volume replaces it. The engine is the only thing that all of its clients share: a host name or a process id means
+something else in another container, or after a pod has moved.
 """
 
 import secrets
@@ -22,31 +22,34 @@ if TYPE_CHECKING:
 
 BEAT_S = 20.0
 DEAD_S = 300.0
-"""Age of a heartbeat, in seconds of the engine's clock, from which on its client counts as silent."""
+"""Age of a heartbeat, in seconds of the engine's clock, after which its client counts as silent."""
 LATE_S = 3 * BEAT_S
-"""Seconds between two heartbeats after which something has held them up, which is said."""
+"""Seconds between two heartbeats after which a delay is reported."""
 LOOKS_S = 50.0
-"""Seconds between two looks that must both find a client silent: a machine that slept wakes up between them."""
+"""Minimum seconds between two checks that must both find a client silent: its machine may have been suspended."""
 END_S = 10
 OWNER_LABEL, RUN_LABEL = "agentgym.owner", "agentgym.run"
 FIRST_WORD = "agentgym-alive-"
 BEAT_LABEL = "agentgym.alive"
-"""Marks the volumes that are heartbeats; their RUN_LABEL is the token."""
+"""Label of the volumes that are heartbeats; their RUN_LABEL is the token."""
 
 
 @dataclass(slots=True)
 class Traces:
-    """What an engine holds of one client."""
+    """The containers, volumes and heartbeat of one client in an engine."""
 
     who: str
     beat: int = 0
-    """The time of its last heartbeat, or of its newest container where it has none; the engine's clock, seconds."""
+    """Time of its last heartbeat, or of its newest container if it has none, in seconds of the engine's clock."""
     containers: list[dict[str, Any]] = field(default_factory=list)
     volumes: list[str] = field(default_factory=list)
 
     @property
     def holds_a_wire(self) -> bool:
-        """Whether a sandbox of it runs whose wire is a socket: such a sandbox ends with its client, which so lives."""
+        """Whether it has a running sandbox connected by a socket, which proves that the client is alive.
+
+        Such a sandbox ends with its client.
+        """
         return any(
             container["State"] == "running" and INSIDE in [mount["Destination"] for mount in container["Mounts"]]
             for container in self.containers
@@ -54,18 +57,18 @@ class Traces:
 
 
 def engine_time(client: "docker.APIClient") -> int:
-    """Return the engine's own time in seconds."""
+    """Return the engine's time in seconds since 1970."""
     answer = client.get(f"{client.base_url}/_ping", timeout=client.timeout)
     return int(parsedate_to_datetime(answer.headers["Date"]).timestamp())
 
 
 def traces(client: "docker.APIClient") -> dict[str, Traces]:
-    """Return what the engine holds of each client, by its token."""
+    """Return the traces of each client in the engine, by its token."""
     found: dict[str, Traces] = {}
     for container in client.containers(all=True, filters={"label": [OWNER_LABEL, RUN_LABEL]}):
         labels = container["Labels"]
         if not labels[RUN_LABEL]:
-            continue  # Somebody else's, of an image of ours.
+            continue  # A container that somebody else made from one of our images.
         of = found.setdefault(labels[RUN_LABEL], Traces(labels[OWNER_LABEL]))
         of.containers.append(container)
     beats: dict[str, int] = {}
@@ -80,15 +83,20 @@ def traces(client: "docker.APIClient") -> dict[str, Traces]:
 
 
 class Lookout:
-    """Finds the clients that have ended: at once where their process can be seen from here, else by two looks."""
+    """Finds ended clients: at once if their process is visible from here, otherwise by two checks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._silent: dict[str, tuple[int, float]] = {}
-        """The heartbeat of each silent client, and when it was first seen to be silent."""
+        """The heartbeat of each silent client, and the time when it was first found silent."""
 
     def ended(self, found: dict[str, Traces], now: int) -> list[str]:
-        """Return the tokens of the clients that have ended; `now` is the engine's time."""
+        """Return the tokens of the clients that have ended.
+
+        Args:
+            found: The traces of each client, by its token.
+            now: The engine's time.
+        """
         states = {token: state_of(of.who) for token, of in found.items()}
         silent = {
             token: found[token].beat
@@ -106,12 +114,12 @@ class Lookout:
 
     @property
     def silent(self) -> Iterable[str]:
-        """The tokens of the clients that the last look found silent."""
+        """The tokens of the clients that the last check found silent."""
         return self._silent.keys()
 
 
 class Heart:
-    """The heartbeat of one client, from a thread of its own: a busy event loop does not stop it."""
+    """The heartbeat of one client, sent from a separate thread so that a busy event loop doesn't stop it."""
 
     def __init__(
         self,
@@ -120,17 +128,25 @@ class Heart:
         failed: Callable[[Exception], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`failed` is told of the first heartbeat that was missed or late, and of no other until the next good one."""
+        """Set up the heartbeat without starting it.
+
+        Args:
+            token: The client's token.
+            client: Returns the engine's API client.
+            failed: Called with the error of the first missed or late heartbeat, and not again until after the next
+                good one.
+            clock: The clock that measures delays, in seconds.
+        """
         self._token, self._client, self._failed, self._clock = token, client, failed, clock
         self._volume: str | None = None
         self._missing = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
-        """Held while it is started or stopped: whoever opens a pool may be interrupted, and close it meanwhile."""
+        """Held during start and stop: whoever opens a pool may be interrupted, and close it meanwhile."""
 
     def start(self) -> None:
-        """Beat once now, and then every few seconds; a second call does nothing, nor one after `stop`."""
+        """Send one heartbeat now, and then one every few seconds; a second call, or one after `stop`, does nothing."""
         with self._changing:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._go_on, name="agentgym-heartbeat", daemon=True)
@@ -140,7 +156,7 @@ class Heart:
                     self._thread.start()
 
     def beat(self) -> None:
-        """Put a volume with the engine's time into the engine, and remove the last one."""
+        """Create a volume with the engine's time in its name, and remove the previous one."""
         client = self._client()
         name = f"{FIRST_WORD}{self._token}-{engine_time(client)}"
         if name == self._volume:
@@ -152,7 +168,7 @@ class Heart:
             remove_volume(client, last)
 
     def stop(self) -> None:
-        """Stop, and remove the volume; the engine's errors are raised."""
+        """Stop and remove the volume; the engine's errors propagate."""
         self._stop.set()
         with self._changing:
             if self._thread is not None:
@@ -167,12 +183,14 @@ class Heart:
             why: Exception | None = None
             try:
                 self.beat()
-            except Exception as error:  # The engine is down: its clients find no time to compare with either.
+            except Exception as error:  # If the engine is down, other clients can't read its time either.
                 why = error
             now = self._clock()
             if why is None:
                 if now - last > LATE_S:
-                    why = TimeoutError(f"{now - last:.0f} s without one: this process or the engine was held up")
+                    why = TimeoutError(
+                        f"{now - last:.0f} s without a heartbeat: this process or the engine was delayed"
+                    )
                 last = now
             if why is not None and not self._missing:
                 self._failed(why)
@@ -181,7 +199,7 @@ class Heart:
 
 @contextmanager
 def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
-    """Yield labels for containers of this block, which count as owned by a living client until its end."""
+    """Yield labels for containers of this block, which count as owned by a living client until the block ends."""
     token = secrets.token_hex(6)
     heart = Heart(token, lambda: client, lambda error: None)
     try:
@@ -192,7 +210,7 @@ def lent_labels(client: "docker.APIClient") -> Iterator[dict[str, str]]:
 
 
 def remove_volume(client: "docker.APIClient", name: str) -> None:
-    """Remove a volume; one that is gone already is no error."""
+    """Remove a volume if it exists."""
     from docker.errors import NotFound
 
     with suppress(NotFound):
@@ -200,13 +218,13 @@ def remove_volume(client: "docker.APIClient", name: str) -> None:
 
 
 def remove_container(client: "docker.APIClient", container: str) -> None:
-    """Remove a container with its volumes; one that is gone or being removed is no error."""
+    """Remove a container with its volumes, unless it is gone or already being removed."""
     from docker.errors import APIError
 
     try:
         client.remove_container(container, v=True, force=True)
     except APIError as error:
-        if "state improper" in str(error):  # Podman, of a container that ends by itself at this moment.
+        if "state improper" in str(error):  # Podman says so if a container is ending by itself right now.
             client.wait(container, timeout=END_S)
             client.remove_container(container, v=True, force=True)
         elif error.status_code not in (404, 409):  # Gone, or being removed.

@@ -1,4 +1,4 @@
-"""The wire to the server in a container: the socket that it connects to, its first word, its network."""
+"""The connection to the server in a container: the socket it connects to, its first message, and its network."""
 
 import asyncio
 import os
@@ -19,13 +19,17 @@ from agentgym.sandboxes.remote.sandbox import START_S, RemoteSandbox
 from agentgym.sandboxes.remote.wire import Wire
 
 LOOK_S = 1.0
-"""Seconds after which a container is looked at that has not connected."""
+"""Seconds without a connection after which the state of the container is checked."""
 
 
 async def first_word(
     wire: Wire, digest: str, end: Callable[[], Any], why_it_ended: WhyItEnded, network: SandboxNetwork | None = None
 ) -> RemoteSandbox:
-    """Return the sandbox whose server has spoken; EngineFailed where it does not, and the wire is closed."""
+    """Wait for the server's first message and return the sandbox.
+
+    Raises:
+        EngineFailed: If the message doesn't come or is not the expected one; the wire is closed then.
+    """
     try:
         return await RemoteSandbox.open(wire, digest=digest, end=end, network=network, why_it_ended=why_it_ended)
     except SandboxError as error:
@@ -41,7 +45,7 @@ def listener(path: Path) -> socket.socket:
         os.close(folder)
         raise
     try:
-        # Through the descriptor: a socket's address holds 107 bytes, and TMPDIR may be longer.
+        # Through the descriptor: a socket's address is limited to 107 bytes, and TMPDIR may be longer.
         listening.bind(f"/proc/self/fd/{folder}/{path.name}")
         path.chmod(0o666)
         listening.listen(1)
@@ -57,11 +61,17 @@ def listener(path: Path) -> socket.socket:
 async def accepted(
     listening: socket.socket, state: Callable[[], Awaitable[Mapping[str, Any]]], patience_s: float = START_S
 ) -> socket.socket:
-    """Return the one connection of the server inside; EngineFailed as soon as its container has ended instead.
+    """Return the one connection from the server in the container; on cancellation, no connection is lost or left open.
 
-    `state` asks the engine for the container's state. Where this is cancelled, no connection is lost or left open.
+    Args:
+        listening: The socket that the server connects to.
+        state: Queries the container's state from the engine.
+        patience_s: Maximum seconds to wait.
+
+    Raises:
+        EngineFailed: If the container has ended, as soon as that is seen, or if nothing connects in time.
     """
-    # Not loop.sock_accept: cancelled in the turn of the loop that has accepted, it leaves the connection open.
+    # Not loop.sock_accept: if cancelled in the same loop iteration that accepted, it leaves the connection open.
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     while True:
@@ -74,7 +84,7 @@ async def accepted(
                     f"the sandbox did not start: its container is {found['Status']}, "
                     f"exit code {found['ExitCode']} {found['Error']}"
                 ) from None
-        with suppress(BlockingIOError):  # Nobody has connected, or it was closed again before it was accepted.
+        with suppress(BlockingIOError):  # No connection, or it was closed before it was accepted.
             return listening.accept()[0]
 
 

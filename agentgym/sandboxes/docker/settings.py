@@ -1,4 +1,4 @@
-"""Settings of sandboxes in Docker containers, and what the engine and the server inside are told of them."""
+"""Settings of sandboxes in Docker containers, translated for the engine and for the server inside."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,17 +22,17 @@ from agentgym.sandboxes.volumes import check_volumes
 GVISOR = "runsc"
 GVISOR_MB, GVISOR_PIDS = 256, 1024
 GVISOR_LACKS = (
-    "under gVisor a program that a hidden test starts can read and write the processes that judge it, and forge its "
-    "verdict; where tests run code that may attack them, give expect=, or take Docker without gVisor, or bubblewrap"
+    "under gVisor, a program that a hidden test starts can read and write the processes that judge it, and forge "
+    "its verdict; if tests run code that may attack them, use expect=, Docker without gVisor, or bubblewrap"
 )
 NOBODY = 65534
 SPOKEN = ("unix://", "tcp://", "http://", "https://")
 FOLDERS = 3
-"""Folders of `disk_mb` that have memory of their own: the working folder, its branches, and the copy of a verifier."""
+"""Number of in-memory folders of `disk_mb` each: the working folder, its branches, and a verifier's copy."""
 OWN_LOOPBACK = {"net.ipv4.tcp_max_tw_buckets": "0", "net.ipv4.tcp_abort_on_overflow": "1"}
-"""No connection of an episode is there in the next; a server in a sandbox of bubblewrap sets them itself."""
+"""Keeps an episode's connections out of the next one; a bubblewrap sandbox's server sets these itself."""
 NOTHING_LEARNT = {"net.ipv4.tcp_no_metrics_save": "1", "net.ipv4.tcp_fastopen": "0"}
-"""What TCP measured of an address in one episode is not known in the next; bubblewrap's server sets them itself."""
+"""Keeps TCP's measurements of an address in one episode out of the next; bubblewrap's server sets these itself."""
 
 
 @config(frozen=True, kw_only=True)
@@ -40,74 +40,84 @@ class DockerSettings:
     """The image of each container and the resources that it may use."""
 
     image: Word | None = None
-    """The name of any image in the engine; None takes the one that `agentgym sandbox build` makes for this version.
+    """Name of any image in the engine; None uses the one that `agentgym sandbox build` creates for this version.
 
-    An image without the sandbox's server gets it on top, once, and a Python of its own where it has none.
+    If the image lacks the sandbox's server, the server is added on top, once, with a separate Python if it has none.
     """
     dockerfile: Name | None = None
-    """A folder with a Dockerfile to build the image from, once for each content of the folder; in place of `image`."""
+    """A folder with a Dockerfile to build the image from, instead of `image`; built once per content of the folder."""
     pip: Words = ()
-    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
-    opened."""
+    """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     apt: Words = ()
-    """Packages of the image's Debian or Ubuntu; they are installed in the same way."""
+    """Packages from the image's Debian or Ubuntu, installed in the same way."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Folders and files of the engine's machine by their path in the sandbox; code in the sandbox can only read
-    them."""
+    """Folders and files on the engine's machine by their path in the sandbox, where code can only read them."""
     memory_mb: SandboxMemory = 512
-    """Memory of the programs of a sandbox in MB, all together. Its files have room beside it: see `disk_mb`."""
+    """Memory in MB for all programs of a sandbox together. Files have separate room: see `disk_mb`."""
     disk_mb: Positive = 64
-    """The size of each of its folders in MB. They are in memory, so that the container may use `memory_mb` and three
-    times `disk_mb`: for the working folder, for its branches, and for the copy that `verify` judges."""
+    """Size of each of the sandbox's folders in MB.
+
+    They are in memory, so the container may use `memory_mb` plus three times `disk_mb`: for the working folder, for
+    its branches, and for the copy that `verify` judges.
+    """
     cpus: Above0 = 1.0
     pids: Positive = 128
-    """Processes and threads; the container has 64 more, which a verifier always finds free."""
+    """Maximum processes and threads; the container has 64 more, reserved for a verifier."""
     network: Word | Allow = NONE
-    """What the sandbox may reach: "none" for no internet socket at all, "loopback" for itself alone, `Allow(...)` for
-    the hosts listed there through a logging proxy, or the name of one of the engine's networks."""
+    """What the sandbox may reach.
+
+    "none" for no internet sockets at all, "loopback" for only itself, `Allow(...)` for the listed hosts through a
+    logging proxy, or the name of one of the engine's networks.
+    """
     services: Mapping[str, Service] = field(default_factory=dict, hash=False)
-    """Containers beside the sandbox by their names: they share its loopback, end with it, and are new in every
-    episode."""
+    """Service containers next to the sandbox, by name.
+
+    They share its loopback, end with it, and are new in every episode.
+    """
     hosts: Names = ()
-    """The engines of one pool, in the form of DOCKER_HOST; empty takes DOCKER_HOST, else the local engine."""
+    """Engines of one pool, in the format of DOCKER_HOST; empty uses DOCKER_HOST, or else the local engine."""
     runtime: Word | None = None
-    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, for those of gVisor itself count too."""
+    """The engine's runtime. "runsc" adds 256 MB and allows 1024 processes, to make room for gVisor's own."""
 
     def __post_init__(self) -> None:
         if self.image is not None and self.dockerfile is not None:
-            raise ValueError("image, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+            raise ValueError("image, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
         if self.dockerfile is not None and not (Path(self.dockerfile) / "Dockerfile").is_file():
-            raise ValueError(f"dockerfile: {self.dockerfile!r} is no folder with a file named Dockerfile in it")
+            raise ValueError(f"dockerfile: {self.dockerfile!r} is not a folder that contains a Dockerfile")
         for number, host in enumerate(self.hosts):
             if not host.startswith(SPOKEN):
-                raise ValueError(f"hosts.{number}: {host!r}: only unix:// and tcp:// are spoken; {FORWARD}")
+                raise ValueError(f"hosts.{number}: {host!r}: only unix:// and tcp:// are supported; {FORWARD}")
         if isinstance(self.network, str) and (self.network == "host" or ":" in self.network):
-            raise ValueError(f"network: {self.network!r} would be the network of this machine or of another container")
+            raise ValueError(
+                f"network: {self.network!r} would share the network of this machine or of another container"
+            )
         check_volumes(self.volumes, here=all(host.startswith("unix://") for host in self.hosts or (address(),)))
         check_services(self.services)
         if self.services and self.network == NONE:
-            raise ValueError('services: the sandbox reaches them over its loopback; say network="loopback"')
+            raise ValueError('services: the sandbox reaches them over its loopback; set network="loopback"')
         if self.needs_sockets and self.runtime == GVISOR:
-            raise ValueError(f"runtime: {GVISOR!r} hands no sockets to this machine: no services and no Allow(...)")
+            raise ValueError(
+                f"runtime: {GVISOR!r} cannot pass sockets to this machine, so services and Allow(...) are unavailable"
+            )
 
     @property
     def container_mb(self) -> int:
-        """The memory of a container in MB: what its files use takes nothing from its programs."""
+        """A container's memory limit in MB; room for files is added, so that they take nothing from the programs."""
         return self.memory_mb + FOLDERS * self.disk_mb + (GVISOR_MB if self.runtime == GVISOR else 0)
 
     @property
     def needs_sockets(self) -> bool:
-        """Whether the sandbox is of no use without sockets that its server hands to this machine."""
+        """Whether the sandbox needs sockets that its server passes to this machine."""
         return bool(self.services) or isinstance(self.network, Allow)
 
 
 REFUSED = ((r"\bCPUs\b", "cpus"), ("runtime", "runtime"), (r"\bnetwork\b", "network"), ("[Mm]emory", "memory_mb"))
-"""What an engine's refusal speaks of, and the setting that it is about."""
+"""Patterns of an engine's refusals, and the setting that each one is about."""
 
 
 @contextmanager
 def named_refusals(spec: DockerSettings) -> Iterator[None]:
-    """Name the setting that an engine refuses, such as a runtime that it does not have."""
+    """Add the name of the setting to an engine's refusal, such as a runtime that the engine doesn't have."""
     try:
         yield
     except SandboxError as error:
@@ -115,34 +125,35 @@ def named_refusals(spec: DockerSettings) -> Iterator[None]:
         names = [name for words, name in REFUSED if "the Docker engine: " in said and re.search(words, said)]
         if not names:
             raise
-        raise type(error)(f"{names[0]}: {getattr(spec, names[0])!r} is refused: {said}") from error
+        raise type(error)(f"{names[0]}: {getattr(spec, names[0])!r} was refused: {said}") from error
 
 
 def check_memory(spec: DockerSettings, host: str, machine_mb: int) -> None:
-    """Raise SandboxError where a sandbox may use more memory than its engine's machine has; 0 MB says that is
-    unknown."""
+    """Raise SandboxError if a sandbox may use more memory than its engine's machine has; 0 MB means unknown."""
     if 0 < machine_mb < spec.container_mb:
         raise SandboxError(
-            f"memory_mb, disk_mb: a sandbox may use memory_mb and three times disk_mb, {spec.container_mb} MB, and the "
-            f"machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
+            f"memory_mb, disk_mb: a sandbox may use memory_mb plus three times disk_mb, {spec.container_mb} MB, but "
+            f"the machine of the engine at {host} has {machine_mb} MB; make one of them smaller"
         )
 
 
 def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
-    """The configuration of the server inside: its folders, each process's limits, and the place of its wire.
+    """Return the configuration of the server inside: its folders, each process's limits, and how it connects.
 
-    That is a socket in the mounted folder where `connected`, else its own input and output.
+    Args:
+        spec: The container's settings.
+        connected: Whether it connects to a socket in the mounted folder; otherwise it uses its own input and output.
     """
     limits = {"NOFILE": 512, "CORE": 0}
-    if spec.runtime == GVISOR:  # Past the container's own limits gVisor itself would end, and the sandbox with it.
+    if spec.runtime == GVISOR:  # Exceeding the container's own limits would end gVisor itself, and with it the sandbox.
         limits |= {"AS": spec.memory_mb << 20, "NPROC": spec.pids}
     else:
         limits |= {"SIGPENDING": 1024, "MSGQUEUE": 256 << 10}
     wipe = ["/tmp", BRANCHES, "/dev/shm", "/dev/mqueue"]
     config: dict[str, Any] = {"work": "/tmp", "branches": BRANCHES, "wipe": wipe, "limits": limits}
     config["reserve"] = RESERVE
-    config["nice"] = 19  # Code and server share `cpus`: else the code could leave the server no time to end it.
-    if spec.runtime != GVISOR:  # Which lets nobody make a namespace; gVisor's own kernel answers all calls.
+    config["nice"] = 19  # Code and server share `cpus`: otherwise code could leave the server no time to end it.
+    if spec.runtime != GVISOR:  # gVisor allows no namespaces, and its own kernel answers all calls.
         config["filter"] = filters(network=spec.network != NONE)
         config["arena"] = arena(
             spec.disk_mb,
@@ -157,16 +168,17 @@ def server_config(spec: DockerSettings, *, connected: bool) -> dict[str, Any]:
 
 
 def sandbox_user(spec: DockerSettings, *, engine_maps_users: bool) -> str:
-    """Return the user of a new container, which is that of no other sandbox; the code sees itself as nobody (65534).
+    """Return the user of a new container, different from that of any other; the code sees itself as nobody (65534).
 
-    It is nobody itself where the engine maps users, and so has few, and under gVisor, which is nobody in any case.
+    If the engine maps users, and so has few, it is nobody itself. The same holds under gVisor, which is nobody in any
+    case.
     """
     user = NOBODY if engine_maps_users or spec.runtime == GVISOR else next_user()
     return f"{user}:{user}"
 
 
 def container_limits(spec: DockerSettings) -> dict[str, Any]:
-    """The container's limits, in the form that the docker package takes."""
+    """Return the container's limits, as options of the docker package."""
     from docker.types import LogConfig
 
     gvisor = spec.runtime == GVISOR
@@ -191,7 +203,10 @@ def container_limits(spec: DockerSettings) -> dict[str, Any]:
 
 
 def network_settings(spec: DockerSettings) -> dict[str, str] | None:
-    """Return what the kernel is told of the container's network; gVisor has one of its own, which keeps nothing."""
+    """Return the kernel settings of the container's network; None under gVisor, whose own network keeps nothing.
+
+    None also if there is no network.
+    """
     if spec.network == NONE or spec.runtime == GVISOR:
         return None
     return NOTHING_LEARNT | (OWN_LOOPBACK if has_own_loopback(spec.network) else {})
@@ -200,6 +215,7 @@ def network_settings(spec: DockerSettings) -> dict[str, str] | None:
 def system_calls(spec: DockerSettings) -> str:
     """Return the system calls that the container may make, as the JSON text that an engine takes.
 
-    The keeper of a sandbox makes namespaces; what runs code is under a stricter filter, which the server installs.
+    They include those with which a sandbox's keeper creates namespaces; code runs under a stricter filter, which the
+    server installs.
     """
     return profile(network=spec.network != NONE, keeper=spec.runtime != GVISOR)

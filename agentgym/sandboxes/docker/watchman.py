@@ -1,7 +1,7 @@
-"""A program of its own, `python watchman.py PIDFD SOCKET TOKEN`: it removes a client's containers when the client dies.
+"""A standalone program, `python watchman.py PIDFD SOCKET TOKEN`, that removes a dead client's containers.
 
-It waits for the end of the process PIDFD, or of its own input, whichever comes first; a byte on its input says that
-the client has removed everything itself. It needs nothing but the standard library, and always ends.
+It waits for the end of the process PIDFD or of its own input, whichever comes first; a byte on its input means that
+the client has removed everything itself. It uses only the standard library, and always ends.
 """
 
 import http.client
@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 PATIENCE_S = 60.0
-"""Seconds for an engine that does not answer; what is left then is found by the next client."""
+"""Seconds to keep trying an engine that does not answer; the next client finds what is left then."""
 LATE_S = 2.0
-"""Seconds after which it looks once more: the engine may have been making a container when its client died."""
+"""Seconds before a second look: the engine may have been creating a container when its client died."""
 TIMEOUT_S = 30.0
 PAUSE_S = 0.5
 RUN_LABEL = "agentgym.run"
@@ -39,7 +39,12 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path: str, method: str, target: str) -> Any:
-    """Return the engine's answer; OSError or ValueError where it gives none. What is gone already is no error."""
+    """Send a request and return the response of a GET; something already gone is not an error.
+
+    Raises:
+        OSError: If the engine doesn't answer, or refuses.
+        ValueError: If the response is not JSON.
+    """
     connection = Connection(path)
     try:
         connection.request(method, target)
@@ -55,7 +60,12 @@ def ask(path: str, method: str, target: str) -> Any:
 
 
 def remove_all(path: str, token: str) -> None:
-    """Remove the client's containers, and its heartbeat; OSError or ValueError where the engine does not answer."""
+    """Remove the client's containers and its heartbeat.
+
+    Raises:
+        OSError: If the engine doesn't answer, or refuses.
+        ValueError: If a response is not JSON.
+    """
     mine = urlencode({"filters": json.dumps({"label": [f"{RUN_LABEL}={token}"]})})
     for container in ask(path, "GET", f"/containers/json?all=1&{mine}"):
         ask(path, "DELETE", f"/containers/{quote(container['Id'])}?force=1&v=1")
@@ -64,7 +74,7 @@ def remove_all(path: str, token: str) -> None:
 
 
 def client_died(process: int) -> bool:
-    """Wait for the client's end; whether it has left its containers to us."""
+    """Wait for the client's end and return whether it left its containers to us."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
     if process >= 0:
@@ -74,7 +84,7 @@ def client_died(process: int) -> bool:
 
 
 def main(process: int, path: str, token: str) -> None:
-    """Wait, and remove what is left; try again while the engine does not answer."""
+    """Wait for the client's end and remove what is left, retrying while the engine does not answer."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not client_died(process):

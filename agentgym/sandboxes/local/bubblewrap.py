@@ -1,4 +1,4 @@
-"""The command that makes a sandbox with bubblewrap: what the code in it sees of this machine."""
+"""The command that creates a sandbox with bubblewrap, and thereby what its code sees of this machine."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ from agentgym.sandboxes.server_files import BRANCHES, next_user
 
 PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64")
 SETTINGS = ("alternatives", "ld.so.conf.d", "ssl/certs")
-"""Of /etc; the rest of /etc/ssl holds private keys, which a group of this user's may read."""
+"""Folders of /etc; the rest of /etc/ssl contains private keys, which one of this user's groups may be able to read."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {
     "ptmx": "pts/ptmx",
@@ -28,9 +28,10 @@ def interpreter_of(python: str | None) -> list[str]:
 
 
 def drop_root() -> list[str]:
-    """The command that makes root a user of no other sandbox first: what one sandbox uses up is missing in no other.
+    """Return a command prefix with which root first becomes a user id that no other sandbox has; [] if not root.
 
-    Root's files stay closed, and the process limit holds.
+    One sandbox then can't use up another's per-user kernel limits, root's files stay inaccessible, and the process
+    limit holds.
     """
     if os.geteuid() != 0:
         return []
@@ -39,12 +40,21 @@ def drop_root() -> list[str]:
 
 
 def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Sequence[str]) -> list[str]:
-    """The command up to its options; what bubblewrap mounts in memory serves where an episode's own place cannot."""
+    """Return the bubblewrap command with its options, without the program to run.
+
+    The file systems that bubblewrap mounts in memory are for episodes that can't get fresh ones from the server.
+
+    Args:
+        interpreter: Path of the Python in the sandbox.
+        disk_bytes: Size of each file system in memory.
+        files: Descriptors of files to provide, by path in the sandbox.
+        extra: Further options, such as mounts.
+    """
     memory = ("--size", str(disk_bytes), "--tmpfs")
-    # /dev and / are file systems in memory too: left writable, they would carry files past a reset.
+    # /dev and / are in-memory file systems too: if left writable, they would carry files past a reset.
     return [
         *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--as-pid-1", "--new-session"),
-        # In the sandbox's own user namespace only, and for its keeper alone: what runs code has none.
+        # Only in the sandbox's user namespace, and only for its keeper: processes that run code have none of them.
         *("--cap-add", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"),
         *("--clearenv", "--setenv", "PATH", "/usr/local/bin:/usr/bin:/bin", "--setenv", "HOME", "/tmp"),
         *("--setenv", "USER", "nobody", "--setenv", "LANG", "C.UTF-8", "--setenv", "TMPDIR", "/tmp"),
@@ -55,20 +65,20 @@ def bwrap(interpreter: str, disk_bytes: int, files: Mapping[str, int], extra: Se
         *(word for name, to in LINKS.items() for word in ("--symlink", to, f"/dev/{name}")),
         *("--dir", "/dev/pts", "--mqueue", "/dev/mqueue"),
         *(word for path in ("/dev/shm", "/tmp", BRANCHES) for word in (*memory, path)),
-        # As data: the user that the sandbox runs as may not be able to reach the folder of this package.
+        # As data, because the user that the sandbox runs as may not be able to reach this package's folder.
         *(word for path, fd in files.items() for word in ("--ro-bind-data", str(fd), path)),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"),
     ]
 
 
 def shared_folders() -> list[str]:
-    """Return the folders of the host that a sandbox sees."""
+    """Return the host's folders that a sandbox sees."""
     below = [f"/{name}" for name in PROGRAMS] + [f"/etc/{name}" for name in SETTINGS]
     return ["/usr", *(path for path in below if Path(path).is_dir() and not Path(path).is_symlink())]
 
 
 def _read_only(interpreter: str) -> list[str]:
-    """The mounts of the host's programs and libraries, and of the few folders of /etc that they need."""
+    """Return the mounts of the host's programs and libraries, and of the few folders of /etc that they need."""
     binds = ["--ro-bind", "/usr", "/usr"]
     for name in PROGRAMS:
         path = Path("/", name)
@@ -85,12 +95,16 @@ def _read_only(interpreter: str) -> list[str]:
 
 
 def _prefix(interpreter: str) -> str:
-    """Return the folder that an interpreter needs; SandboxError where a user's own files may lie in it."""
+    """Return the folder that an interpreter needs.
+
+    Raises:
+        SandboxError: If a user's files may be in it.
+    """
     prefix = Path(interpreter).resolve().parents[1]
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_uid == 0 or user.pw_uid >= 1000]
     if prefix == Path("/") or any(home.is_relative_to(prefix) for home in homes if home != Path("/nonexistent")):
         raise SandboxError(
-            f"python: {interpreter!r} would show all of {str(prefix)!r} to the code in the sandbox, and a user's home "
-            "is in it; install that Python into a folder of its own, such as /opt/python"
+            f"python: {interpreter!r} would expose all of {str(prefix)!r} to the code in the sandbox, and a user's "
+            "home is in it; install that Python into a separate folder, such as /opt/python"
         )
     return str(prefix)

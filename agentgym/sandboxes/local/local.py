@@ -1,4 +1,4 @@
-"""Sandboxes without Docker: bubblewrap's namespaces, or a plain process where that is asked for by name."""
+"""Sandboxes without Docker: bubblewrap's namespaces, or a plain process if selected by name."""
 
 import asyncio
 import functools
@@ -43,11 +43,11 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 @config(frozen=True, kw_only=True)
 class Bubblewrap:
-    """Sandboxes in namespaces of their own: no network, no host processes, the host's /usr read-only.
+    """Sandboxes in separate namespaces: no network, no host processes, and the host's /usr read-only.
 
-    `memory_mb` and `disk_mb` bound one process and one folder: unlike with Docker, nothing bounds a
-    sandbox's total memory. System calls are filtered by sandbox/seccomp.json. It needs bubblewrap 0.8 or newer
-    and user namespaces. See sandbox/README.md.
+    `memory_mb` limits each process and `disk_mb` each folder; unlike with Docker, nothing limits a sandbox's total
+    memory. System calls are filtered by sandbox/seccomp.json. This needs bubblewrap 0.8 or newer and user namespaces.
+    See sandbox/README.md.
     """
 
     ELSEWHERE: ClassVar = (Docker,)
@@ -55,27 +55,38 @@ class Bubblewrap:
     disk_mb: Positive = 128
     pids: Positive = 128
     python: Name | None = None
-    """The Python inside the sandbox; None takes /usr/bin/python3, else the one that runs this."""
+    """Path of the Python inside the sandbox; None uses /usr/bin/python3, or the running Python if that doesn't
+    exist.
+    """
     pip: Words = ()
-    """Packages that code in the sandbox can import; they are installed once, when a pool of such sandboxes is first
-    opened."""
+    """Packages that code in the sandbox can import, installed once, when a pool of such sandboxes is first opened."""
     volumes: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Folders and files of this machine by their path in the sandbox; code in the sandbox can only read them."""
     network: str | Allow = NONE
-    """What the sandbox may reach: "none" for no internet socket at all, "loopback" for itself alone, or `Allow(...)`
-    for the hosts listed there through a logging proxy."""
+    """What the sandbox may reach.
+
+    "none" for no internet sockets at all, "loopback" for only itself, or `Allow(...)` for the listed hosts through a
+    logging proxy.
+    """
 
     def __post_init__(self) -> None:
         if self.python is not None and not (self.python.startswith("/") and os.access(self.python, os.X_OK)):
-            raise ValueError(f"python: {self.python!r} is no absolute path of a program of this machine")
+            raise ValueError(f"python: {self.python!r} is not the absolute path of an executable on this machine")
         if not isinstance(self.network, Allow) and self.network not in (NONE, LOOPBACK):
-            raise ValueError(f'network: {self.network!r} is none of "none", "loopback" and Allow(...)')
+            raise ValueError(f'network: {self.network!r} is not "none", "loopback" or Allow(...)')
         check_volumes(self.volumes)
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of at most `size` sandboxes, each started by its first lease in some 60 ms.
+        """Open a pool of sandboxes; the first lease of each starts it in about 60 ms.
 
-        SandboxError that says what is missing where this machine cannot make such sandboxes; nothing is started then.
+        Args:
+            size: Maximum number of sandboxes leased at once.
+
+        Raises:
+            ValueError: If `size` is not an int of at least 1, or, when the block begins, if a volume contains a
+                socket.
+            SandboxError: When the block begins, if this machine can't create such sandboxes; it says what is missing.
+                Nothing has been started then.
         """
         check_size(size)
         return self._open(size)
@@ -83,8 +94,8 @@ class Bubblewrap:
     @asynccontextmanager
     async def _open(self, size: int) -> AsyncIterator[SandboxPool]:
         if (why_not := await asyncio.to_thread(why_no_bubblewrap)) is not None:
-            raise SandboxError(f"no bubblewrap sandbox can be made here: {why_not}")
-        # Here, and not with the first sandbox: it may take minutes, and a lease has no time for that.
+            raise SandboxError(f"bubblewrap sandboxes cannot run here: {why_not}")
+        # Here rather than with the first sandbox: it may take minutes, and a lease has no time for that.
         await asyncio.to_thread(self._prepare)
         async with open_pool(self._start, size) as pool:
             yield pool
@@ -124,10 +135,14 @@ class Bubblewrap:
             )
 
     def _prepare(self) -> None:
-        """Make what all sandboxes share; SandboxError where there can be no sandbox, ValueError for sockets in a
-        volume."""
+        """Prepare what all sandboxes share.
+
+        Raises:
+            SandboxError: If no sandbox can be created.
+            ValueError: If a volume contains a socket.
+        """
         check_sockets(self.volumes)
-        self._command({})  # First: a Python that no sandbox may see is not run here either.
+        self._command({})  # First, because a Python that no sandbox may see must not run here either.
         sandbox_files(tuple(interpreter_of(self.python)))
 
     def _command(self, files: Mapping[str, int]) -> list[str]:
@@ -143,13 +158,13 @@ class Bubblewrap:
         ]
 
     def _bound(self) -> list[str]:
-        """The paths in a sandbox at which packages and volumes of this machine stand."""
+        """Return the sandbox paths where packages and volumes of this machine are mounted."""
         packages = package_binds(self.pip, interpreter_of(self.python)[0])
         return [*packages[2:], *self.volumes]
 
 
 def why_no_bubblewrap() -> str | None:
-    """Return the reason why bubblewrap sandboxes cannot run here; None where they can, which is found out once."""
+    """Return why bubblewrap sandboxes can't run here, or None if they can; success is checked only once."""
     try:
         _check_bubblewrap()
     except SandboxError as error:
@@ -157,9 +172,13 @@ def why_no_bubblewrap() -> str | None:
     return None
 
 
-@functools.cache  # What raises is not kept: it may have been a machine that was full at that moment.
+@functools.cache  # A failure isn't cached: the machine may only have been full at that moment.
 def _check_bubblewrap() -> None:
-    """Make a sandbox that does nothing; SandboxError in one line where that fails."""
+    """Create a sandbox that does nothing.
+
+    Raises:
+        SandboxError: If that fails, with the reason in one line.
+    """
     if shutil.which("bwrap") is None:
         raise SandboxError("bwrap is not installed (apt-get install bubblewrap)")
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
@@ -176,10 +195,9 @@ def _check_bubblewrap() -> None:
 
 @config(frozen=True, kw_only=True)
 class Process:
-    """Sandboxes without protection: plain processes of this user, which reach this user's files, network and
-    processes.
+    """Sandboxes without protection: plain processes of this user, which can reach its files, network and processes.
 
-    Limits of time, memory and output hold against mistakes; nothing holds against intent.
+    Limits on time, memory and output protect against mistakes; nothing protects against intent.
     """
 
     unsafe: bool = False
@@ -188,12 +206,19 @@ class Process:
     def __post_init__(self) -> None:
         if not self.unsafe:
             raise ValueError(
-                "unsafe: a plain process isolates nothing (files, network and processes of this user are open to "
-                "the model's code); use Bubblewrap or Docker, or say Process(unsafe=True)"
+                "unsafe: a plain process isolates nothing (this user's files, network and processes are open to "
+                "the model's code); use Bubblewrap or Docker, or set Process(unsafe=True)"
             )
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool of at most `size` processes, each with a private working folder."""
+        """Open a pool of processes, each with a private working folder.
+
+        Args:
+            size: Maximum number of processes leased at once.
+
+        Raises:
+            ValueError: If `size` is not an int of at least 1.
+        """
         check_size(size)
         _warn_once()
         return self._open(size)
@@ -231,4 +256,4 @@ class Process:
 
 @functools.cache
 def _warn_once() -> None:
-    _log.warning("unsafe sandboxes: the model's code runs as this user, with nothing between it and this machine")
+    _log.warning("unsafe sandboxes: the model's code runs as this user, without any isolation from this machine")

@@ -1,4 +1,4 @@
-"""Servers of sandboxes as child processes of this one: started, watched and ended."""
+"""Sandbox servers as child processes of this one: started, watched and ended."""
 
 import asyncio
 import functools
@@ -24,7 +24,7 @@ END_S = 3.0
 
 
 def memory_file(content: bytes) -> Any:
-    """Return a file that exists in memory only, open at its start."""
+    """Return a file that exists only in memory, positioned at its start."""
     file = os.fdopen(os.memfd_create("agentgym"), "w+b")
     file.write(content)
     file.seek(0)
@@ -42,15 +42,26 @@ async def start_server(
     scratch: Sequence[str] = (),
     allow: Allow | None = None,
 ) -> RemoteSandbox:
-    """Start a server with one end of a socket pair as its wire; SandboxError with its error output where it fails.
+    """Start a sandbox server, connected by one end of a socket pair.
 
-    It inherits the descriptors `keep`; `held` is closed as soon as it has them, before its first word is waited for:
-    a hundred sandboxes that start at once hold no more files than one.
+    Args:
+        command: The command that starts the server, without its configuration.
+        config: The server's configuration.
+        digest: The sandbox's digest.
+        environment: The server's environment; None for this process's.
+        keep: Descriptors that the server inherits.
+        held: Closed as soon as the server has inherited the descriptors, before waiting for its first message; so a
+            hundred sandboxes starting at once hold no more files open than one.
+        scratch: Folders to remove when the server has ended.
+        allow: The hosts that the sandbox may reach; None for none.
+
+    Raises:
+        SandboxError: If the server doesn't start, with its error output.
     """
     with memory_file(b"") as errors:
         ours, theirs = socket.socketpair()
         try:
-            # In the loop's thread on purpose: --die-with-parent means the thread that forked.
+            # In the event loop's thread on purpose: --die-with-parent refers to the thread that forked.
             process = subprocess.Popen(  # noqa: ASYNC220
                 [*command, json.dumps({**config, "ends": [theirs.fileno()]})],
                 stdin=subprocess.DEVNULL,
@@ -91,9 +102,13 @@ async def start_server(
 
 
 async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: bool) -> str | None:
-    """How the code in a sandbox ended it; None where it goes on, or the machine or this client ended it.
+    """Return how the code in a sandbox ended it.
 
-    `open_to_signals` is whether the code can kill the server: then whatever ended it is put down to the code.
+    None if the sandbox is still running, or if the machine or this client ended it.
+
+    Args:
+        process: The server.
+        open_to_signals: Whether the code can kill the server; then any failure is attributed to the code.
     """
     if process.poll() is None and not await exits(process.pid, END_S):
         return None
@@ -104,7 +119,10 @@ async def _why_it_ended(process: "subprocess.Popen[bytes]", *, open_to_signals: 
 
 
 async def _end(process: "subprocess.Popen[bytes]", scratch: Sequence[str]) -> None:
-    """Wait until the server has ended, and kill it where it does not; its wire is cut already. Nobody cancels it."""
+    """Wait for the server to end, and kill it if it doesn't.
+
+    Its connection is already cut, and this is never cancelled.
+    """
     if process.poll() is None and not await exits(process.pid, END_S):
         process.kill()
         await asyncio.to_thread(process.wait)

@@ -1,4 +1,4 @@
-"""The protocols of sandboxes: the sandbox itself, the programs that run in it, and what it is connected to."""
+"""The interfaces of sandboxes: the sandbox itself, the programs that run in it, and its network connections."""
 
 from agentgym.sandboxes.protocol.lifetime import Lifetime
 from agentgym.sandboxes.protocol.network import LocalAddress, NetworkRequest, RequestOutcome, SandboxService

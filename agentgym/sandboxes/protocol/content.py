@@ -1,4 +1,4 @@
-"""What a sandbox says if its content is not what was asked for, by reason."""
+"""Errors for unusable sandbox content, one class per reason."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from agentgym.errors import SandboxContentError
 
 
 class WrongContent(SandboxContentError, ValueError):
-    """It is of another kind, too large or no text, or the sandbox cannot be given it."""
+    """The content has the wrong kind, is too large, is not text, or can't be sent to the sandbox."""
 
 
 class NotAFile(WrongContent):
@@ -19,31 +19,31 @@ class NotAFile(WrongContent):
 
 
 class MissingContent(SandboxContentError, FileNotFoundError):
-    """Nothing has this path."""
+    """Nothing exists at this path."""
 
 
 class LateContent(SandboxContentError, TimeoutError):
-    """There was so much of it that it could not be moved within the time limit."""
+    """The content could not be transferred within the time limit."""
 
 
 class NoMoreInput(SandboxContentError, BrokenPipeError):
-    """A program of the sandbox takes no more input."""
+    """A program in the sandbox accepts no more input."""
 
 
 class UnusablePath(SandboxContentError, OSError, ValueError):
-    """What a sandbox's kernel says against a path, by its number: no permission, a file in the way, a full disk."""
+    """The sandbox's kernel refused a path, with its errno: no permission, a file in the way, a full disk."""
 
 
 class NoPermission(UnusablePath, PermissionError):
-    """A path whose permissions forbid what was asked."""
+    """The path's permissions forbid the operation."""
 
 
 class NotAFolder(UnusablePath, NotADirectoryError):
-    """A path in which something that is no folder stands for one."""
+    """The path uses something as a folder that is not one."""
 
 
 class IsAFolder(UnusablePath, IsADirectoryError):
-    """The path of a folder, where a file's was needed."""
+    """The path is a folder, but the call needs a file."""
 
 
 KINDS: dict[int, type[MissingContent] | type[UnusablePath]] = {
@@ -56,14 +56,20 @@ KINDS: dict[int, type[MissingContent] | type[UnusablePath]] = {
 
 
 def of_number(number: int, path: str | None = None, text: str | None = None) -> MissingContent | UnusablePath:
-    """Return the error for a number of the kernel's, with its text unless another one is given."""
+    """Return the error for an errno.
+
+    Args:
+        number: The errno.
+        path: The path that the error names; None for no path.
+        text: The error's message; None for the kernel's own message.
+    """
     said: list[Any] = [number, os.strerror(number) if text is None else text]
     return KINDS.get(number, UnusablePath)(*said, *([] if path is None else [path]))
 
 
 @asynccontextmanager
 async def in_time(timeout_s: float | None, what: str) -> AsyncIterator[None]:
-    """Raise LateContent if the block takes longer; None waits without a limit."""
+    """Raise LateContent if the block takes longer than `timeout_s` seconds; None means no limit."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             yield

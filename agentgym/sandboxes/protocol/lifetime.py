@@ -1,4 +1,4 @@
-"""The time in which a pool, a sandbox, a branch, a program or a shell can be used."""
+"""The period during which a pool, a sandbox, a branch, a program or a shell can be used."""
 
 import asyncio
 import time
@@ -9,7 +9,15 @@ from agentgym.errors import ClosedError
 
 
 class Lifetime:
-    """The time in which one thing can be used; what was opened within it ends with it."""
+    """The period during which one object can be used; everything opened within it ends with it.
+
+    Args:
+        what: The object's name in error messages, such as "the pool".
+        within: The lifetime that this one ends with; None for none.
+
+    Raises:
+        ClosedError: If `within` is already over.
+    """
 
     def __init__(self, what: str, within: "Lifetime | None" = None) -> None:
         self.what = what
@@ -23,11 +31,11 @@ class Lifetime:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the lifetime has ended."""
         return self._ended is not None
 
     def check(self) -> None:
-        """Raise ClosedError, which says since when and why, where the time is over."""
+        """Raise ClosedError, which says when and why it was closed, if the lifetime is over."""
         if self.is_over:
             raise self.error()
 
@@ -37,11 +45,18 @@ class Lifetime:
         return ClosedError(f"{self.what} was closed {time.monotonic() - at:.1f} s ago, when {why}: use it before that")
 
     def call(self) -> "Call":
-        """Return a block for a call that waits: ClosedError where the time is over, or ends while the block runs."""
+        """Return a context manager for a call that waits.
+
+        Its block raises ClosedError if the lifetime is over, or ends while the block runs.
+        """
         return Call(self)
 
     def end(self, why: str) -> None:
-        """End the time now, and that of all that was opened within it; ending it again changes nothing."""
+        """End the lifetime, and that of everything opened within it; ending it again has no effect.
+
+        Args:
+            why: The reason for the ClosedError of later uses, such as "its lease ended".
+        """
         if self._ended is not None:
             return
         self._ended = (time.monotonic(), why)
@@ -52,13 +67,17 @@ class Lifetime:
         self.end_inner(why)
 
     def end_inner(self, why: str) -> None:
-        """End the time of all that was opened within this one, which goes on."""
+        """End the lifetimes of everything opened within this one, which itself continues.
+
+        Args:
+            why: The reason for the ClosedError of later uses.
+        """
         for inner in [*self._inner]:
             inner.end(why)
 
 
 class Call:
-    """One call that waits, in the task that makes it; the end of a lifetime interrupts it."""
+    """A waiting call in the task that makes it; the end of its lifetime interrupts it."""
 
     __slots__ = ("_cancelling", "_interrupted", "_lifetime", "_task")
 
@@ -74,7 +93,7 @@ class Call:
         self._lifetime._calls.add(self)
 
     def interrupt(self) -> None:
-        """Have the call raise ClosedError at its next wait."""
+        """Make the call raise ClosedError at its next await."""
         self._interrupted = True
         self._task.cancel()
 
@@ -82,7 +101,7 @@ class Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         self._lifetime._calls.discard(self)
-        # As in asyncio.timeout: what somebody else cancelled stays cancelled.
+        # As in asyncio.timeout: if someone else cancelled the task too, it stays cancelled.
         if self._interrupted and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._lifetime.error() from None
         return False

@@ -1,47 +1,51 @@
-"""What a sandbox is connected to: requests that leave it, addresses that lead into it, containers beside it."""
+"""A sandbox's connections: its requests to the network, addresses that lead into it, and its service containers."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 RequestOutcome: TypeAlias = Literal["allowed", "refused", "malformed", "failed", "cut"]
-"""What a sandbox's proxy did with a request: "cut" for one that was allowed, and then ended by a limit."""
+"""The outcome of a request at a sandbox's proxy; "cut" means it was allowed, then ended by a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkRequest:
-    """One request of code in a sandbox to the proxy, as far as it has come."""
+    """One request from code in a sandbox to the proxy; one in progress shows its state so far."""
 
     at: float
     """The time of the connection, in seconds since 1970."""
     method: str
-    """CONNECT for a tunnel such as https uses; "" where no request could be read."""
+    """The HTTP method; CONNECT for a tunnel, which https uses, and "" if no request could be read."""
     host: str
     port: int
     path: str
-    """The path and query of a plain http request; of one over 1000 characters the begin and the end."""
+    """The path and query of a plain http request; if over 1000 characters, only its beginning and end."""
     outcome: RequestOutcome
     why: str
-    """The reason of every verdict but "allowed"."""
+    """The reason for every outcome other than "allowed"."""
     sent: int
     """Bytes from the sandbox to the host."""
     received: int
 
 
 class LocalAddress(NamedTuple):
-    """An address of this machine that leads to a port inside a sandbox."""
+    """An address on this machine that leads to a port inside a sandbox."""
 
     host: str
     port: int
 
     @property
     def url(self) -> str:
-        """The address as the beginning of a URL, without a last slash."""
+        """The address as the start of a URL, without a trailing slash."""
         return f"http://{self.host}:{self.port}"
 
 
 class SandboxService(Protocol):
-    """A container beside a sandbox, in the same private network."""
+    """A service container next to a sandbox, in the same private network."""
 
     async def logs(self, *, lines: int = 200) -> str:
-        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
+        """Return the last lines that the service has written since the episode began, at most 64 KiB.
+
+        Args:
+            lines: Maximum number of lines.
+        """
         ...

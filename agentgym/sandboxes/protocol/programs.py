@@ -1,4 +1,4 @@
-"""Programs in a sandbox: the protocols of those that run, and the results of those that ran."""
+"""Programs in a sandbox: interfaces of running programs, and results of finished ones."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -6,27 +6,29 @@ from signal import SIGKILL
 from typing import Literal, Protocol, TypeAlias
 
 OUTPUT_LIMIT = 64 << 10
-"""Bytes of each stream of a program that a result keeps, where the call does not say how many."""
+"""Default number of bytes of each output stream that a result keeps."""
 Status: TypeAlias = Literal["ok", "error", "timeout", "oom", "killed", "output_limit", "protocol", "sandbox_killed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """The result of a program in a sandbox. A program that fails is a result; a sandbox that is lost raises
-    SandboxError."""
+    """The result of a program in a sandbox.
+
+    A program that fails still returns a result; a lost sandbox raises SandboxError.
+    """
 
     status: Status
     exit_code: int
-    """The exit code: 0 for success, 1 for an exception in Python, minus the signal's number for a killed program."""
+    """The exit code: 0 for success, 1 for an exception in Python, the negative signal number for a killed program."""
     stdout: str
     stderr: str
     truncated: bool = False
     """Whether the output was cut in the middle; its head and tail are kept."""
     state_lost: bool = False
-    """Whether the Python namespace of the sandbox, or the shell, was lost and started anew."""
+    """Whether the sandbox's Python namespace, or the shell, was lost and started anew."""
     seconds: float = 0.0
     raw: tuple[bytes, bytes] | None = field(default=None, repr=False)
-    """Both streams as they were written, where they are not UTF-8; None where the texts say all."""
+    """The raw bytes of stdout and stderr if they are not both UTF-8; None if the texts are exact."""
 
     @property
     def ok(self) -> bool:
@@ -35,16 +37,20 @@ class ExecResult:
 
     @property
     def stdout_bytes(self) -> bytes:
-        """The exact bytes of stdout; `stdout` has the replacement character for what is not UTF-8."""
+        """The exact bytes of stdout; `stdout` has replacement characters in place of invalid UTF-8."""
         return self.stdout.encode("utf-8", "surrogatepass") if self.raw is None else self.raw[0]
 
     @property
     def stderr_bytes(self) -> bytes:
-        """The exact bytes of stderr; `stderr` has the replacement character for what is not UTF-8."""
+        """The exact bytes of stderr; `stderr` has replacement characters in place of invalid UTF-8."""
         return self.stderr.encode("utf-8", "surrogatepass") if self.raw is None else self.raw[1]
 
     def text(self, limit: int = 8192) -> str:
-        """Return stdout, stderr and the reason of a failure as one text of at most `limit` characters, for a model."""
+        """Return stdout, stderr and the reason for a failure as one text for a model.
+
+        Args:
+            limit: Maximum number of characters; a longer text is cut in the middle.
+        """
         parts = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n")]
         if self.status not in ("ok", "error"):
             parts.append(f"[{self.status} after {self.seconds:.1f} s]")
@@ -61,25 +67,25 @@ class Verdict:
     """The verdict of hidden tests, case by case."""
 
     cases: Mapping[str, str | None]
-    """By the name of a case: None where it passed, else the reason why not."""
+    """Maps each case's name to None if it passed, or to the reason for its failure."""
     output: str
-    """What the cases printed, one after the other; of each the begin, 1 MiB in all, and how much was cut."""
+    """Output of the cases, one after another: the beginning of each, 1 MiB in all, and how much was cut."""
     result: ExecResult
     """The result of the program that ran the cases."""
 
     @property
     def passed(self) -> int:
-        """The number of cases that passed."""
+        """Number of cases that passed."""
         return sum(why is None for why in self.cases.values())
 
     @property
     def total(self) -> int:
-        """The number of cases."""
+        """Number of cases."""
         return len(self.cases)
 
     @property
     def fraction(self) -> float:
-        """The share of the cases that passed, from 0 to 1."""
+        """Fraction of the cases that passed, from 0 to 1."""
         return self.passed / self.total
 
     @property
@@ -89,7 +95,7 @@ class Verdict:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Return at most `limit` characters of a text: its head and tail, with a note of the cut between them."""
+    """Return the text cut to at most `limit` characters: its head and tail, with a note about the cut between them."""
     if len(text) <= limit:
         return text
     note = f"\n[... {len(text) - limit} characters cut ...]\n"
@@ -98,61 +104,95 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 class SandboxStream(Protocol):
-    """An output of a program that runs: `async for piece in process.stdout`."""
+    """An output stream of a running program: `async for piece in process.stdout`."""
 
     async def read(self, size: int = 1 << 16, *, timeout_s: float | None = None) -> bytes:
-        """Return at most `size` bytes as soon as there are any, b"" at the end; TimeoutError after `timeout_s`."""
+        """Return the next bytes as soon as there are any, or b"" at the end of the stream.
+
+        Args:
+            size: Maximum number of bytes.
+            timeout_s: Time limit in seconds; None means no limit.
+
+        Raises:
+            TimeoutError: If nothing arrives within `timeout_s`.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
 
 class SandboxProcess(Protocol):
-    """A program that goes on beside other calls. It waits where nobody reads what it writes, 256 KiB ahead.
+    """A program that runs alongside other calls.
 
-    SandboxError where its sandbox, or its branch, has ended.
+    The program blocks once 256 KiB of its output are unread. Its methods raise SandboxError if its sandbox, or its
+    branch, has ended.
     """
 
     @property
     def stdout(self) -> SandboxStream:
-        """What it writes to its standard output."""
+        """The program's standard output."""
         ...
 
     @property
     def stderr(self) -> SandboxStream:
-        """What it writes to its standard error, which has to be read too."""
+        """The program's standard error, which must be read too."""
         ...
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, or minus the signal that killed it; None while it runs."""
+        """The exit code, or the negative number of the signal that killed the program; None while it runs."""
         ...
 
     async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
-        """Hand bytes to its standard input, as fast as it takes them; BrokenPipeError where it takes no more."""
+        """Write to the program's standard input, as fast as the program reads it.
+
+        Args:
+            data: The input; text is encoded as UTF-8.
+            timeout_s: Time limit in seconds; None means no limit.
+
+        Raises:
+            BrokenPipeError: If the program accepts no more input.
+            TimeoutError: If the program doesn't read the input within `timeout_s`.
+        """
         ...
 
     async def close_stdin(self) -> None:
-        """End its standard input behind all that was written."""
+        """Close the program's standard input after everything that was written."""
         ...
 
     async def wait(self, *, timeout_s: float | None = None) -> int:
-        """Return its exit code as soon as it has ended; TimeoutError after `timeout_s`, and it goes on."""
+        """Return the exit code as soon as the program has ended.
+
+        Args:
+            timeout_s: Time limit in seconds; None means no limit.
+
+        Raises:
+            TimeoutError: If the program is still running after `timeout_s`; it keeps running.
+        """
         ...
 
     async def kill(self, number: int = SIGKILL) -> None:
-        """Kill it and all that it started; another signal goes to its process group, as from a terminal."""
+        """Kill the program and everything it started.
+
+        Args:
+            number: The signal. Any other than SIGKILL goes to the program's process group, as from a terminal.
+        """
         ...
 
 
 class SandboxShell(Protocol):
-    """A shell whose state stays from run to run."""
+    """A shell that keeps its state from run to run."""
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
-        """Run a command in the shell, as a file that it reads; jobs that it leaves running go on.
+        """Run a command in the shell, which reads it as a file; jobs left in the background keep running.
 
-        At the time limit it is interrupted, as by ctrl-C, and the state stays; where that does not end it, and where it
-        ends the shell, the next run meets a new shell, and `state_lost` says so. What it says of a run is the shell's
-        word, which earlier runs can have changed: no proof for a reward.
+        At the time limit the command is interrupted, as by Ctrl-C, and the state is kept. If the interrupt doesn't
+        end the command, or if the shell ends, the result has `state_lost` set and the next run gets a new shell. The
+        shell itself reports the results, and earlier runs can have tampered with it: don't base a reward on them.
+
+        Args:
+            command: The command, in the shell's language.
+            timeout_s: Time limit in seconds.
+            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB.
         """
         ...

@@ -1,4 +1,4 @@
-"""A sandbox and its branches, and the protocols of the specs and pools that sandboxes come from."""
+"""The interfaces of a sandbox, its branches, and the specs and pools that sandboxes come from."""
 
 import builtins
 from abc import ABC, abstractmethod
@@ -28,18 +28,18 @@ from agentgym.sandboxes.protocol.network import LocalAddress, NetworkRequest, Sa
 from agentgym.sandboxes.protocol.programs import OUTPUT_LIMIT, ExecResult, SandboxProcess, SandboxShell, Verdict
 
 FILE_LIMIT = 64 << 20
-"""Bytes that `get` and `archive` take out of a sandbox, where the call does not say how many."""
+"""Default maximum bytes that `get` and `archive` take out of a sandbox."""
 HostFunction: TypeAlias = Callable[..., object | Awaitable[object]]
-"""A function of the host that code in the sandbox may call: it takes and returns plain JSON."""
+"""A function on the host that code in the sandbox may call; it takes and returns plain JSON."""
 Expected: TypeAlias = object | Callable[[Any], bool]
-"""The right value of a hidden case, or a function of the host that says whether a value is right."""
+"""The right value of a hidden case, or a function on the host that returns whether a value is right."""
 Progress: TypeAlias = Callable[[int], object]
-"""Called with the number of bytes that were copied so far."""
+"""Called with the number of bytes copied so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTests:
-    """What `Sandbox.verify` runs."""
+    """The arguments of `Sandbox.verify`."""
 
     code: str | None
     command: str | Sequence[str] | None
@@ -48,21 +48,26 @@ class HiddenTests:
 
 
 class Sandbox(ABC):
-    """One leased sandbox: files, a shell and a stateful Python, all under limits.
+    """One leased sandbox: files, a shell and a stateful Python session, all under limits.
 
-    A program that fails is a result; a sandbox that died raises SandboxError. What is in the sandbox and is not what a
-    call asks for raises SandboxContentError, of the kinds that each call names. Relative paths start at the sandbox's
-    working folder, which is also the folder programs start in.
+    A program that fails returns a result; a sandbox that died raises SandboxError. If something in the sandbox
+    doesn't fit the call, such as a missing file, the call raises SandboxContentError, in the kinds that each call
+    lists. Relative paths start at the sandbox's working folder, which is also where programs start.
 
-    Each call checks its arguments, and that the sandbox may still be used, before the sandbox is asked: `exec` calls
-    `_exec` with what it was given. A kind of sandbox implements the methods that are abstract here.
+    Each public method checks its arguments, and that the sandbox may still be used, before it contacts the sandbox:
+    `exec` then calls `_exec` with the arguments. Each kind of sandbox implements the methods that are abstract here.
     """
 
     lifetime: Lifetime
-    """The time in which calls can be made: a lease, or the life of a branch."""
+    """The period during which calls can be made: a lease, or the life of a branch."""
 
     def _begin(self, timeout_s: float) -> None:
-        """Begin a call: ClosedError after the lease, ValueError for what is not a time limit."""
+        """Check that a call may be made with this time limit.
+
+        Raises:
+            ClosedError: If the lease has ended.
+            ValueError: If `timeout_s` is not a time limit.
+        """
         self.lifetime.check()
         check_timeout(timeout_s)
 
@@ -81,11 +86,23 @@ class Sandbox(ABC):
         stdin: str | bytes | None = None,
         output_limit: int = OUTPUT_LIMIT,
     ) -> ExecResult:
-        """Run a shell command, or a program and its arguments, in a process of its own; it ends with the call.
+        """Run a shell command, or a program with its arguments, in a separate process that ends with the call.
 
-        It starts in `cwd`, with `env` beside the sandbox's own environment, and reads `stdin`, which is empty without
-        it. Of each stream the first and the last bytes are kept, `output_limit` (2 to 16 MiB) in all. The exit code is
-        126 if a command cannot start, and 127 if there is none.
+        Args:
+            command: A shell command, or a list of a program and its arguments.
+            timeout_s: Time limit in seconds; a program that exceeds it has the status "timeout".
+            cwd: The folder it starts in; None for the working folder.
+            env: Variables in addition to the sandbox's own environment.
+            stdin: Its standard input; None for an empty one.
+            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB. A longer stream
+                keeps its first and last bytes.
+
+        Returns:
+            The program's result. The exit code is 126 if the command cannot start, and 127 if it doesn't exist.
+
+        Raises:
+            ValueError: If an argument is invalid.
+            SandboxError: If the sandbox is lost.
         """
         self._begin(timeout_s)
         check_command(command)
@@ -103,10 +120,18 @@ class Sandbox(ABC):
         env: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> AbstractAsyncContextManager[SandboxProcess]:
-        """Start a program that goes on beside other calls: `async with sandbox.start("./serve") as process`.
+        """Start a program that runs alongside other calls: `async with sandbox.start("./serve") as process`.
 
-        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end. ValueError
-        if 64 programs and shells run in the sandbox.
+        The program, and everything it started, ends with the block.
+
+        Args:
+            command: A shell command, or a list of a program and its arguments.
+            cwd: The folder it starts in; None for the working folder.
+            env: Variables in addition to the sandbox's own environment.
+            timeout_s: Time limit in seconds for its start, and for its end.
+
+        Raises:
+            ValueError: If an argument is invalid, or if 64 programs and shells already run in the sandbox.
         """
         self._begin(timeout_s)
         check_command(command)
@@ -118,11 +143,17 @@ class Sandbox(ABC):
     def shell(
         self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, timeout_s: float = 30.0
     ) -> AbstractAsyncContextManager[SandboxShell]:
-        """Open a shell whose folder, variables and functions stay from run to run: `async with sandbox.shell() as
-        shell`.
+        """Open a shell that keeps its folder, variables and functions: `async with sandbox.shell() as shell`.
 
-        It ends with the block, and all that it started with it; `timeout_s` is for its start and its end. ValueError
-        if 64 programs and shells run in the sandbox.
+        The shell, and everything it started, ends with the block.
+
+        Args:
+            cwd: The folder it starts in; None for the working folder.
+            env: Variables in addition to the sandbox's own environment.
+            timeout_s: Time limit in seconds for its start, and for its end.
+
+        Raises:
+            ValueError: If an argument is invalid, or if 64 programs and shells already run in the sandbox.
         """
         self._begin(timeout_s)
         return self._shell(Program(None, cwd, env), timeout_s)
@@ -139,15 +170,24 @@ class Sandbox(ABC):
         fresh: bool = False,
         output_limit: int = OUTPUT_LIMIT,
     ) -> ExecResult:
-        """Run Python as a REPL cell: names persist from call to call, a last expression is printed by repr.
+        """Run Python as a REPL cell: names persist between calls, and the repr of a last expression is printed.
 
-        `functions` are callable from the code by name and run on the host, in this event loop: the way to
-        give code access to a secret or a counter without putting it into the sandbox. `fresh` runs in a new
-        namespace and process that the earlier code never touched, for verifiers; the session goes on after it.
+        `functions` run on the host, in this event loop. They give code access to a secret or a counter without
+        putting it into the sandbox. An async function is awaited while the sandbox waits; a plain one blocks the
+        event loop. If a function raises, the code gets a RuntimeError; infrastructure errors (`SandboxError`,
+        `EngineError`) end this call.
 
-        At most 1000 calls of `functions` are answered in one cell. An async function is awaited while the
-        sandbox waits; a plain one runs in the event loop and holds it up. An error of theirs is raised in the
-        code as RuntimeError; errors of infrastructure (`SandboxError`, `EngineError`) end the call here.
+        Args:
+            code: The cell's Python code.
+            timeout_s: Time limit in seconds.
+            functions: Functions on the host that the code can call by name, at most 1000 times per cell.
+            fresh: Whether to run in a new namespace and process that earlier code never touched, as a verifier needs.
+                The session continues afterward.
+            output_limit: Number of bytes of each output stream to keep, from 2 bytes to 16 MiB.
+
+        Raises:
+            ValueError: If an argument is invalid.
+            SandboxError: If the sandbox is lost.
         """
         self._begin(timeout_s)
         check_cell(code, functions or {}, fresh)
@@ -168,20 +208,34 @@ class Sandbox(ABC):
         expect: Mapping[str, Expected] | None = None,
         timeout_s: float = 10.0,
     ) -> Verdict:
-        """Run hidden tests over a copy of the working folder, in processes that the episode never touched.
+        """Run hidden tests on a copy of the working folder, in processes that the episode never touched.
 
-        `code` is Python: each function whose name begins with `test` is a case, in a process of its own. With
-        `expect` the cases are expressions instead, and their values are compared on the host, which alone knows the
-        right ones. `command` is a command that runs tests, or its words: plain commands of Python (a file,
-        `-m unittest`, `-m pytest`) count as passed where the tests came to their end; of any other one the exit code
-        counts. With `expect` it runs once for each text, given on stdin, and its output is compared on the host.
-        `files` are hidden files, by path, laid anew for each case. They take the place of what could stand in for
-        them; in `code` and plain commands of Python, tests find no module, fixture or configuration of the episode's
-        beside them, and no library finds a module of its own there. The cases share the copy, and `timeout_s`: each
-        may take half of what is left of it, and the last one all of that. Nothing is left in the sandbox.
-        Whatever the code does, there is a verdict with a reason for each case that has not passed. What ends early,
-        by `os._exit(0)` for instance, has failed.
-        ValueError names the argument that makes no sense, before the sandbox is asked.
+        With `code` alone, each function whose name begins with `test` is a case and runs in a separate process. With
+        `code` and `expect`, each case is an expression, and its value is compared on the host, the only place that
+        knows the right values.
+
+        With `command` alone, the tests of a plain Python command (a file, `-m unittest`, `-m pytest`) pass if they
+        ran to their end; any other command passes by its exit code. With `command` and `expect`, the command runs
+        once for each text, which it gets on stdin, and its output is compared on the host.
+
+        The cases share the copy, and `timeout_s`: each may take half of the remaining time, the last one all of it.
+        Nothing is left in the sandbox. Whatever the code does, each case that has not passed gets a reason. A case
+        that ends early, for example by `os._exit(0)`, has failed.
+
+        Args:
+            code: Python code with test functions, or for the expressions of `expect`.
+            command: A command that runs tests, as text or as a list of words.
+            files: Hidden files by path, written anew for each case. They replace anything at their paths. In `code`
+                and plain Python commands, tests find no module, fixture or configuration of the episode next to them,
+                and no library finds one of its modules there.
+            expect: The right value, or a function on the host that judges a value, for each expression or input.
+            timeout_s: Time limit in seconds for all cases together.
+
+        Returns:
+            The verdict, with each case's name and the reason if it failed.
+
+        Raises:
+            ValueError: If an argument makes no sense; raised before the sandbox is contacted.
         """
         self._begin(timeout_s)
         return await self._verify(HiddenTests(code=code, command=command, files=files, expect=expect), timeout_s)
@@ -190,12 +244,16 @@ class Sandbox(ABC):
     async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict: ...
 
     async def write(self, files: Mapping[str, str | bytes], *, timeout_s: float = 30.0) -> None:
-        """Write whole files of any size by path, making folders; no link is followed.
+        """Write whole files of any size, creating missing folders; links are not followed.
 
-        SandboxContentError, which is also a ValueError, for a path that is a link, a folder, or leads out of the
-        working
-        folder, and if the sandbox cannot write it, such as for a full disk: then also an OSError with the kernel's
-        number.
+        Args:
+            files: The contents by path.
+            timeout_s: Time limit in seconds for all files together.
+
+        Raises:
+            SandboxContentError: If a path is a link or a folder, or leads out of the working folder, or if the
+                sandbox cannot write it, for example because its disk is full. It is also a ValueError, and an OSError
+                with the errno if the kernel refused the write.
         """
         self._begin(timeout_s)
         check_files("files", files)
@@ -206,10 +264,17 @@ class Sandbox(ABC):
     async def _write(self, files: Mapping[str, bytes], timeout_s: float) -> None: ...
 
     async def read(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> bytes:
-        """Return the file's bytes; SandboxContentError if there is none or it is over `limit` bytes.
+        """Return a file's bytes.
 
-        Also for a link, a folder, a pipe, a device, a path that leads out, and a file that cannot be read. A missing
-        file is also a FileNotFoundError, any other one a ValueError; what the kernel says has its number (OSError).
+        Args:
+            path: The file's path.
+            limit: Maximum size of the file in bytes.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            SandboxContentError: If the file is missing, too large or unreadable, if the path leads out of the working
+                folder, or if it names a link, a folder, a pipe or a device. For a missing file it is also a
+                FileNotFoundError, otherwise a ValueError; if the kernel refused, it has the errno (OSError).
         """
         self._begin(timeout_s)
         check_path(path)
@@ -220,7 +285,16 @@ class Sandbox(ABC):
     async def _read(self, path: str, limit: int, timeout_s: float) -> bytes: ...
 
     async def read_text(self, path: str, *, limit: int = 1 << 20, timeout_s: float = 30.0) -> str:
-        """Return the file's text; SandboxContentError as of `read`, and if it is not UTF-8."""
+        """Return a file's text.
+
+        Args:
+            path: The file's path.
+            limit: Maximum size of the file in bytes.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            SandboxContentError: As for `read`, and if the file is not UTF-8.
+        """
         data = await self.read(path, limit=limit, timeout_s=timeout_s)
         try:
             return data.decode()
@@ -228,10 +302,17 @@ class Sandbox(ABC):
             raise WrongContent(f"{path!r} is not UTF-8: {error}") from None
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> builtins.list[str]:
-        """Return the sorted names in a folder, those of folders with a trailing slash.
+        """Return the sorted names in a folder; names of subfolders end with a slash.
 
-        A name that is not UTF-8 has its other bytes as `os.fsdecode` says them, and every call takes it as it is.
-        SandboxContentError if there is no such folder, for what is none and for a path that leads out.
+        In a name that is not UTF-8, the invalid bytes are escaped as by `os.fsdecode`; every call accepts such a
+        name.
+
+        Args:
+            path: The folder's path.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            SandboxContentError: If the folder doesn't exist, is not a folder, or leads out of the working folder.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -248,9 +329,17 @@ class Sandbox(ABC):
         timeout_s: float = 30.0,
         progress: Progress | None = None,
     ) -> None:
-        """Copy a file of this machine to `target`, or what is in a folder into the folder `target`, of any size.
+        """Copy a file from this machine to `target`, or a folder's content into the folder `target`, of any size.
 
-        ValueError for a link, a pipe, a device, and over 10,000 files; nothing is written then.
+        Args:
+            source: The file or folder on this machine.
+            target: The path in the sandbox.
+            timeout_s: Time limit in seconds for all files together.
+            progress: Called with the number of bytes copied so far.
+
+        Raises:
+            ValueError: If the source is or contains a link, a pipe or a device, or contains over 10,000 files.
+                Nothing is written then.
         """
         self._begin(timeout_s)
         check_path_here("source", source)
@@ -270,12 +359,24 @@ class Sandbox(ABC):
         timeout_s: float = 30.0,
         progress: Progress | None = None,
     ) -> Sequence[str]:
-        """Copy a file of the sandbox to `target`, or what is in a folder into the folder `target`.
+        """Copy a file from the sandbox to `target`, or a folder's content into the folder `target`.
 
-        An empty folder makes an empty folder: look at what `target` is. Links, pipes and devices are left out; their
-        names are the answer. SandboxContentError if there is nothing, over `limit` bytes in all, over 10,000 files and
-        folders and over 100 folders deep; nothing is written then. FileExistsError if a link of this machine is in
-        the way.
+        An empty folder creates an empty folder, so check what `target` is.
+
+        Args:
+            source: The file or folder in the sandbox.
+            target: The path on this machine.
+            limit: Maximum bytes in all.
+            timeout_s: Time limit in seconds for all files together.
+            progress: Called with the number of bytes copied so far.
+
+        Returns:
+            The paths that were left out: links, pipes and devices.
+
+        Raises:
+            SandboxContentError: If the source doesn't exist, exceeds `limit`, contains over 10,000 files and folders,
+                or is over 100 folders deep. Nothing is written then.
+            FileExistsError: If a link on this machine is in the way.
         """
         self._begin(timeout_s)
         check_text("source", source)
@@ -297,10 +398,21 @@ class Sandbox(ABC):
         limit: int = FILE_LIMIT,
         timeout_s: float = 30.0,
     ) -> bytes:
-        """Return a file, or what is in a folder, as a tar archive; with `target` it is written there and b"" returned.
+        """Return a file, or a folder's content, as a tar archive.
 
-        Modes and times are exact, links are in it as links; pipes, sockets and devices are left out.
-        SandboxContentError if there is nothing, and over `limit` bytes of archive.
+        Modes and times are exact, and links are stored as links; pipes, sockets and devices are left out.
+
+        Args:
+            path: The file or folder in the sandbox.
+            target: A file on this machine to write the archive to; None to return the archive.
+            limit: Maximum size of the archive in bytes.
+            timeout_s: Time limit in seconds.
+
+        Returns:
+            The archive, or b"" if it was written to `target`.
+
+        Raises:
+            SandboxContentError: If the path doesn't exist, or the archive exceeds `limit`.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -313,11 +425,18 @@ class Sandbox(ABC):
     async def _archive(self, path: str, target: Path | None, limit: int, timeout_s: float) -> bytes: ...
 
     async def unpack(self, archive: bytes | str | Path, path: str = ".", *, timeout_s: float = 30.0) -> None:
-        """Make the files, folders and links of a tar archive, compressed or not, below the folder `path`.
+        """Extract the files, folders and links of a tar archive, compressed or not, into the folder `path`.
 
-        They have the archive's modes and times, and take the place of files of their names.
-        The archive is its bytes, or a file of this machine. ValueError for what is none, and for a name that leads out;
-        what came before that name is made.
+        They get the archive's modes and times, and replace existing files of the same names.
+
+        Args:
+            archive: The archive's bytes, or the path of an archive on this machine.
+            path: The folder in the sandbox.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            ValueError: If this is not an archive, or a name in it leads out of the folder. Entries before that name
+                have been extracted then.
         """
         self._begin(timeout_s)
         check_path(path)
@@ -330,36 +449,66 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def fork(self, *, timeout_s: float = 30.0) -> "Branch":
-        """Return a branch that goes on from here, with the same names in memory and a copy of the working folder.
+        """Return a branch that continues from here, with the same names in memory and a copy of the working folder.
 
-        From now on neither meets what the other does. A branch ends when it is closed, and with its sandbox's episode.
-        Of a process with several threads only the main one goes on in the branch. The copied folder stands at
-        another path, which is the branch's current folder: use relative paths. ValueError if the folder or the session
-        cannot be copied.
+        From then on, neither sees what the other does. A branch ends when it is closed, or when its sandbox's episode
+        ends. Of a process with several threads, only the main thread continues in the branch. The copied folder has a
+        different path, which is the branch's current folder: use relative paths.
+
+        Args:
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            ValueError: If the folder or the session cannot be copied.
         """
 
     @abstractmethod
     def requests(self) -> Sequence[NetworkRequest]:
-        """Return every request of this episode to the sandbox's proxy, in order; empty where `network` is no
-        allow-list."""
+        """Return every request of this episode to the sandbox's proxy, in order.
+
+        Returns:
+            The requests, or an empty list if `network` is not an allow-list.
+        """
 
     @abstractmethod
     def port(self, port: int, *, timeout_s: float = 10.0) -> AbstractAsyncContextManager[LocalAddress]:
-        """Lend an address of this machine that leads to 127.0.0.1:port in the sandbox, once something listens there.
+        """Lend an address on this machine that leads to 127.0.0.1:port in the sandbox, once something listens there.
 
-        At most 32 connections at once, more wait. TimeoutError if nothing listens in time, ValueError if the sandbox
-        has no network of its own.
+        It carries at most 32 connections at once; further ones wait.
+
+        Args:
+            port: The port in the sandbox.
+            timeout_s: Maximum seconds to wait until something listens.
+
+        Raises:
+            TimeoutError: If nothing listens in time.
+            ValueError: If the sandbox has no separate network.
         """
 
     @abstractmethod
     def service(self, name: str) -> SandboxService:
-        """Return the container of that name beside the sandbox; ValueError where there is none."""
+        """Return the service container of that name next to the sandbox.
+
+        Args:
+            name: The service's name in the sandbox's settings.
+
+        Raises:
+            ValueError: If there is no such service.
+        """
 
     async def snapshot(self, path: str | Path, *, limit: int = 1 << 30, timeout_s: float = 120.0) -> None:
-        """Write the working folder to a tar file on this machine: exact modes, times, links and sizes.
+        """Write the working folder to a tar file on this machine, with exact modes, times, links and sizes.
 
-        Everything else in the sandbox is stopped meanwhile; pipes and sockets are left out. ValueError over `limit`
-        bytes, over `timeout_s`, and if the folder is over 100 folders deep; no file is written then.
+        Everything else in the sandbox is paused meanwhile. Pipes and sockets are left out.
+
+        Args:
+            path: The file on this machine.
+            limit: Maximum size of the file in bytes.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            ValueError: If the snapshot exceeds `limit` or `timeout_s`, or the folder is over 100 folders deep. No
+                file is written then.
         """
         self._begin(timeout_s)
         check_path_here("path", path)
@@ -370,11 +519,18 @@ class Sandbox(ABC):
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None: ...
 
     async def restore(self, path: str | Path, *, timeout_s: float = 120.0) -> None:
-        """Replace the working folder's content by that of a snapshot, which may come from another sandbox.
+        """Replace the working folder's content with that of a snapshot, which may come from another sandbox.
 
-        ValueError for a file that is no snapshot, or is cut off; the folder stays as it is then. What is in it is
-        unpacked inside the sandbox, which follows no link: ValueError for what leads out of the folder, does not fit or
-        takes over `timeout_s`; the folder is empty then, or as empty as 5 s can make it.
+        The snapshot is unpacked inside the sandbox, which follows no links.
+
+        Args:
+            path: The snapshot's file on this machine.
+            timeout_s: Time limit in seconds.
+
+        Raises:
+            ValueError: If the file is not a snapshot or is truncated; the folder is unchanged then. Also if an entry
+                leads out of the folder, or if the content doesn't fit or takes over `timeout_s`; the folder is then
+                empty, or as empty as 5 s of removing can make it.
         """
         self._begin(timeout_s)
         check_path_here("path", path)
@@ -385,7 +541,11 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def reset(self, *, timeout_s: float = 10.0) -> None:
-        """Bring the sandbox back to the state of a new one: no process, file, name or branch is left."""
+        """Return the sandbox to the state of a new one: no process, file, name or branch is left.
+
+        Args:
+            timeout_s: Time limit in seconds.
+        """
 
 
 class Branch(Sandbox, ABC):
@@ -393,7 +553,7 @@ class Branch(Sandbox, ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the branch, its processes and its files; closing twice is harmless."""
+        """End the branch with its processes and files; closing it twice is harmless."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -406,8 +566,10 @@ class SandboxPool(Protocol):
     """An open pool of sandboxes."""
 
     def lease(self) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a clean sandbox for one rollout: wait for a free one, and take it back at the end, also on
-        cancellation."""
+        """Lease a clean sandbox for one rollout; it waits for a free one.
+
+        The pool takes the sandbox back at the end of the block, also on cancellation.
+        """
         ...
 
 
@@ -415,5 +577,9 @@ class SandboxSpec(Protocol):
     """The sandboxes that an environment needs, as it declares them."""
 
     def open(self, size: int) -> AbstractAsyncContextManager[SandboxPool]:
-        """Open a pool that leases at most `size` sandboxes at once and leaves nothing behind when it closes."""
+        """Open a pool, which leaves nothing behind when it closes.
+
+        Args:
+            size: Maximum number of sandboxes leased at once.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The verdicts of one rollout: each that a sandbox gives is noted for whoever asked for them."""
+"""The verdicts of one rollout: each verdict of a sandbox is recorded for the code that collects them."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -8,12 +8,14 @@ from agentgym.sandboxes.protocol.programs import Verdict, cut_middle
 
 KEPT_CASES = 100
 KEPT_NAME = 300
-"""The most failed cases that a rollout keeps, and characters of the name of one: code under test can invent some."""
+"""Maximum number of failed cases stored per rollout, and of characters of a case's name: tested code can invent
+both.
+"""
 _noted: ContextVar[dict[str, str] | None] = ContextVar("_noted", default=None)
 
 
 class noting_failed_cases:
-    """Give the cases that verdicts of this block found failed, with the reasons; one that passes later leaves it."""
+    """Collect the cases that failed in the verdicts of this block, with the reasons; a later pass removes a case."""
 
     __slots__ = ("_before",)
 
@@ -27,7 +29,7 @@ class noting_failed_cases:
 
 
 def note(verdict: Verdict) -> Verdict:
-    """Note a verdict where somebody asked for it, and return it."""
+    """Record a verdict if a block collects failed cases, and return the verdict."""
     failed = _noted.get()
     if failed is not None:
         for name in verdict.cases:
@@ -37,14 +39,14 @@ def note(verdict: Verdict) -> Verdict:
 
 
 def note_failed(name: str, why: str) -> None:
-    """Note something that has failed and is no case of a verdict, such as a reward, where somebody asked for it."""
+    """Record a failure that is not a case of a verdict, such as a reward, if a block collects failed cases."""
     failed = _noted.get()
     if failed is not None:
         failed[name] = why
 
 
 def kept_cases(failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the first failed cases, and how many there are beside them."""
+    """Return the first failed cases, and an entry with the number of the others."""
     kept = {cut_middle(name, KEPT_NAME): why for name, why in islice(failed.items(), KEPT_CASES)}
     more = len(failed) - KEPT_CASES
     return kept | ({"(others)": f"{more} more cases failed"} if more > 0 else {})

@@ -1,1 +1,1 @@
-"""Images of Docker sandboxes: any image gets the server, and packages on top where they are asked for."""
+"""Images of Docker sandboxes: the server is added to any image, and packages on top if needed."""

@@ -1,4 +1,4 @@
-"""The build of a sandbox image, behind `agentgym sandbox build`."""
+"""The build of a sandbox image, for `agentgym sandbox build`."""
 
 import hashlib
 import subprocess
@@ -27,7 +27,7 @@ LEFT_OUT = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/cache/apt
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an image is made of."""
+    """The ingredients of an image."""
 
     image: str | None
     dockerfile: str | None
@@ -44,18 +44,28 @@ def build(
     pip: Sequence[str] = (),
     apt: Sequence[str] = (),
 ) -> str:
-    """Build the image and return its id; SandboxError that says why it could not be built.
+    """Build the image and return its id.
 
-    It stands on `base`, any image, or on that of the folder `dockerfile`; without one on the Dockerfile's of
-    agentgym where its registry can be reached; else, or when told so, on a minimal Debian by debootstrap, which needs
-    root and a package mirror. Packages of `pip` and `apt` are installed on top.
+    Without `base` and `dockerfile`, the image is built from agentgym's own Dockerfile if its registry is reachable.
+    Otherwise, or if told so, it is built on a minimal Debian by debootstrap, which needs root and a package mirror.
+
+    Args:
+        tag: The image's name; None for this version's default name.
+        base: Any image to build on.
+        dockerfile: A folder with a Dockerfile to build on, instead of `base`.
+        from_debootstrap: Whether to build on debootstrap's Debian without trying the registry.
+        pip: Packages to install with pip.
+        apt: Packages to install with apt-get.
+
+    Raises:
+        SandboxError: If an argument is invalid or the build fails; it says why.
     """
     if base is not None and dockerfile is not None:
-        raise SandboxError("base, dockerfile: give one of them; the Dockerfile's FROM names the image below")
+        raise SandboxError("base, dockerfile: give only one of them; the Dockerfile's FROM names the base image")
     for field, names in (("tag", (tag,)), ("base", (base,)), ("pip", pip), ("apt", apt)):
         for name in names:
             if name is not None and name.lstrip().startswith("-"):
-                raise SandboxError(f"{field}: {name!r} begins with '-', which would make an option of it")
+                raise SandboxError(f"{field}: {name!r} begins with '-' and would be read as an option")
     tag = tag or default_image()
     with engine_errors(), connect(timeout_s=BUILD_S) as client:
         if base is None and dockerfile is None:
@@ -70,20 +80,20 @@ def build(
 
 
 def _split(tag: str) -> tuple[str, str]:
-    """A name's repository and version; a colon before a slash is that of a registry's port."""
+    """Return a name's repository and version; a colon before a slash belongs to a registry's port."""
     name, colon, version = tag.rpartition(":")
     return (name, version) if colon and "/" not in version else (tag, "latest")
 
 
 def _build(client: "APIClient", *, from_debootstrap: bool) -> str:
-    """The name of the plain image, without packages, that has just been built."""
+    """Build the plain image, without packages, and return its name."""
     tag = f"{IMAGE}:plain-{server_digest()}"
     if not from_debootstrap:
         try:
             _build_on(client, tag, {})
             return tag
         except SandboxError as error:
-            announce(f"the base image cannot be had ({error}); building one with debootstrap")
+            announce(f"the base image is not available ({error}); building one with debootstrap")
     _build_on(client, tag, {"BASE_IMAGE": _debian(client)})
     return tag
 
@@ -96,12 +106,12 @@ def _build_on(client: "APIClient", tag: str, arguments: dict[str, str]) -> None:
 
 
 def _debian(client: "APIClient") -> str:
-    """The name of a minimal Debian of debootstrap; one that is there is used again, whatever server comes on top."""
+    """Return the name of a minimal Debian by debootstrap; an existing one is reused, whatever server is added later."""
     made_of = "\0".join([*DEBOOTSTRAP, SUITE, *LEFT_OUT])
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:12]
     base = f"{IMAGE}-base:{digest}"
     if find(client, base) is not None:
-        announce(f"on {base}, which debootstrap made before; remove that image for Debian's packages of today")
+        announce(f"building on {base}, made earlier by debootstrap; remove that image to get Debian's current packages")
         return base
     with lent_folder("image") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
@@ -116,6 +126,6 @@ def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base") from error
+        raise SandboxError(f"{command[0]} is not installed; install it, or build from another base image") from error
     if done.returncode:
         raise SandboxError(f"{command[0]} failed: {(done.stderr or done.stdout)[-500:]}")

@@ -1,4 +1,4 @@
-"""The words of a build: each line is logged while it runs, and the last ones are kept for the error."""
+"""The output of a build: each line is logged as it comes, and the last ones are kept for the error."""
 
 import logging
 from collections import deque
@@ -9,13 +9,13 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class BuildLog:
-    """What one build says: a line at INFO for each of its lines; `str` gives the last ones."""
+    """Logs each line of a build's output at INFO; `str` returns the last lines."""
 
     def __init__(self) -> None:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def read(self, pieces: Iterable[str | bytes]) -> None:
-        """Take in the pieces of text as they come, and log each line when it is whole."""
+        """Consume the pieces of text as they come, and log each line once it is complete."""
         for line in _lines(pieces):
             if line.strip():
                 self._last.append(line)
@@ -26,7 +26,7 @@ class BuildLog:
 
 
 def announce(text: str) -> None:
-    """Say that a build begins, which takes long and is done once: as a warning, for nobody expects the wait."""
+    """Announce the start of a long, one-time build; as a warning, because users don't expect the wait."""
     _log.warning("%s", text)
 
 

@@ -26,9 +26,13 @@ _STEP = re.compile(r"^ ?--+> ([0-9a-f]{11,12})\s*$")
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of the names, modes and contents below a folder; SandboxError where it holds no Dockerfile."""
+    """Return a digest of the names, modes and contents below a folder.
+
+    Raises:
+        SandboxError: If the folder contains no Dockerfile.
+    """
     if not (folder / "Dockerfile").is_file():
-        raise SandboxError(f"dockerfile: {str(folder)!r} is no folder with a file named Dockerfile in it")
+        raise SandboxError(f"dockerfile: {str(folder)!r} is not a folder that contains a Dockerfile")
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
@@ -45,11 +49,20 @@ def build_folder(
     arguments: Mapping[str, str] | None = None,
     labeled: bool = False,
 ) -> str:
-    """Build the folder's Dockerfile under that name and return the image's id; SandboxError with the build's own words.
+    """Build the folder's Dockerfile and return the image's id.
 
-    No image without a name is left: neither of a build that failed or was interrupted, nor of earlier stages. Proxies,
-    and PIP_INDEX_URL and its kin where the Dockerfile declares them as ARG, are given as arguments of the build.
-    `labeled` says that this Dockerfile brings the server.
+    No unnamed images remain, neither from a failed or interrupted build nor from earlier stages. Proxies are passed
+    as build arguments, and so are PIP_INDEX_URL and the like if the Dockerfile declares them with ARG.
+
+    Args:
+        client: The engine's client.
+        folder: The folder.
+        tag: The image's name.
+        arguments: Further build arguments.
+        labeled: Whether this Dockerfile includes the server.
+
+    Raises:
+        SandboxError: If the build fails, with the end of its output.
     """
     from docker.errors import APIError
 
@@ -71,7 +84,7 @@ def build_folder(
             labels={SERVER_LABEL: server_digest()} if labeled else None,
             use_config_proxy=False,
         )
-    except APIError as error:  # Its own text names the address, which holds the arguments and so their passwords.
+    except APIError as error:  # The error's own text contains the URL, whose arguments may include passwords.
         why = without_values(error.explanation or str(error.status_code), given)
         raise SandboxError(f"the build of {str(folder)!r} failed: {why}") from None
     finally:
@@ -80,7 +93,7 @@ def build_folder(
         said.read(made.words(steps))
     except BaseException:
         for answer in answers:
-            answer.close()  # An engine whose client has gone ends the build.
+            answer.close()  # An engine ends the build when its client disconnects.
         _wait_for_end(client, made.steps)
         raise
     finally:
@@ -92,7 +105,7 @@ def build_folder(
 
 
 def declared_arguments(dockerfile: str) -> set[str]:
-    """Return the names that a Dockerfile declares by ARG; an engine is told of no other setting of pip's."""
+    """Return the names that a Dockerfile declares with ARG; only these pip settings are sent to an engine."""
     joined = re.sub(r"\\\s*\n", " ", dockerfile)
     lines = [line.split() for line in joined.splitlines()]
     words = [word for line in lines if line and line[0].upper() == "ARG" for word in line[1:]]
@@ -100,7 +113,7 @@ def declared_arguments(dockerfile: str) -> set[str]:
 
 
 def without_values(text: str, arguments: Mapping[str, str]) -> str:
-    """Return a text without the users and passwords that stand in the arguments of a build."""
+    """Return the text without the users and passwords that appear in build arguments."""
     for value in arguments.values():
         for word in value.split():
             user, at, _ = urlsplit(word).netloc.rpartition("@")
@@ -110,7 +123,7 @@ def without_values(text: str, arguments: Mapping[str, str]) -> str:
 
 
 class _Made:
-    """What a build's stream of events says beside its words."""
+    """Reads a build's event stream: yields its output, and records its error and steps."""
 
     def __init__(self) -> None:
         self.error: str | None = None
@@ -129,13 +142,13 @@ class _Made:
 
 
 def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[str]) -> None:
-    """Remove the images of a build's steps, last first, that were not there `before` and that nothing stands on.
+    """Remove the images of a build's steps, last first, unless they existed `before` or another image is built on them.
 
-    Also what stands on such a step without a name: the engine had made it, and not yet said so.
+    This includes an unnamed image on top of such a step, which the engine had created but not yet reported.
     """
     from docker.errors import APIError
 
-    with suppress(APIError):  # Another image, or a tag, holds it.
+    with suppress(APIError):  # It has a tag, or another image is built on it.
         for step in dict.fromkeys([*_unsaid(client, steps, before), *reversed(steps)]):
             with suppress(APIError):
                 found = client.inspect_image(step)  # type: ignore[no-untyped-call]
@@ -144,7 +157,7 @@ def _remove_untagged(client: "docker.APIClient", steps: list[str], before: set[s
 
 
 def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
-    """Wait a while until no container of the build stands on its last step any more."""
+    """Wait for a while until no container of the build uses its last step."""
     end, last = time.monotonic() + END_S, f"sha256:{steps[-1]}" if steps else None
     while last is not None and time.monotonic() < end:
         found = client.containers(all=True, filters={"ancestor": last})
@@ -154,7 +167,7 @@ def _wait_for_end(client: "docker.APIClient", steps: list[str]) -> None:
 
 
 def _unsaid(client: "docker.APIClient", steps: list[str], before: set[str]) -> list[str]:
-    """The new images that stand on the last of the steps."""
+    """Return the new images built on the last of the steps, which the engine has not reported."""
     last = f"sha256:{steps[-1]}" if steps else None
     found = client.images(all=True) if last else []
     return [image["Id"] for image in found if image["Id"] not in before and image["ParentId"].startswith(last)]

@@ -1,4 +1,4 @@
-"""Images that agentgym made and no longer needs: those with another version's server, and builds that were killed."""
+"""Images that agentgym created and no longer needs: those with another version's server, and killed builds."""
 
 import time
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
     import docker
 
 NAMELESS_S = 3600.0
-"""Age in seconds from which on an image without a name is of no build that still runs."""
+"""Age in seconds after which an unnamed image can't belong to a build that is still running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An image that nobody needs any more."""
+    """An image that is not needed anymore."""
 
     id: str
     names: tuple[str, ...]
     size_mb: int
-    """Its whole size; what it shares with other images stays there when it is removed."""
+    """Its full size in MB; the part shared with other images remains when it is removed."""
 
     def __str__(self) -> str:
         return f"image {', '.join(self.names) or 'without a name'} ({self.id[7:19]}, {self.size_mb} MB)"
 
 
 def former_images(client: "docker.APIClient") -> list[Former]:
-    """Return the images of ours with the server of another version, and those without a name; no container uses them.
+    """Return our unused images that have another version's server or, after an hour, no name.
 
-    An image that has a name of the user's own is none of them.
+    Images that a container uses, or that have a name given by the user, are not included.
     """
     used = {container["ImageID"] for container in client.containers(all=True)}
     found = [image for image in client.images(filters={"label": SERVER_LABEL}) if image["Id"] not in used]
     return [
         Former(image["Id"], _names(image), int(image["Size"]) >> 20)
-        for image in sorted(found, key=lambda image: -int(image["Created"]))  # What stands on another goes first.
+        for image in sorted(found, key=lambda image: -int(image["Created"]))  # Newest first: it may build on others.
         if _is_former(image)
     ]
 
@@ -44,7 +44,7 @@ def former_images(client: "docker.APIClient") -> list[Former]:
 def _is_former(image: dict[str, Any]) -> bool:
     server, names = image["Labels"][SERVER_LABEL], _names(image)
     if not server:
-        return False  # Somebody has taken our server out of it.
+        return False  # Somebody has removed our server from it.
     if names:
         return server != server_digest() and all(name.startswith(f"{IMAGE}:") for name in names)
     return time.time() - int(image["Created"]) > NAMELESS_S
@@ -55,7 +55,7 @@ def _names(image: dict[str, Any]) -> tuple[str, ...]:
 
 
 def remove_former(client: "docker.APIClient", image: Former) -> None:
-    """Remove the image with its names; one that something stands on keeps its last name, one that is gone is fine."""
+    """Remove the image and its names, if it still exists; if another image is built on it, its last name remains."""
     from docker.errors import APIError, ImageNotFound
 
     for name in image.names or (image.id,):
@@ -64,5 +64,5 @@ def remove_former(client: "docker.APIClient", image: Former) -> None:
         except ImageNotFound:
             continue
         except APIError as error:
-            if error.status_code != 409:  # Another image stands on it.
+            if error.status_code != 409:  # Another image is built on it.
                 raise

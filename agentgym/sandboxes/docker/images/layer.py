@@ -1,4 +1,4 @@
-"""The server put on any image, with a Python of its own where the image has none."""
+"""Adds the server to any image, with a separate Python if the image has none."""
 
 import io
 import json
@@ -22,22 +22,32 @@ if TYPE_CHECKING:
     import docker
 
 START = ("-I", "-S", "-B", SERVER)
-"""What follows the interpreter in the command of each image."""
+"""The words after the interpreter in the command of each image."""
 PREPARE = f"""
 import compileall, sys
 from py_compile import PycInvalidationMode as mode
 old = sys.version_info < (3, 9)
 sys.exit(old or not compileall.compile_dir({SERVER!r}, quiet=1, invalidation_mode=mode.UNCHECKED_HASH))
 """
-"""Bytecode that is never compared with its source: a new sandbox costs two thirds of the processor time then."""
+"""Compiles bytecode that is never compared with its source, which cuts a new sandbox's CPU time to two thirds."""
 START_S = 120
 
 
 def put_server_on(client: "docker.APIClient", image: str, name: str, tag: str, labels: Mapping[str, str]) -> str:
-    """Return the id of a new image with that tag: the given one, and the server on top.
+    """Return the id of a new image: the given one with the server on top.
 
-    The image's own python3 runs it where there is one of 3.9 or newer; else this machine's Python is put beside it.
-    Volumes that the image declares are folders of the new one: nothing in a sandbox outlives a reset.
+    The image's own python3 runs the server if it is 3.9 or newer; otherwise this machine's Python is added. Volumes
+    that the image declares become plain folders of the new image, so that nothing in a sandbox outlives a reset.
+
+    Args:
+        client: The engine's client.
+        image: The given image's id.
+        name: The given image's name for messages.
+        tag: The new image's name.
+        labels: Labels of the containers that are used for building.
+
+    Raises:
+        SandboxError: If the image has no suitable python3 and this machine's Python can't run in it.
     """
     found = client.inspect_image(image)  # type: ignore[no-untyped-call]
     made = _with_its_python(client, image, found["Config"], tag, labels)
@@ -48,7 +58,7 @@ def put_server_on(client: "docker.APIClient", image: str, name: str, tag: str, l
 
 
 def python_of(config: Mapping[str, Any]) -> list[str]:
-    """Return the command of the interpreter that an image with the server runs, from the image's settings."""
+    """Return the command of the interpreter that runs the server in an image, from the image's settings."""
     return list(config["Entrypoint"][: -len(START)])
 
 
@@ -64,7 +74,7 @@ def _with_its_python(
             client.start(container)
         except APIError as error:
             if re.search("not found|no such file", str(error), re.IGNORECASE):
-                return None  # There is no such program.
+                return None  # The image has no such program.
             raise
         if client.wait(container, timeout=START_S)["StatusCode"] != 0:
             return None
@@ -92,7 +102,7 @@ def lent_container(
     binds: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[str]:
-    """Lend a container for building, which is removed at the end; it has no network unless `options` say so."""
+    """Lend a container for building, removed at the end; it has no network unless `options` enable it."""
     options = {"network_disabled": True, **options}
     ulimits = podman_ulimits() if engine_traits(client).is_podman else None
     made = client.create_container(
@@ -113,7 +123,7 @@ def lent_container(
 
 
 def settings(python: Sequence[str]) -> list[str]:
-    """Return the instructions of a Dockerfile that make an image start the server with this interpreter."""
+    """Return the Dockerfile instructions that make an image start the server with this interpreter."""
     return [
         f"ENTRYPOINT {json.dumps([*python, *START])}",
         "CMD []",
@@ -121,7 +131,7 @@ def settings(python: Sequence[str]) -> list[str]:
         "WORKDIR /tmp",
         *(f"ENV {setting}" for setting in ("HOME=/tmp", "USER=nobody", "LANG=C.UTF-8", "TMPDIR=/tmp")),
         f"LABEL {SERVER_LABEL}={server_digest()}",
-        # Else each container that anybody makes of the image would carry the owner of its build.
+        # Otherwise each container made from the image, by anyone, would carry the owner of its build.
         *(f'LABEL {label}=""' for label in (OWNER_LABEL, RUN_LABEL)),
     ]
 
@@ -129,9 +139,16 @@ def settings(python: Sequence[str]) -> list[str]:
 def commit(
     client: "docker.APIClient", container: str, changes: Sequence[str], config: Mapping[str, Any], tag: str
 ) -> str:
-    """Make an image of the container, under that name from the first moment on, and return its id.
+    """Create an image from the container, named from the very start, and return its id.
 
-    `config` are the settings of the image below. The one that another process has just made is taken in its place.
+    If another process has just created an image of that name, it is used instead.
+
+    Args:
+        client: The engine's client.
+        container: The container.
+        changes: Dockerfile instructions for the image's settings.
+        config: Settings of the base image.
+        tag: The image's name.
     """
     if (other := find(client, tag)) is not None:
         return str(other["Id"])
@@ -141,7 +158,7 @@ def commit(
     if not config.get("Volumes"):
         made = client.commit(container, name, version, changes="\n".join(changes), pause=False)["Id"]
         return str(client.inspect_image(made)["Id"])  # type: ignore[no-untyped-call]  # Podman's first answer is shorter.
-    # Settings can be added to a commit, and a declared volume cannot be taken away: the files alone go over.
+    # A commit can add settings but not remove a declared volume, so only the files are carried over.
     pairs = [entry.partition("=") for entry in config.get("Env") or ()]
     below = [f"ENV {json.dumps(name)[1:-1]}={json.dumps(value)}" for name, _, value in pairs]
     files = client.export(container)
@@ -151,7 +168,7 @@ def commit(
 
 @contextmanager
 def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]:
-    """Yield an archive of files, which is unpacked at the root of a container when the block ends well."""
+    """Yield an archive of files, which is unpacked at a container's root if the block succeeds."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             yield archive
@@ -160,7 +177,7 @@ def put(client: "docker.APIClient", container: str) -> Iterator[tarfile.TarFile]
 
 
 def _add_server(archive: tarfile.TarFile) -> None:
-    folder = tarfile.TarInfo("tmp")  # An image may have none, and a sandbox's own takes its mode.
+    folder = tarfile.TarInfo("tmp")  # An image may have no /tmp; a sandbox's tmpfs takes its mode.
     folder.type, folder.mode = tarfile.DIRTYPE, 0o1777
     archive.addfile(folder)
     for name, text in server_files().items():
@@ -168,7 +185,7 @@ def _add_server(archive: tarfile.TarFile) -> None:
 
 
 def _add_bytecode(archive: tarfile.TarFile) -> None:
-    """As `PREPARE` makes it, by the same Python on this side."""
+    """Add bytecode as compiled by `PREPARE`, but with the same Python on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in server_files().items():
             source, target = Path(folder, name), Path(folder, f"{name}c")
@@ -180,7 +197,7 @@ def _add_bytecode(archive: tarfile.TarFile) -> None:
 
 
 def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    """Add a file that everybody may read, and nobody but root may write."""
+    """Add a file that everybody may read and only root may write."""
     info = tarfile.TarInfo(path.lstrip("/"))
     info.size, info.mode = len(content), 0o644
     archive.addfile(info, io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""The sandbox image: its name, its folders, and whether an engine has it."""
+"""The sandbox image: its name, its folders, and the check that an engine has it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,30 +13,36 @@ IMAGE = "agentgym-sandbox"
 SERVER_LABEL = "agentgym.server"
 BUILD = "agentgym sandbox build"
 INSIDE = "/run/agentgym"
-"""The folder inside a container that holds the socket of its wire."""
+"""The folder inside a container that holds the socket of its connection."""
 
 
 def default_image() -> str:
-    """Return the name of the image that holds this version's server."""
+    """Return the name of the image that contains this version's server."""
     return f"{IMAGE}:{server_digest()}"
 
 
 def image_digest(client: "docker.APIClient", image: str) -> str:
-    """Return the image's id; SandboxError that says how to build it where it is missing or holds another server."""
+    """Return the image's id.
+
+    Raises:
+        SandboxError: If the image is missing or contains another version's server; it says how to build it.
+    """
     from docker.errors import ImageNotFound
 
     try:
         found = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except ImageNotFound as error:
-        raise SandboxError(f"the Docker engine has no image {image!r}: {BUILD}") from error
+        raise SandboxError(f"the Docker engine has no image {image!r}; build it with `{BUILD}`") from error
     server = (found["Config"]["Labels"] or {}).get(SERVER_LABEL)
     if server not in (None, server_digest()):
-        raise SandboxError(f"the image {image!r} holds another server than this agentgym: {BUILD}")
+        raise SandboxError(
+            f"the image {image!r} contains a server of a different agentgym version; build it again with `{BUILD}`"
+        )
     return str(found["Id"])
 
 
 def find(client: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return what the engine knows of an image; None where it has none of that name."""
+    """Return the engine's description of an image, or None if it has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:

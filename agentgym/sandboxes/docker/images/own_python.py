@@ -1,4 +1,4 @@
-"""This machine's Python with its own loader and libraries: it runs in an image that has neither Python nor glibc."""
+"""This machine's Python with its own loader and libraries; it runs in an image that has neither Python nor glibc."""
 
 import os
 import platform
@@ -28,12 +28,12 @@ def own_python() -> list[str]:
 
 
 def check_fits(architecture: str, image: str) -> None:
-    """Raise SandboxError where this machine's Python cannot run in an image of that architecture."""
+    """Raise SandboxError if this machine's Python cannot run in an image of that architecture."""
     needed = {"amd64": "x86_64", "arm64": "aarch64"}.get(architecture, architecture)
     if sys.platform != "linux" or platform.machine() != needed or _loader(_binary()) is None:
         raise SandboxError(
-            f"the image {image!r} has no python3 of 3.9 or newer on its PATH, and the Python of this machine "
-            f"({sys.platform}, {platform.machine()}) does not run in it ({architecture}): put a python3 into the image"
+            f"the image {image!r} has no python3 3.9 or newer on its PATH, and this machine's Python "
+            f"({sys.platform}, {platform.machine()}) does not run in it ({architecture}): install python3 in the image"
         )
 
 
@@ -49,7 +49,7 @@ def add_python(archive: tarfile.TarFile) -> None:
             if path.suffix == ".so":
                 extensions.append(path)
     loader = _loader(binary)
-    assert loader is not None  # `check_fits` has looked.
+    assert loader is not None  # `check_fits` has checked.
     _add(archive, Path(loader).resolve(), LOADER, 0o755)
     for name, path in sorted(_libraries(loader, [binary, *extensions]).items()):
         _add(archive, path.resolve(), f"{PREFIX}/lib/{name}", 0o755)
@@ -60,7 +60,7 @@ def _binary() -> Path:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files of a standard library that a sandbox can use, with the bytecode of this Python."""
+    """Yield the standard library files that a sandbox can use, including this Python's bytecode."""
     tag = f".{sys.implementation.cache_tag}.pyc"
     for above, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith("config-")]
@@ -71,7 +71,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _libraries(loader: str, programs: Iterable[Path]) -> dict[str, Path]:
-    """The shared libraries that the programs load, by the name that they ask for."""
+    """Return the shared libraries that the programs load, by the name under which they are requested."""
     found: dict[str, Path] = {}
     for program in programs:
         listed = subprocess.run([loader, "--list", str(program)], capture_output=True, text=True, check=False)
@@ -81,7 +81,7 @@ def _libraries(loader: str, programs: Iterable[Path]) -> dict[str, Path]:
 
 
 def _loader(binary: Path) -> str | None:
-    """The path of the loader that a 64-bit program names, where that is glibc's; else None."""
+    """Return the path of the loader that a 64-bit program names, or None if it is not glibc's."""
     with binary.open("rb") as file:
         head = file.read(64)
         if head[:5] != b"\x7fELF\x02":
@@ -102,7 +102,7 @@ def _add(archive: tarfile.TarFile, source: Path, target: str, mode: int) -> None
     info.uid = info.gid = 0
     info.uname = info.gname = ""
     info.mode = mode
-    if info.islnk():  # A second name of a file that the archive has already: it is written out.
+    if info.islnk():  # A hard link to a file that is already in the archive: its content is written again.
         info.type, info.size = tarfile.REGTYPE, source.stat().st_size
     with source.open("rb") as file:
         archive.addfile(info, file)

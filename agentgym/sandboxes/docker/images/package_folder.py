@@ -1,5 +1,4 @@
-"""Packages for sandboxes that run this machine's Python: a folder of them, made once by pip and bound into each
-sandbox."""
+"""A folder of packages for sandboxes that run this machine's Python, installed once by pip and mounted into each."""
 
 import functools
 import hashlib
@@ -24,11 +23,18 @@ print(json.dumps([sys.version, next(iter(filter(os.path.isdir, site.getsitepacka
 
 @functools.cache
 def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
-    """Return bubblewrap's arguments that put the packages where that interpreter looks for them; none without any.
+    """Return bubblewrap's arguments that mount the packages where the interpreter looks for them.
 
-    pip installs them first, with the user's own settings, unless a folder of these packages and this interpreter is
-    there. They take the place of what the host has in that folder. What clients left that were killed meanwhile is
-    removed. SandboxError with pip's last words where it fails.
+    The result is () without packages. Unless a folder for these packages and this interpreter exists, pip first
+    installs them, with the user's pip settings. They replace the host's packages in the mounted folder. Leftovers of
+    killed clients are removed.
+
+    Args:
+        pip: The packages.
+        python: Path of the interpreter.
+
+    Raises:
+        SandboxError: If the installation fails, with the end of pip's output.
     """
     if not pip:
         return ()
@@ -38,27 +44,29 @@ def package_binds(pip: tuple[str, ...], python: str) -> tuple[str, ...]:
     key = hashlib.sha256(json.dumps([sorted(pip), python, version]).encode()).hexdigest()[:16]
     folder = cache_folder() / key
     if not folder.is_dir():
-        announce(f"installing {' '.join(pip)} for {python} into {folder}, once")
+        announce(f"installing {' '.join(pip)} for {python} into {folder} (only once)")
         _install(pip, python, folder)
     return ("--ro-bind", str(folder), site)
 
 
 def cache_folder() -> Path:
-    """Return the folder of package folders; root's is one that the user inside a sandbox can reach, too."""
+    """Return the folder of package folders; for root, it is one that the user inside a sandbox can reach too."""
     if os.geteuid() == 0:
         return Path("/var/cache/agentgym/packages")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "agentgym", "packages")
 
 
 def _ask(python: str) -> tuple[str, str]:
-    """The interpreter's version, and the first of its package folders that there is."""
+    """Return the interpreter's version, and the first of its site-packages folders that exists."""
     try:
         asked = subprocess.run([python, "-I", "-c", FIRST_SITE], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SandboxError(f"pip: the interpreter of the sandboxes does not run: {error}") from error
+        raise SandboxError(f"pip: the sandboxes' interpreter does not run: {error}") from error
     version, site = json.loads(asked.stdout)
     if site is None:
-        raise SandboxError(f"pip: {python} has no folder for packages; make one of those that `site` names")
+        raise SandboxError(
+            f"pip: {python} has no site-packages folder; create one of the folders that `python -m site` lists"
+        )
     return version, site
 
 
@@ -69,7 +77,7 @@ def _install(pip: Sequence[str], python: str, target: Path) -> None:
         install = ["install", "--no-input", "--target", str(new), "--", *pip]
         command = [sys.executable, "-m", "pip", "--python", python, *install]
         said = BuildLog()
-        # By a program that ends it with this process: pip has a process of its own below it, and asks for no parent.
+        # Via a program that ends it with this process: pip starts a child process, which doesn't watch its parent.
         tied = [sys.executable, "-I", "-S", "-B", str(TIED), *command]
         with subprocess.Popen(tied, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             assert process.stdout is not None

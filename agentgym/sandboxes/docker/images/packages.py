@@ -1,4 +1,4 @@
-"""Packages of pip and apt put on an image that has the server, inside a container that has a network."""
+"""Installs pip and apt packages on an image that has the server, inside a container with a network."""
 
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ import sys
 from urllib.parse import unquote, urlsplit
 
 OURS = "/run/agentgym-build"
-"""The folder of what only the build needs; it is removed before the image is made."""
+"""Folder for files that only the build needs; it is removed before the image is created."""
 APTS = ("/var/lib/apt/lists/*", "/var/cache/apt/*.bin", "/var/cache/apt/archives/*.deb")
-"""What apt-get downloads: lists of packages, and the packages before they are installed."""
+"""Files that apt-get downloads: package lists, and packages before installation."""
 FORGET = f"""
 import glob, os, shutil
 for pattern in {(OURS, *APTS)!r}:
@@ -33,7 +33,7 @@ CARRIED = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "proxy", "timeout", "retries"}
     | {"default-timeout", "pre", "prefer-binary", "only-binary", "no-binary"}
 )
-"""The settings that say where packages come from; those that say where they go, or which Python is meant, stay here."""
+"""Pip settings for where packages come from. Settings for the target or the Python are not passed on."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
 PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 
@@ -48,9 +48,21 @@ def add_packages(
     labels: Mapping[str, str],
     is_local: bool,
 ) -> str:
-    """Return the id of a new image, named `tag`, with the packages; SandboxError with the last words of pip or apt-get.
+    """Return the id of a new image with the packages.
 
-    The user's index, proxies and certificates are used, and are not in the image.
+    The user's package index, proxies and certificates are used, but are not stored in the image.
+
+    Args:
+        client: The engine's client.
+        image: The image to build on, which has the server.
+        pip: Packages to install with pip.
+        apt: Packages to install with apt-get.
+        tag: The new image's name.
+        labels: Labels of the container that is used for building.
+        is_local: Whether the engine is on this machine, so that local package indexes can be mounted.
+
+    Raises:
+        SandboxError: If pip or apt-get fails, with the end of its output.
     """
     config = client.inspect_image(image)["Config"]  # type: ignore[no-untyped-call]
     python = python_of(config)
@@ -71,7 +83,7 @@ def add_packages(
 
 
 def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
-    """Put pip itself and the user's certificates into the container; the settings of pip as environment."""
+    """Copy pip itself and the user's certificates into the container, and return pip's settings as variables."""
     environment = pip_settings() | {
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
@@ -91,10 +103,9 @@ def _bring(client: "docker.APIClient", container: str) -> dict[str, str]:
 
 
 def _own_pip() -> str | None:
-    """Return the folder of this Python's own pip.
+    """Return the folder of this Python's pip, or None if it has none.
 
-    It is looked for along the path alone: setuptools takes any other search for a run of pip, and cannot be imported
-    afterward.
+    Only the path is searched: setuptools mistakes any other search for a run of pip and can't be imported afterward.
     """
     found = PathFinder.find_spec("pip")
     folders = None if found is None else found.submodule_search_locations
@@ -102,7 +113,7 @@ def _own_pip() -> str | None:
 
 
 def _output(client: "docker.APIClient", command: str) -> Iterator[bytes]:
-    """What a command writes, as it comes; the library's own stream leaves the connection open."""
+    """Yield a command's output as it comes; the library's own stream leaves the connection open."""
     from docker.utils.socket import frames_iter
 
     connection: Any = client.exec_start(command, socket=True)
@@ -130,15 +141,15 @@ def _run(client: "docker.APIClient", container: str, command: Sequence[str], env
 
 
 def proxy_settings() -> dict[str, str]:
-    """Return the proxies of this process's environment, in capitals and in small letters."""
+    """Return the proxies in this process's environment, under their upper- and lowercase names."""
     return {name: os.environ[name] for each in PROXIES for name in (each, each.lower()) if name in os.environ}
 
 
 def pip_settings() -> dict[str, str]:
-    """Return what the user's environment and pip.conf say about where packages come from, as PIP_ variables."""
+    """Return the user's settings for where packages come from, in the environment and pip.conf, as PIP_ variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    # Lowest first: a setting for `install` is above a global one, and the environment is above both.
+    # Lowest first: a setting for `install` overrides a global one, and the environment overrides both.
     rank = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
     for line in listed:
@@ -150,9 +161,9 @@ def pip_settings() -> dict[str, str]:
 
 
 def indexes() -> list[str]:
-    """Return the folders of this machine that the settings of pip name as places of packages.
+    """Return the folders on this machine that pip's settings name as sources of packages.
 
-    An index's files may lie beside it: of an index, it is the folder above.
+    For an index, it is the parent folder, because the index's files may be next to it.
     """
     settings = pip_settings()
     found = {path for name in PLACES for path in _folders(settings.get(name, ""), is_index="INDEX" in name)}

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 BUILD_S = 1800
 _building = threading.Lock()
-"""One build at a time in a process: those that need the same image find it when it is their turn."""
+"""One build at a time per process: others that need the same image find it when it is their turn."""
 
 
 class ImageSpec(Protocol):
-    """What an image is made of."""
+    """The ingredients of an image."""
 
     @property
     def image(self) -> str | None: ...
@@ -40,9 +40,14 @@ class ImageSpec(Protocol):
 
 
 def ready_image(host: str, spec: ImageSpec) -> str:
-    """Return the id of the image that sandboxes of this spec run, and build on that engine what it has not.
+    """Return the id of the image that sandboxes of this spec run; anything missing is built on the engine.
 
-    :raises SandboxError: with what to do where there is no such image, and with the build's own words where it failed.
+    Args:
+        host: The engine's address.
+        spec: The image's ingredients.
+
+    Raises:
+        SandboxError: If the image doesn't exist, with advice, or if a build fails, with the end of its output.
     """
     with _building, connect(BUILD_S, host) as client:
         base, name = _base(client, spec)
@@ -60,28 +65,28 @@ def _with_packages(client: "docker.APIClient", host: str, spec: ImageSpec, image
         is_local = host.startswith("unix://")
         return add_packages(client, image, pip=spec.pip, apt=spec.apt, tag=tag, labels=labels, is_local=is_local)
 
-    return _once(client, tag, f"building an image of {name} with {words}, once", make)
+    return _once(client, tag, f"building an image from {name} with {words} (only once)", make)
 
 
 def _base(client: "docker.APIClient", spec: ImageSpec) -> tuple[str, str]:
-    """The id of the image that all else is put on, and its name for people."""
+    """Return the id of the base image that everything is added to, and its name for messages."""
     if spec.dockerfile is not None:
         folder = Path(spec.dockerfile)
         tag = f"{IMAGE}:folder-{folder_digest(folder)[:12]}"
         found = find(client, tag)
         if found is None:
-            announce(f"building the Dockerfile of {spec.dockerfile!r}, once for this content")
+            announce(f"building the Dockerfile in {spec.dockerfile!r} (only once for this content)")
             return build_folder(client, folder, tag=tag), spec.dockerfile
         return str(found["Id"]), spec.dockerfile
     name = spec.image or default_image()
     found = find(client, name)
     if found is None and spec.image is not None:
         raise SandboxError(
-            f"the Docker engine has no image {name!r}: `docker pull {name}`, "
-            f"or make one of a folder: Docker(dockerfile=...) or `{BUILD} --dockerfile FOLDER --tag {name}`"
+            f"the Docker engine has no image {name!r}; run `docker pull {name}`, "
+            f"or build one from a folder: Docker(dockerfile=...) or `{BUILD} --dockerfile FOLDER --tag {name}`"
         )
     if found is None:
-        raise SandboxError(f"the Docker engine has no image {name!r}: {BUILD}")
+        raise SandboxError(f"the Docker engine has no image {name!r}; build it with `{BUILD}`")
     return str(found["Id"]), name
 
 
@@ -90,18 +95,18 @@ def _with_server(client: "docker.APIClient", base: str, name: str) -> str:
     assert found is not None
     if (found["Config"].get("Labels") or {}).get(SERVER_LABEL) == server_digest():
         return base
-    announced = f"putting the sandbox's server on the image {name}, once"
+    announced = f"adding the sandbox server to the image {name} (only once)"
     tag = server_tag(base)
     return _once(client, tag, announced, lambda labels: put_server_on(client, base, name, tag, labels))
 
 
 def server_tag(base: str) -> str:
-    """Return the name of the image that is the base of this id with the server on top."""
+    """Return the name of the image that is this base, given by its id, with the server on top."""
     return f"{IMAGE}:on-{_key(base, server_digest())}"
 
 
 def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[Mapping[str, str]], str]) -> str:
-    """The id of the image under that name; it is made where there is none."""
+    """Return the id of the image of that name, created if missing."""
     found = find(client, tag)
     if found is not None:
         return str(found["Id"])
@@ -111,12 +116,12 @@ def _once(client: "docker.APIClient", tag: str, announced: str, make: Callable[[
 
 
 def forget(client: "docker.APIClient", image: str) -> None:
-    """Remove an image that has lost its last name; one that has another name, or that something stands on, stays."""
+    """Remove an image that has lost its last name, unless it has another name or something uses it."""
     from docker.errors import APIError
 
     found = find(client, image)
     if found is not None and not found["RepoTags"]:
-        with suppress(APIError):  # A container or another image stands on it.
+        with suppress(APIError):  # A container or another image uses it.
             client.remove_image(image)
 
 

@@ -1,7 +1,7 @@
-"""A program of its own, `python tied.py COMMAND...`: it runs a command that ends with the client that asked for it.
+"""A standalone program, `python tied.py COMMAND...`, that runs a command which ends together with the client.
 
-The client holds the other end of this program's input, which the kernel closes however the client dies. It needs
-nothing but the standard library.
+The client holds the other end of this program's input, which the kernel closes however the client dies. It uses only
+the standard library.
 """
 
 import os
@@ -26,7 +26,7 @@ def end_with_input(group: int) -> None:
 
 
 def main(command: list[str]) -> int:
-    """Return the command's exit code, or 130 where Ctrl-C ended it; nothing of it is left."""
+    """Run the command and return its exit code, or 130 if Ctrl-C ended it; none of its processes is left."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     threading.Thread(target=end_with_input, args=(process.pid,), daemon=True).start()
     try:
