@@ -50,7 +50,9 @@ NOT_RUN = {
     r"python -m sglang\.launch_server ": "needs a GPU; tests/docs/test_gpu_docs.py reads its flags",
     r"python -m benchmarks\.sandbox ": "takes an hour; .ci/run asks for its --help",
     r"ray start ": "starts a daemon; tests/cluster starts two nodes",
-    r"make (quickstart|test)$": "CI does; the target is looked up",
+    r"make (quickstart|setup|test)$": "CI does; the target is looked up",
+    r"\.venv/bin/pre-commit install$": "changes the checkout",
+    r"\.venv/bin/python -m pytest tests/test_samples\.py$": "make test runs it",
     r"apt-get install |podman |export |for |done$|ssh ": "changes the machine or the shell",
 }
 """Commands that are not run, and why."""
