@@ -94,12 +94,12 @@ def find_files(source: Path, target: str) -> list[HostSource]:
 def batches(files: Sequence[HostSource], most: int, large: int) -> Iterator[list[HostSource]]:
     """Yield groups of files, each of at most `most` files and about four times `large` bytes.
 
-    A file over `large` bytes starts a group.
+    A file over `large` bytes is alone in its group.
     """
     group: list[HostSource] = []
     size = 0
     for file in files:
-        if group and (file.size > large or len(group) == most or size > 3 * large):
+        if group and (max(file.size, group[0].size) > large or len(group) == most or size > 3 * large):
             yield group
             group, size = [], 0
         group.append(file)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentgym.sandboxes import host_files
-from agentgym.sandboxes.host_files import Spool, new_file, store_tree
+from agentgym.sandboxes.host_files import HostSource, Spool, new_file, store_tree
 from agentgym.sandboxes.protocol import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,6 +39,26 @@ async def test_a_folder_goes_in_and_comes_back_whole(sandbox: Sandbox, tmp_path:
     assert await sandbox.get("copy", tmp_path / "back") == []
     assert (tmp_path / "back/a/b/data").read_bytes() == bytes(range(256)) * 999
     assert (tmp_path / "back/run.sh").stat().st_mode & 0o777 == 0o755
+
+
+async def test_a_file_over_one_frame_takes_no_other_file_with_it(sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_bytes(b"x" * (5 << 20))
+    for name in ("b", "c"):
+        (source / name).write_text(name)
+    await sandbox.put(source, "copy")
+    assert sorted(await sandbox.list("copy")) == ["a", "b", "c"]
+    assert await sandbox.read("copy/c") == b"c"
+
+
+@pytest.mark.parametrize("sizes", [[15, 1, 1], [1, 15, 1], [1, 1, 15], [15, 15, 1], [10, 10, 10, 10], [0, 15, 0], []])
+async def test_files_are_grouped_whole_and_a_large_one_is_alone(sizes: list[int]) -> None:
+    files = [HostSource(str(index), Path("s"), size, executable=False) for index, size in enumerate(sizes)]
+    groups = list(host_files.batches(files, most=3, large=10))
+    assert [file for group in groups for file in group] == files
+    assert all(len(group) == 1 for group in groups if max(file.size for file in group) > 10)
+    assert all(len(group) <= 3 for group in groups)
 
 
 async def test_one_file_goes_in_and_comes_back(sandbox: Sandbox, tmp_path: Path) -> None:
