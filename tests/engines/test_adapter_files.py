@@ -75,7 +75,7 @@ def test_a_folder_without_an_adapter_is_refused_and_a_run_names_its_own(tmp_path
     with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model\.safetensors$"):
         read_adapter(tmp_path)
     write_adapter(Adapter(config={"r": 1}, tensors={"a": np.zeros(1)}), tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"and no adapter_model\.safetensors; '.*/adapter' has both$"):
+    with pytest.raises(ValueError, match=r"and no adapter_model\.safetensors; '.*/adapter' has both files$"):
         read_adapter(tmp_path)
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"\0" * 4)
     with pytest.raises(ValueError, match=r"cannot be read: UnreadableFileError: .*begin as a file of safetensors"):

@@ -63,7 +63,7 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
         async with ag.TransformersEngine(out / place, ag.TransformersConfig(slots=4)) as engine:
             evaluation = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
             assert evaluation.failed == 0
-            with pytest.raises(ValueError, match="it holds a whole model: open an engine with that as its model"):
+            with pytest.raises(ValueError, match="it contains a whole model: pass it to the engine as its model"):
                 await engine.load_adapter(out / place, version=1)
 
 

@@ -67,9 +67,9 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
         judge = {"judge": ag.ModelRoleConfig(model="tiny", engine=other)}
         summary = await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "run", models=judge))
         assert summary["eval_after"] == 1.0
-        with pytest.raises(ValueError, match="engine: Endpoint gives neither token ids"):
+        with pytest.raises(ValueError, match="engine: Endpoint returns neither token ids"):
             await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "policy", models=judge, engine=other))
-        with pytest.raises(ValueError, match="Endpoint gives neither token ids"):
+        with pytest.raises(ValueError, match="Endpoint returns neither token ids"):
             await ag.train_policy(
                 replace(RECIPE, output_dir=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
             )

@@ -370,7 +370,7 @@ async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
 
 async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
     run = ag.RunConfig(recipe="r", env="no_such:Env", model="tiny")
-    with pytest.raises(ValueError, match=r"^engine: Endpoint gives neither token ids nor log-probabilities"):
+    with pytest.raises(ValueError, match=r"^engine: Endpoint returns neither token ids nor log-probabilities"):
         await ag.train_policy(run, engine=ag.Endpoint("http://localhost:1/v1", model="m"))
 
 
