@@ -174,7 +174,8 @@ def weights_engine(engine: Engine) -> WeightsEngine:
     """
     if not isinstance(engine, WeightsEngine):
         raise ValueError(
-            f"train.method: full loads a whole model into the engine, but {type(engine).__name__} has no `load_weights`; "
-            "add that method, train with method='lora', or sample with the embedded engine or SGLang"
+            "train.method: full loads a whole model into the engine, but "
+            f"{type(engine).__name__} has no `load_weights`; add that method, train with method='lora', or sample with "
+            "the embedded engine or SGLang"
         )
     return engine

@@ -96,5 +96,5 @@ async def test_the_engine_loads_its_model_to_a_gpu_if_there_is_one(monkeypatch: 
     assert (device_of("cpu"), device_of("cuda:1")) == (torch.device("cpu"), torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of("auto") == torch.device("cpu")
-    with pytest.raises(ValueError, match=r"^device: 'gpu' is none of torch's; write auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ValueError, match=r"^device: torch has no device 'gpu'; use auto, cpu, cuda or cuda:N"):
         device_of("gpu")
