@@ -33,17 +33,13 @@ class Engine(Protocol):
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         A session is one growing context: the engine reuses what earlier calls of the session computed. The sampled
-        ids
-        depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same time.
-        Cancelling the call frees its slot.
+        ids depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same
+        time. Cancelling the call frees its slot.
 
         A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
-        read it
-        without a copy. Its contents never change, so the engine may keep it; while the engine does, the rollout
-        continues in
-        a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if you need a list, for
-        example
-        for JSON, for pickle or to compare with a list.
+        read it without a copy. Its contents never change, so the engine may keep it; while the engine does, the
+        rollout continues in a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if you
+        need a list, for example for JSON, for pickle or to compare with a list.
 
         Args:
             token_ids: The prompt, any sequence of integers. The engine must not change it.
@@ -115,8 +111,7 @@ class SharedEngine(Protocol):
         """Send no requests until `pull`, if a push changes the weights that all clients' requests are sampled from.
 
         Requests in flight are aborted. Their sampled tokens are kept, and their turns continue afterward. It does
-        nothing
-        if each policy has a separate name on the servers.
+        nothing if each policy has a separate name on the servers.
         """
         ...
 

@@ -107,8 +107,7 @@ async def fingerprint(engine: Any) -> dict[str, str]:
     """Return digests of what determines an open engine's output, by component. Unknown components are left out.
 
     A custom engine may define an async method `fingerprint` that returns such a dict. Without one, the engine's
-    policy
-    version is used.
+    policy version is used.
     """
     if callable(own := getattr(engine, "fingerprint", None)):
         return dict(await own())

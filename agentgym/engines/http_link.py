@@ -34,8 +34,7 @@ class HttpLink(asyncio.Protocol):
     """A connection that handles one request at a time.
 
     A request's future fails with OSError if the connection is lost, and with WireError if the response isn't HTTP/1
-    or
-    has an encoding that wasn't requested. Bytes that arrive without a request make the connection unusable.
+    or has an encoding that wasn't requested. Bytes that arrive without a request make the connection unusable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

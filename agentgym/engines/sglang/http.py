@@ -97,7 +97,7 @@ class JsonClient:
             async with asyncio.timeout(timeout_s):
                 return await asking
         except TimeoutError:
-            raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
+            raise ConnectionError(f"{self.url}{path}: no response within {timeout_s:g} s") from None
 
     async def _exchange(self, path: str, *request: bytes | bytearray) -> Answer:
         link: HttpLink | None = None

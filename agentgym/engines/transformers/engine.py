@@ -148,10 +148,8 @@ class TransformersEngine:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
         If a stop id ended the turn, it is the last id. The sampled ids depend on the arguments and the weights, not
-        on
-        other requests that run at the same time (except for float noise). If the weights change during a turn, the
-        turn
-        continues and its `versions` tell from which id on.
+        on other requests that run at the same time (except for float noise). If the weights change during a turn, the
+        turn continues and its `versions` tell from which id on.
 
         Args:
             token_ids: The prompt, any sequence of integers.
@@ -202,8 +200,7 @@ class TransformersEngine:
 
         Args:
             adapter: The adapter, or the folder of a saved one, such as a run's `adapter/`. None restores exactly the
-                base
-                model.
+                base model.
             version: Policy version of tokens sampled from now on.
 
         Raises:

@@ -32,8 +32,7 @@ class Merger:
     """Loads adapters and weights into a model. It saves the originals, so None restores them and swaps add no error.
 
     Weights below float32 precision stay unchanged. Their layers add the adapter's part to their output, as the
-    trainer's
-    layers do: rounding a merged sum would give a different policy from the one that is trained.
+    trainer's layers do: rounding a merged sum would give a different policy from the one that is trained.
     """
 
     def __init__(self, model: Any) -> None:

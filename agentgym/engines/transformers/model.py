@@ -99,8 +99,7 @@ class SlotCache:
     """Keys and values of every slot, with each row written at its own column. It replaces transformers' Cache.
 
     The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: idle
-    rows
-    inside a span write there.
+    rows inside a span write there.
     """
 
     is_compileable = False
@@ -189,8 +188,7 @@ class InferenceModel:
                  5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
 
         `rows` must be ascending; `ids` is [rows, max width]. `groups` are rows with a common prefix, and may only be
-        given
-        if each row has one id to compute.
+        given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
@@ -245,10 +243,8 @@ class InferenceModel:
         """Return one id per row and its log-probability; temperature 0 is greedy.
 
         Row i is sampled with `uniform[i]` alone, by inverting the row's cumulative distribution, so the sample can't
-        depend
-        on other rows. With `part`, only a part of the distribution is sampled, but the log-probability is still that
-        of the
-        whole distribution.
+        depend on other rows. With `part`, only a part of the distribution is sampled, but the log-probability is
+        still that of the whole distribution.
         """
         greedy = temperature == 0
         logprobs = self._logprobs(hidden, np.where(greedy, np.float32(1), temperature))
@@ -304,8 +300,7 @@ class InferenceModel:
         """Return the largest difference between these logits and the model's own, on a few ids in two parts.
 
         With 16-bit weights, rounding depends on the width of a forward pass. The model therefore computes the ids in
-        one part
-        and in two, and the smaller difference counts.
+        one part and in two, and the smaller difference counts.
         """
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2

@@ -160,7 +160,7 @@ def test_an_address_that_cannot_be_is_refused_by_its_field(url: str) -> None:
 async def test_where_nobody_listens_the_error_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(EngineError, match=r"nobody answers there \(.*\); is it running\?"):
+    with pytest.raises(EngineError, match=r"cannot connect \(.*\); is it running\?"):
         async with ag.Endpoint(f"http://127.0.0.1:{port}/v1"):
             pass
 

@@ -96,7 +96,7 @@ async def test_an_answer_that_takes_too_long_is_a_connection_error() -> None:
 
     async with Peer({"/x": wait}) as peer:
         client = JsonClient(peer.url)
-        with pytest.raises(ConnectionError, match=r"no answer within 0\.05 s"):
+        with pytest.raises(ConnectionError, match=r"no response within 0\.05 s"):
             await client.post("/x", {}, timeout_s=0.05)
 
 
