@@ -95,8 +95,8 @@ def refuse_in_training(engine: object) -> None:
     """Raise ValueError if the engine works on messages: without ids and log-probabilities nothing can be trained."""
     if isinstance(engine, MessageEngine):
         raise ValueError(
-            f"engine: {type(engine).__name__} returns neither token ids nor log-probabilities, so it only evaluates; "
-            "train with ag.TransformersEngine or SGLang"
+            f"engine: {type(engine).__name__} returns neither token ids nor log-probabilities, so it is only for "
+            "evaluation; train with ag.TransformersEngine or SGLang"
         )
 
 

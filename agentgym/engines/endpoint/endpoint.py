@@ -23,7 +23,7 @@ from agentgym.types.weights import Adapter
 if TYPE_CHECKING:
     from agentgym.engines.endpoint.client import ChatClient
 
-_EVALUATION = "an endpoint returns neither token ids nor log-probabilities, so it only evaluates"
+_EVALUATION = "an endpoint returns neither token ids nor log-probabilities, so it is only for evaluation"
 _SHOWN = 100
 """Longest setting, in characters, that a model name contains in full."""
 
