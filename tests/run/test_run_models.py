@@ -80,7 +80,7 @@ async def test_a_role_that_no_rollout_of_the_first_batch_asks_is_named_once(
 ) -> None:
     run = replace(RECIPE, models={**RECIPE.models, "jugde": RECIPE.models["judge"]}, output_dir=tmp_path)
     await ag.train_policy(replace(run, max_steps=2, prompts_per_step=1, group_size=2, eval_tasks=0))
-    warned = "judged: no rollout has asked the model 'jugde'; the env may use another name for it"
+    warned = "judged: no rollout has queried the model 'jugde'; the env may use another name for it"
     assert capfd.readouterr().err.count(warned) == 1
 
 
