@@ -13,7 +13,7 @@ _HEAD_LIMIT = 1 << 16
 _JOINED = 1 << 20
 """Largest request, in bytes, whose parts are joined: a single write is cheaper than several."""
 _LINES = 256
-"""Number of cached header lines. A server sends the same few with every response."""
+"""Number of cached status lines, and of cached header lines: a server sends the same few with every response."""
 
 _ONCE = ("content-length", "transfer-encoding")
 """Headers that determine the body's length. Two different values of one would be ambiguous."""

@@ -18,7 +18,8 @@ STOP = "###STOP###"
 class SimulatedUser:
     """A user played by a model.
 
-    The model gets a description of the user, reads the agent's messages and replies until it ends the conversation. For the model the roles are swapped: its own messages are the assistant's, and the agent's are the user's.
+    The model gets a description of the user, reads the agent's messages and replies until it ends the conversation. For
+    the model the roles are swapped: its own messages are the assistant's, and the agent's are the user's.
 
     Args:
         model: The model that plays the user.

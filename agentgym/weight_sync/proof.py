@@ -1,8 +1,7 @@
 """Checks that an engine samples from the trained policy: both score the same probe, before and after a sync.
 
 The changes of the scores are compared. A low-precision engine's rounding is nearly the same before and after a sync,
-so it
-cancels out in the change, while a lost update doesn't::
+so it cancels out in the change, while a lost update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half

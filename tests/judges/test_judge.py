@@ -230,7 +230,7 @@ async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() 
 async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
-    assert "no Verdict in 2 answers" in str(rollout.error)
+    assert "no Verdict in 2 responses" in str(rollout.error)
     assert engine.asked == 2
 
 

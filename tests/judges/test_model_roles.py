@@ -218,7 +218,7 @@ async def test_what_is_no_engine_under_a_name_is_refused_by_its_name() -> None:
     ):
         with pytest.raises(TypeError, match=said):
             await ag.rollout(Essay, TASK, Scripted([say("x")]), models=models)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="models: 'a/b' is no name"):
+    with pytest.raises(ValueError, match="models: 'a/b' is not a valid name"):
         await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"a/b": Scripted([])})
 
 

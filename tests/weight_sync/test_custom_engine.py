@@ -126,7 +126,7 @@ def test_an_engine_is_named_on_the_command_line() -> None:
         RefusedWords, match=r"^--engine: must be transformers, sglang or package\.module:Class, got 'vllm'"
     ):
         settings(chase_grpo.RECIPE, ["--engine", "vllm"])
-    with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
+    with pytest.raises(ValueError, match=r"^name: expected package\.module:Class, got 'mine'"):
         ag.CustomEngineConfig(name="mine")
 
 

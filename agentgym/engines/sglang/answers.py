@@ -87,7 +87,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
         raise EngineError(f"the server's log-probabilities are not rows of value and id: {str(rows)[:200]}") from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
-            f"the server sampled {_count(ids)} ids, but returned log-probabilities of {len(rows)} different ones"
+            f"the server sampled {_count(ids)} ids, but returned {len(rows)} log-probabilities, or those of others"
         )
     try:
         return Completion(

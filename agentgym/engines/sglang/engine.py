@@ -164,7 +164,11 @@ class SGLangEngine:
 
     @property
     def context_tokens(self) -> int:
-        """Most ids, prompt and completion together, in one request to any of the servers."""
+        """Most ids, prompt and completion together, in one request to any of the servers.
+
+        Raises:
+            EngineError: If the engine isn't open yet and the config doesn't set it.
+        """
         if self._context_tokens is None:
             raise EngineError(
                 "context_tokens: known once the engine is open; set SGLangConfig.context_tokens to choose it"
@@ -203,7 +207,7 @@ class SGLangEngine:
 
         Args:
             token_ids: The prompt, any sequence of integers.
-            session: Name of the growing context, which stays on one server.
+            session: Name of the growing context, which stays on the same server while that is available.
             max_tokens: Most ids to sample.
             sampling: Sampling parameters.
             seed: Seed of the sampling, see `seeded`.

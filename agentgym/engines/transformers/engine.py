@@ -102,14 +102,22 @@ class TransformersEngine:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The chat tokenizer of this engine's model."""
+        """The chat tokenizer of this engine's model.
+
+        Raises:
+            EngineError: If the engine isn't open yet and no tokenizer was passed to it.
+        """
         if self._tokenizer is None:
             raise EngineError("the engine is not open: use it inside `async with`, or pass a tokenizer")
         return self._tokenizer
 
     @property
     def context_tokens(self) -> int:
-        """Most ids, prompt and completion together, in one request."""
+        """Most ids, prompt and completion together, in one request.
+
+        Raises:
+            EngineError: If the engine isn't open yet and the config doesn't set it.
+        """
         if self._config.context_tokens is not None:
             return self._config.context_tokens
         if self._batcher is None:

@@ -139,9 +139,11 @@ LYING = {"finish_reason": {"type": "stop"}}
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(generated([10], meta_info=LYING), "1 ids and sent the log-probabilities of 0", id="no_logprobs"),
-        pytest.param(generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids and sent .* of 3", id="lengths"),
-        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "different ones", id="other_ids"),
+        pytest.param(generated([10], meta_info=LYING), "1 ids, but returned 0 log-probabilities", id="no_logprobs"),
+        pytest.param(
+            generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids, but returned 3 log-probabilities", id="lengths"
+        ),
+        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "or those of others", id="other_ids"),
         pytest.param(generated([10]) | {"output_ids": "10"}, "sampled '10' ids", id="ids_as_text"),
         pytest.param(generated([10.5]), "cannot be interpreted as an integer", id="half_an_id"),  # type: ignore[list-item]
         pytest.param(generated([1 << 70]), "too big|as an integer", id="a_huge_id"),
@@ -152,7 +154,7 @@ LYING = {"finish_reason": {"type": "stop"}}
         pytest.param({"text": "hello"}, "has no output_ids", id="text_only"),
         pytest.param([generated([10])], "has no output_ids", id="a_list"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno", "has no output_ids", id="no_json"),
-        pytest.param(b"\0\0\0\0\r\n\r\n", "no HTTP/1", id="no_http"),
+        pytest.param(b"\0\0\0\0\r\n\r\n", "not HTTP/1", id="no_http"),
         pytest.param((400, {"error": "bad field"}), "/generate: 400: bad field", id="refused"),
         pytest.param((400, {"error": {"message": "too long"}}), "/generate: 400: too long", id="refused_in_detail"),
         pytest.param(

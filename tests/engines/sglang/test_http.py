@@ -47,9 +47,11 @@ async def test_an_answer_is_its_status_and_its_body(sent: Any, status: int, body
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", "no HTTP/1", id="another_protocol"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "the length '-5'", id="negative_length"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the length 'zz'", id="bad_chunk"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1", id="another_protocol"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "an invalid length: '-5'", id="negative_length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "an invalid length: 'zz'", id="bad_chunk"
+        ),
         pytest.param(
             b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 18), "headers of the server's response exceed", id="endless_head"
         ),

@@ -67,8 +67,8 @@ def test_servers_that_do_not_fit_are_refused_by_the_names_of_the_settings(
     ("settings", "said"),
     [
         ({"gpus": (1, 1)}, r"^gpus: \[1, 1\] contains one twice"),
-        ({"gpus": (1,), "urls": ("http://a",)}, "^gpus: it is for servers that are launched"),
-        ({"colocate": "keep", "urls": ("http://a",)}, "^colocate: it is for servers that are launched"),
+        ({"gpus": (1,), "urls": ("http://a",)}, "^gpus: only for launched servers"),
+        ({"colocate": "keep", "urls": ("http://a",)}, "^colocate: only for launched servers"),
         ({"arguments": "--tp 2"}, "^arguments: --tp is not allowed; set tp"),
         ({"arguments": "--dp-size=2"}, "^arguments: --dp-size .*launch more servers instead"),
         ({"arguments": "--base-gpu-id 4"}, "^arguments: --base-gpu-id .*set gpus"),
@@ -121,7 +121,7 @@ async def test_a_launched_server_that_dies_is_started_again_and_has_the_current_
             assert (engine.counts.restarts, engine.counts.revived_servers) == (restarts, restarts)
         with suppress(ConnectionError):
             await engine._fleet.servers[0].client.post("/die", {})
-        with pytest.raises(EngineError, match=r"no server is left .* ended: "):
+        with pytest.raises(EngineError, match=r"no server is left: .* ended: "):
             await say(engine)
 
 
