@@ -53,7 +53,7 @@ def raw(text: str) -> str:
     """Return a reply that consists of exactly this text, such as a malformed call.
 
     Args:
-        text: The turn's text, with neither special tokens nor a stop token.
+        text: The turn's text. The engine appends the stop token.
     """
     return text
 

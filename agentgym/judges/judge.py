@@ -150,7 +150,7 @@ class Judge(Generic[AnswerT]):
             return answer
 
     def _can_keep(self, path: Path, model: Model) -> bool:
-        """Return whether the model's responses can be told from another model's. If not, log a warning once."""
+        """Return whether the model can be identified in the cache. If not, log a warning once."""
         if not model.identity:
             _say_nameless(path, model.name)
         return bool(model.identity)
@@ -208,7 +208,7 @@ class Judge(Generic[AnswerT]):
 @cache
 def _say_nameless(path: Path, model: str) -> None:
     log.warning(
-        "cache: responses of the model %r are not cached in %s, because its engine has no model_name that tells them "
+        "cache: responses of the model %r are not cached in %s, because its engine has no model_name to tell them "
         "from another model's; set one, as in Scripted(replies, model_name='rules-1')",
         model,
         path,

@@ -7,8 +7,8 @@ so it cancels out in the change, while a lost update doesn't::
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
     noise      s = sqrt(2) x root mean square of engine - trainer, at version 0 or at the old version if it is larger
 
-An update can be told from none, or from a part of it, if the length of d is at least 20 s: `arrived` is then known to
-0.05. Over a probe of 256 ids that is an update of 1.3 s in the root mean square.
+A whole update can be distinguished from none, or from a part of it, if the length of d is at least 20 s: `arrived` is
+then known to 0.05. Over a probe of 256 ids, that is an update of 1.3 s in the root mean square.
 """
 
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
 
 
 async def test_an_engine_without_load_weights_is_refused_before_the_first_rollout(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^train\.method: full gives .* Scripted has no `load_weights`"):
+    with pytest.raises(ValueError, match=r"^train\.method: full loads .* Scripted has no `load_weights`"):
         await train_policy(replace(FULL, output_dir=tmp_path), engine=Scripted([say("1")]))
 
 

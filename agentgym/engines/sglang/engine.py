@@ -1,4 +1,4 @@
-"""The SGLang engine: a model behind one or more SGLang servers, which exchange token ids over HTTP.
+"""The SGLang engine: a model behind one or more SGLang servers, queried over HTTP with token ids.
 
 When the weights change, each request in flight is aborted. Its sampled ids are kept, and its turn continues from
 there under the new weights.
@@ -312,6 +312,14 @@ class SGLangEngine:
         Args:
             given: An adapter or whole weights; None for the base model.
             version: Policy version of the upload.
+
+        Returns:
+            The policy, for `pull`. It can be pickled.
+
+        Raises:
+            ValueError: If the adapter or the weights don't fit the model or the servers' settings; nothing changes
+                then.
+            EngineError: If no server is left, and none came back in time.
         """
         self._opened()
         policy = await self._fleet.push(given, version=version)

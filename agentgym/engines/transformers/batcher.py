@@ -281,7 +281,7 @@ class Batcher:
         request.settle(completion)
 
     def _leave(self, request: Request) -> None:
-        """Take a request out of the live ones. Its slot, if it has one, becomes idle and stays its session's."""
+        """Take a request out of the live ones. Its slot, if any, becomes idle but stays with its session."""
         del self._live[request.session]
         if request.slot < 0:
             self._queue.remove(request)
