@@ -1,4 +1,4 @@
-"""A saved adapter: the folder that PEFT and the trainer write, read back."""
+"""Reads saved adapters: folders that PEFT, a trainer or a run wrote."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,11 @@ from agentgym.types.weights import Adapter
 
 
 async def opened_adapter(adapter: Any) -> Adapter | None:
-    """The adapter itself, or the one that a folder holds; ValueError where it is neither."""
+    """Return the adapter, loaded first if it is given as a folder. None stays None.
+
+    Raises:
+        ValueError: If the argument is of another type, or the folder can't be read.
+    """
     if adapter is None or isinstance(adapter, Adapter):
         return adapter
     if isinstance(adapter, str | Path):
@@ -20,13 +24,23 @@ async def opened_adapter(adapter: Any) -> Adapter | None:
 
 
 def read_adapter(folder: str | Path) -> Adapter:
-    """The adapter that PEFT, a trainer or a run wrote into a folder; ValueError that says what is missing there."""
+    """Load the adapter that PEFT, a trainer or a run saved in a folder.
+
+    Args:
+        folder: The folder with the adapter's config and tensors.
+
+    Returns:
+        The adapter, with its tensors in CPU memory.
+
+    Raises:
+        ValueError: If a file is missing or can't be read. The message names the missing file.
+    """
     folder = Path(folder)
     missing = [name for name in (CONFIG, TENSORS) if not is_file(folder / name)]
     if missing:
-        hint = f"; {str(folder / 'adapter')!r} has both" if is_file(folder / "adapter" / CONFIG) else ""
+        hint = f"; {str(folder / 'adapter')!r} has both files" if is_file(folder / "adapter" / CONFIG) else ""
         if (folder / "config.json").is_file():
-            hint = "; it holds a whole model: open an engine with that as its model"
+            hint = "; it contains a whole model: pass it to the engine as its model"
         raise ValueError(f"adapter: {str(folder)!r} has no {' and no '.join(missing)}{hint}")
     with needs_extra():
         from safetensors import SafetensorError

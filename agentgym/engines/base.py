@@ -1,4 +1,4 @@
-"""The protocol of engines: token ids in, token ids and their log-probabilities out."""
+"""The engine protocol: token ids in, token ids and their log-probabilities out."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 
 class Engine(Protocol):
-    """Samples from one model; all methods are safe to call concurrently from one event loop."""
+    """Samples from one model. All methods may be called concurrently from one event loop."""
 
     @property
     def tokenizer(self) -> ChatTokenizer:
@@ -19,12 +19,12 @@ class Engine(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """The most ids, prompt and completion together, that one request may hold."""
+        """Most ids, prompt and completion together, in one request."""
         ...
 
     @property
     def version(self) -> int:
-        """The policy version that new tokens are sampled under."""
+        """Policy version that new tokens are sampled under."""
         ...
 
     async def generate(
@@ -32,98 +32,145 @@ class Engine(Protocol):
     ) -> Completion:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
-        `token_ids` is any sequence of integers, and the engine must not change it. A rollout gives a read-only
-        `memoryview` of format "q", eight bytes an id: it costs no copy, numpy and torch read it as it is, and what it
-        shows never changes, so it may be kept; while it is kept, the rollout goes on in a copy. The array behind it
-        (`token_ids.obj`) only grows. `list(token_ids)` where a list is needed, as by JSON, by pickle and in comparisons
-        with lists.
+        A session is one growing context: the engine reuses what earlier calls of the session computed. The sampled
+        ids depend on `token_ids`, `sampling`, `seed` and the weights, not on other requests that run at the same
+        time. Cancelling the call frees its slot.
 
-        A session is one growing context: what an earlier call of it already computed is kept. The ids drawn
-        depend on `token_ids`, `sampling`, `seed` and the weights, not on what else is being generated.
-        Raises ValueError for ids outside the vocabulary or a request over the context, EngineError where
-        the engine cannot answer. Cancelling the call frees its place.
+        A rollout passes `token_ids` as a read-only `memoryview` of format "q", eight bytes per id. NumPy and torch
+        read it without a copy. Its contents never change, so the engine may keep it; while the engine does, the
+        rollout continues in a copy. The underlying array (`token_ids.obj`) only grows. Call `list(token_ids)` if you
+        need a list, for example for JSON, for pickle or to compare with a list.
+
+        Args:
+            token_ids: The prompt, any sequence of integers. The engine must not change it.
+            session: Name of the growing context.
+            max_tokens: Most ids to sample.
+            sampling: Sampling parameters.
+            seed: Seed of the sampling.
+
+        Raises:
+            ValueError: If ids are outside the vocabulary, or the request exceeds the context.
+            EngineError: If the engine can't generate.
         """
         ...
 
     async def release(self, session: str) -> None:
-        """Forget a session; unknown ones are forgotten already."""
+        """Forget a session. Unknown sessions are ignored.
+
+        Args:
+            session: The name that was passed to `generate`.
+        """
         ...
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
-        """Sample new tokens from base plus adapter (None: the base alone), under `version`."""
+        """Sample new tokens from the base model plus an adapter.
+
+        Args:
+            adapter: The adapter; None for the base model alone.
+            version: Policy version of tokens sampled from now on.
+        """
         ...
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Return the log-probability of each id but the first, given those before it, as `generate` would report it."""
+        """Return the log-probability of each id except the first, given the ids before it.
+
+        The values are those that `generate` would report.
+
+        Args:
+            token_ids: The ids to score.
+            sampling: Sampling parameters that the ids were or would be drawn with.
+        """
         ...
 
 
 @runtime_checkable
 class WeightsEngine(Protocol):
-    """An engine that takes the weights of a whole model too, as training without an adapter makes them."""
+    """An engine that also accepts a whole model's weights, as training without an adapter produces them."""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Sample new tokens from the model with these weights, under `version`; `load_adapter` takes them back.
+        """Sample new tokens from the model with these weights. `load_adapter` restores the original weights.
 
-        Weights that are not given are the model's own. Raises ValueError, and changes nothing, for weights of another
-        model.
+        Args:
+            weights: Tensors by name. Weights that aren't included are the model's original ones.
+            version: Policy version of tokens sampled from now on.
+
+        Raises:
+            ValueError: If the weights belong to a different model; nothing changes then.
         """
         ...
 
 
 @runtime_checkable
 class SharedEngine(Protocol):
-    """An engine on servers that other clients ask too: one of them pushes a policy, and all pull it.
+    """An engine on servers that several clients share: one client pushes a policy, and every client pulls it.
 
-    `load_adapter` of such an engine is `hold`, `push` and `pull` of one client.
+    `load_adapter` of such an engine is `hold`, `push` and `pull` by one client.
     """
 
     async def hold(self) -> None:
-        """Send no request until `pull`, where a push changes what the requests of all clients are sampled from.
+        """Send no requests until `pull`, if a push changes the weights that all clients' requests are sampled from.
 
-        Requests in flight are ended; what they sampled is kept, and their turns go on afterward. It does nothing where
-        each policy has a name of its own on the servers.
+        Requests in flight are aborted. Their sampled tokens are kept, and their turns continue afterward. It does
+        nothing if each policy has a separate name on the servers.
         """
         ...
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> Any:
-        """Give the servers a policy, which nobody samples from yet; return what `pull` takes, which can be pickled.
+        """Upload a policy to the servers; no client samples from it yet.
 
-        The policies before the current one are unloaded: all clients must have pulled that. Raises ValueError, and
-        changes nothing, for an adapter or weights that do not fit.
+        Policies older than the current one are unloaded, so every client must already have pulled the current one.
+
+        Args:
+            given: An adapter or whole weights; None for the base model.
+            version: Policy version of the upload.
+
+        Returns:
+            What `pull` takes. It can be pickled.
+
+        Raises:
+            ValueError: If the adapter or the weights don't fit the model; nothing changes then.
         """
         ...
 
     async def pull(self, policy: Any) -> None:
-        """Sample new tokens from a policy that this or another client pushed."""
+        """Sample new tokens from a policy that this or another client pushed.
+
+        Args:
+            policy: What `push` returned.
+        """
         ...
 
 
 def model_name(engine: Any) -> str:
-    """Return the folder or the name of an engine's model, or its class where it has no `model_name`."""
+    """Return the folder or name of an engine's model, or the engine's class name if it has no `model_name`."""
     return own_model_name(engine) or type(engine).__name__
 
 
 def own_model_name(engine: Any) -> str:
-    """Return the folder or the name of an engine's model; "" where the engine does not say it."""
+    """Return the folder or name of an engine's model, or "" if the engine has no `model_name`."""
     return str(getattr(engine, "model_name", ""))
 
 
 def check_engine(engine: Any) -> None:
-    """Raise TypeError where something else is given as an engine, such as the name of a model or a list of replies."""
+    """Raise TypeError if the value isn't an engine, for example a model's name or a list of replies."""
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         got = f"the class {engine.__name__}, without ()" if isinstance(engine, type) else f"{engine!r:.80}"
         raise TypeError(
             f"engine: must be an engine, got {got}; open one with `async with ag.TransformersEngine(MODEL) as engine`, "
-            f"or in a test give `agentgym.testing.Scripted([say(...), ...])`"
+            f"or in a test pass `agentgym.testing.Scripted([say(...), ...])`"
         )
 
 
 def weights_engine(engine: Engine) -> WeightsEngine:
-    """Return an engine that takes whole models as one; ValueError that says what to do about another one."""
+    """Return the engine as a WeightsEngine.
+
+    Raises:
+        ValueError: If it can't load whole models. The message says what to do.
+    """
     if not isinstance(engine, WeightsEngine):
         raise ValueError(
-            f"train.method: full gives the engine a whole model, and {type(engine).__name__} has no `load_weights`; "
-            "give it that method, train with method='lora', or sample with the embedded engine or SGLang"
+            "train.method: full loads a whole model into the engine, but "
+            f"{type(engine).__name__} has no `load_weights`; add that method, train with method='lora', or sample with "
+            "the embedded engine or SGLang"
         )
     return engine

@@ -1,4 +1,4 @@
-"""An engine of the user's own, by the name of its class."""
+"""A user-defined engine, configured by the name of its class."""
 
 import importlib
 from collections.abc import Callable
@@ -9,26 +9,30 @@ from agentgym.config_fields import Name, Positive, config
 
 @config(frozen=True, kw_only=True)
 class CustomEngineConfig:
-    """Names an engine's class, which is called with the run's model; `async with` opens it where it has that."""
+    """Names an engine class, which is called with the run's model. If it is an async context manager, it is entered."""
 
     name: Name
     """The class, as "package.module:Class"."""
     slots: Positive = 64
-    """Rollouts at once."""
+    """Number of rollouts that run at the same time."""
 
     def __post_init__(self) -> None:
         module, _, attribute = self.name.partition(":")
         if not (module and attribute):
-            raise ValueError(f"name: {self.name!r} is not package.module:Class")
+            raise ValueError(f"name: expected package.module:Class, got {self.name!r}")
 
     def load(self) -> Callable[[Any], Any]:
-        """Import the class; ValueError that says what is missing."""
+        """Import and return the class.
+
+        Raises:
+            ValueError: If the module or the class doesn't exist, or the name isn't callable.
+        """
         module, _, attribute = self.name.partition(":")
         try:
             imported = importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"engine: {self.name!r}: there is no module {error.name}; is its folder on the path?"
+                f"engine: {self.name!r}: no module named {error.name}; is its folder on PYTHONPATH?"
             ) from None
         if not hasattr(imported, attribute):
             raise ValueError(f"engine: {self.name!r}: {module} has no {attribute}")

@@ -1,4 +1,4 @@
-"""What the answers of a model depend on beside its name: its weights, its adapter, its chat template."""
+"""Digests of everything besides its name that determines a model's output: weights, adapter and chat template."""
 
 import asyncio
 import hashlib
@@ -14,18 +14,20 @@ from agentgym.hub import find_model
 from agentgym.types.weights import Adapter, ModelWeights
 
 KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors", ".bin", ".pt")
-"""The endings of a model's files."""
+"""Suffixes of a model's files."""
 WHOLE = 1 << 26
-"""Bytes of a file that is read whole; of a larger one its size, its begin and PIECES parts of it are."""
+"""Largest file, in bytes, that is read whole. Of larger files, only the size, the beginning and PIECES samples are
+read.
+"""
 BEGIN, PIECES, PIECE = 1 << 16, 64, 1 << 12
 VALUES = 1 << 14
-"""Numbers of a weight that are read, evenly spaced."""
+"""Approximate number of values read from each tensor, evenly spaced."""
 
 
 def model_files(model: str | Path) -> str:
-    """Return a digest of the files of a model or an adapter; "" for a name of the hub that is not in its cache.
+    """Return a digest of a model's or adapter's files, or "" for a hub name that isn't in the local cache.
 
-    It reads, and is called in a thread.
+    It reads files, so call it in a thread.
     """
     folder = _folder(find_model(model))
     if folder is None:
@@ -40,14 +42,14 @@ def model_files(model: str | Path) -> str:
 
 
 def _folder(model: str | Path) -> Path | None:
-    """Return the folder of a model, that in the hub's cache for a name of the hub."""
+    """Return a model's folder, for a hub name the one in the hub's cache, or None if there is none."""
     if os.path.isdir(model):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(model)
     try:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(str(model), "config.json")
-    except (ImportError, ValueError):  # the hub's error for what can be no name is a ValueError
+    except (ImportError, ValueError):  # The hub raises a ValueError for an invalid name.
         return None
     return Path(cached).parent if isinstance(cached, str) else None
 
@@ -66,7 +68,7 @@ def _parts(path: Path) -> Iterator[bytes]:
 
 
 def digest_of(given: Adapter | ModelWeights | None) -> str:
-    """Return a digest of an adapter or weights that an engine is given; "" for none. It reads some of each tensor."""
+    """Return a digest of an adapter or of weights, or "" for None. It samples the values of each tensor."""
     if given is None:
         return ""
     found = hashlib.sha256()
@@ -77,7 +79,7 @@ def digest_of(given: Adapter | ModelWeights | None) -> str:
 
 
 def weights_digest(model: Any) -> str:
-    """Return a digest of the weights of a model of torch's, as they are loaded."""
+    """Return a digest of a torch model's weights as they are loaded."""
     found = hashlib.sha256()
     _add(found, dict(model.named_parameters()))
     return found.hexdigest()[:16]
@@ -89,12 +91,12 @@ def _add(found: "hashlib._Hash", tensors: Mapping[str, Any]) -> None:
         found.update(f"{name} {tuple(np.shape(tensor))} {getattr(tensor, 'dtype', None)}\0".encode())
         flat = tensor.detach().reshape(-1) if hasattr(tensor, "detach") else np.asarray(tensor).reshape(-1)
         some = flat[:: max(len(flat) // VALUES, 1)]
-        # As float32, which numpy has and which each smaller type of number is exactly in.
+        # NumPy has float32 (unlike bfloat16), and float32 represents every smaller float type exactly.
         found.update((some.float().cpu().numpy() if hasattr(some, "float") else some).tobytes())
 
 
 def chat_digest(tokenizer: Any) -> str:
-    """Return a digest of how a tokenizer writes chats: its template with its variables; else the name of its class."""
+    """Return a digest of how a tokenizer renders chats: its class, its template and its template variables."""
     own = getattr(tokenizer, "tokenizer", None)
     written = [getattr(own, "chat_template", None), getattr(tokenizer, "variables", {})]
     shown = json.dumps([type(tokenizer).__name__, *written], sort_keys=True, default=str)
@@ -102,10 +104,10 @@ def chat_digest(tokenizer: Any) -> str:
 
 
 async def fingerprint(engine: Any) -> dict[str, str]:
-    """Return what the answers of an open engine depend on, by part; without the parts that it does not tell.
+    """Return digests of what determines an open engine's output, by component. Unknown components are left out.
 
-    An engine of the user's own may have an async method `fingerprint` that returns such a dict. Without it the version
-    of its policy counts.
+    A custom engine may define an async method `fingerprint` that returns such a dict. Without one, the engine's
+    policy version is used.
     """
     if callable(own := getattr(engine, "fingerprint", None)):
         return dict(await own())

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: requests are written whole, and each answer is read while its bytes arrive."""
+"""One HTTP/1.1 connection: writes each request whole, and parses the response as its bytes arrive."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -9,21 +9,21 @@ from typing import NamedTuple, cast
 from agentgym.errors import WireError
 
 _HEAD_LIMIT = 1 << 16
-"""Bytes of an answer's status line and headers at most, of one chunk's size line, and of one trailer."""
+"""Most bytes of a response's status line and headers, of a chunk's size line, and of a trailer."""
 _JOINED = 1 << 20
-"""Bytes of a request up to which its parts are joined, for one write is cheaper than several."""
+"""Largest request, in bytes, whose parts are joined: a single write is cheaper than several."""
 _LINES = 256
-"""Lines of heads that are remembered: a server sends the same few with every answer."""
+"""Number of cached status lines, and of cached header lines: a server sends the same few with every response."""
 
 _ONCE = ("content-length", "transfer-encoding")
-"""Fields that say how long a body is: two values of one would say two lengths."""
+"""Headers that determine the body's length. Two different values of one would be ambiguous."""
 _CODINGS = ("transfer-encoding", "content-encoding")
-"""Fields that say how a body is written."""
+"""Headers that determine how the body is encoded."""
 _DIGITS = {10: frozenset("0123456789"), 16: frozenset("0123456789abcdefABCDEF")}
 
 
 class RawAnswer(NamedTuple):
-    """A status, the body's bytes, and whether the server keeps the connection open."""
+    """A response's status and body, and whether the server keeps the connection open."""
 
     status: int
     body: bytearray
@@ -31,42 +31,45 @@ class RawAnswer(NamedTuple):
 
 
 class HttpLink(asyncio.Protocol):
-    """A connection that takes one request at a time.
+    """A connection that handles one request at a time.
 
-    The answer's future fails with OSError where the connection is lost, and with WireError where what arrives is no
-    HTTP/1, or encoded as nobody asked for. Bytes that nobody asked for make the connection unusable.
+    A request's future fails with OSError if the connection is lost, and with WireError if the response isn't HTTP/1
+    or has an encoding that wasn't requested. Bytes that arrive without a request make the connection unusable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport
         self._answer: asyncio.Future[RawAnswer] | None = None
-        """The answer that is waited for."""
+        """The future of the response that is pending."""
         self._held = bytearray()
-        """The bytes that are not read yet."""
+        """Received bytes that aren't parsed yet."""
         self._read: Callable[[], bool] = self._read_head
-        """Reads the next part of the answer from `_held`; whether all of it was there."""
+        """Parses the next part of the response from `_held`. It returns whether that part was complete."""
         self._looked = 0
-        """How far `_held` was looked through for the end of a line or a head."""
+        """Number of bytes of `_held` already searched for the end of a line or of the headers."""
         self._body = bytearray()
-        """The chunks so far."""
+        """The chunks received so far."""
         self._status, self._length, self._keep = 0, 0, False
         self._spoiled = False
         self.idle_since = 0.0
-        """When its owner put it aside, by `time.monotonic`."""
+        """`time.monotonic` when the owner returned the connection to its pool."""
 
-    # ------------------------------------------------------------------------------------------ the client's side
+    # ------------------------------------------------------------------------------------------ client interface
 
     @property
     def usable(self) -> bool:
-        """Whether a request may be sent."""
+        """Whether a request can be sent."""
         return not (self._spoiled or self._transport.is_closing())
 
     def ask(self, *parts: bytes | bytearray) -> asyncio.Future[RawAnswer]:
-        """Send a request, which is its parts together; its answer. The parts may be changed afterward."""
+        """Send a request that consists of these parts, and return a future of its response.
+
+        The parts may be changed afterward.
+        """
         answer = self._loop.create_future()
         if not self.usable:
-            answer.set_exception(ConnectionResetError("the server hung up before it was asked"))
+            answer.set_exception(ConnectionResetError("the server closed the connection before the request"))
             return answer
         self._answer = answer
         if sum(map(len, parts)) <= _JOINED:
@@ -77,14 +80,14 @@ class HttpLink(asyncio.Protocol):
         return answer
 
     def abort(self) -> None:
-        """Close the connection at once; an answer that is waited for fails."""
+        """Close the connection at once. A pending response fails."""
         self._transport.abort()
 
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
 
-    # ------------------------------------------------------------------------------------------ asyncio's side
+    # ------------------------------------------------------------------------------------------ asyncio callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -105,13 +108,13 @@ class HttpLink(asyncio.Protocol):
             self._give(self._held)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(exc or ConnectionResetError("the server hung up before it had answered"))
+        self._fail(exc or ConnectionResetError("the server closed the connection before it responded"))
 
     def _give(self, body: bytearray) -> None:
-        """Hand the answer over, and be ready for the next one."""
+        """Complete the pending response and get ready for the next one."""
         answer, self._answer, self._read = self._answer, None, self._read_head
         if answer is not None and not answer.done():
-            # What is not sent yet stands between the server and the next request.
+            # Unsent request bytes would precede the next request, so the connection can't be reused.
             keep = self._keep and not self._transport.get_write_buffer_size()
             answer.set_result(RawAnswer(self._status, body, keep))
 
@@ -120,26 +123,26 @@ class HttpLink(asyncio.Protocol):
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
-    # ------------------------------------------------------------------------------------------ the parts of an answer
+    # ------------------------------------------------------------------------------------------ parts of a response
 
     def _read_head(self) -> bool:
         head = self._until(b"\r\n\r\n")
         if head is None:
             if not self._held.startswith(b"HTTP/1."[: len(self._held)]):
-                raise WireError(f"the server's answer is no HTTP/1: {self._held[:80].decode('latin-1')!r}")
+                raise WireError(f"the server's response is not HTTP/1: {self._held[:80].decode('latin-1')!r}")
             return False
         self._status, self._keep, fields = _parsed(head)
         if 100 <= self._status < 200:
             return True
         length, chunked = fields.get("content-length"), _is_chunked(fields)
         if self._status in (204, 304):
-            length, chunked = "0", False  # Whatever the fields say, no body follows.
+            length, chunked = "0", False  # These responses have no body, whatever the headers say.
         if chunked:
             self._keep = self._keep and length is None
             self._body, self._read = bytearray(), self._read_size
         elif length is not None:
             self._length, self._read = _number(length, 10), self._read_body
-            return self._read_body()  # it may have no bytes
+            return self._read_body()  # The body may be empty.
         else:
             self._keep, self._read = False, self._read_rest
         return True
@@ -156,7 +159,7 @@ class HttpLink(asyncio.Protocol):
         return True
 
     def _read_rest(self) -> bool:
-        return False  # The body ends when the connection does.
+        return False  # The body ends when the connection closes.
 
     def _read_size(self) -> bool:
         line = self._until(b"\r\n")
@@ -171,23 +174,23 @@ class HttpLink(asyncio.Protocol):
             return False
         self._body += self._taken(self._length)
         if self._taken(2) != b"\r\n":
-            raise WireError("a chunk of the server's answer is longer than it says")
+            raise WireError("a chunk of the server's response is longer than its stated size")
         self._read = self._read_size
         return True
 
     def _read_trailer(self) -> bool:
-        """Trailers are read and dropped."""
+        """Read and drop one trailer line."""
         line = self._until(b"\r\n")
         if line is not None and not line:
             self._give(self._body)
         return line is not None
 
     def _until(self, mark: bytes) -> bytearray | None:
-        """The bytes before a mark, which is dropped; None while it is not there."""
+        """Return the bytes before a delimiter and drop the delimiter, or return None if it hasn't arrived yet."""
         end = self._held.find(mark, max(self._looked - len(mark) + 1, 0))
         self._looked = 0 if end >= 0 else len(self._held)
         if max(end, self._looked) > _HEAD_LIMIT:
-            raise WireError(f"the server's answer has no end of its head within {_HEAD_LIMIT} bytes")
+            raise WireError(f"a line or the headers of the server's response exceed {_HEAD_LIMIT} bytes")
         if end < 0:
             return None
         line = self._taken(end)
@@ -201,7 +204,11 @@ class HttpLink(asyncio.Protocol):
 
 
 def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
-    """The status, whether the connection stays open, and the fields; WireError for what is none."""
+    """Return the status, whether the connection stays open, and the headers.
+
+    Raises:
+        WireError: If the head is malformed.
+    """
     first, *lines = head.decode("latin-1").split("\r\n")
     status, stays_open = _status(first)
     fields: dict[str, str] = {}
@@ -218,17 +225,17 @@ def _parsed(head: bytearray) -> tuple[int, bool, Mapping[str, str]]:
 
 @lru_cache(_LINES)
 def _status(line: str) -> tuple[int, bool]:
-    """The status of an answer's first line, and whether its version of HTTP keeps connections open by itself."""
+    """Parse a status line; return the status, and whether its HTTP version keeps connections open by default."""
     version, status = line[:8], line[9:12]
     framed = version in ("HTTP/1.1", "HTTP/1.0") and line[8:9] == " " and line[12:13] in ("", " ")
     if not (framed and len(status) == 3 and _DIGITS[10].issuperset(status)):
-        raise WireError(f"the server's answer is no HTTP/1: {line[:80]!r}")
+        raise WireError(f"the server's response is not HTTP/1: {line[:80]!r}")
     return int(status), version == "HTTP/1.1"
 
 
 @lru_cache(_LINES)
 def _field(line: str) -> tuple[str, str]:
-    """The name of a header in small letters, and its value."""
+    """Return a header's name in lower case, and its value."""
     name, colon, value = line.partition(":")
     if not colon or "\r" in line or "\n" in line:
         raise _wrong_field(line)
@@ -236,23 +243,27 @@ def _field(line: str) -> tuple[str, str]:
 
 
 def _wrong_field(line: str) -> WireError:
-    return WireError(f"the server's answer has the header {line[:80]!r}")
+    return WireError(f"the server's response has an invalid header: {line[:80]!r}")
 
 
 def _is_chunked(fields: Mapping[str, str]) -> bool:
-    """Whether the body comes in chunks; WireError for what this client did not ask for and cannot read."""
+    """Return whether the body is chunked.
+
+    Raises:
+        WireError: If the response has an encoding that wasn't requested and can't be read.
+    """
     if fields.keys().isdisjoint(_CODINGS):
         return False
     for name in _CODINGS:
         coding = fields.get(name, "identity").lower()
         if coding not in ("identity", "chunked" if name == "transfer-encoding" else ""):
-            raise WireError(f"the server's answer has the {name} {coding[:40]!r}, which nobody asked for")
+            raise WireError(f"the server's response has the {name} {coding[:40]!r}, which was not requested")
     return fields.get("transfer-encoding", "").lower() == "chunked"
 
 
 def _number(text: str, base: int) -> int:
-    """The number; int() alone would take a sign, an underscore and a prefix as well."""
+    """Parse a number. `int()` alone would also accept a sign, underscores and a prefix."""
     with suppress(ValueError):
         if text and _DIGITS[base].issuperset(text):
             return int(text, base)
-    raise WireError(f"the server's answer has the length {text[:40]!r}")
+    raise WireError(f"the server's response has an invalid length: {text[:40]!r}")

@@ -1,4 +1,4 @@
-"""The protocol of engines that are asked with messages and answer with one, such as chat endpoints."""
+"""The protocol of engines that take messages and return one message, such as chat endpoints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,33 +13,36 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 from agentgym.types.messages import Message
 
 NO_POLICY = -1
-"""The policy version of turns whose ids and log-probabilities are not known: they are no policy's that is trained."""
+"""Policy version of turns whose token ids and log-probabilities are unknown. It never matches a policy that is
+trained.
+"""
 AnyChat: TypeAlias = Chat | MessageChat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one answer, or many, took by the engine's own count."""
+    """Tokens, cost and requests of one or more completions, as the engine counts them."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Tokens of the prompt that the engine had computed before; they are among `prompt_tokens`."""
+    """Prompt tokens that the engine had already computed. They are included in `prompt_tokens`."""
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Tokens of the reasoning that no later prompt holds; they are among `completion_tokens`."""
+    """Reasoning tokens, which later prompts don't contain. They are included in `completion_tokens`."""
     cost: float = 0.0
-    """The price of it all, in the currency of the engine's prices."""
+    """Total price, in the currency of the engine's prices."""
     requests: int = 0
     uncounted_requests: int = 0
-    """Requests whose answers came without a count; their tokens are estimated here, and cost nothing."""
+    """Requests whose responses had no token counts. Their tokens are estimated and cost nothing."""
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def metrics(self, model: str = "") -> dict[str, float]:
-        """Return the counts as a rollout's metrics have them, without those that are 0.
+        """Return the nonzero counts under the names that a rollout's metrics use.
 
-        Those of the policy, or the tokens and the cost of a model role.
+        Args:
+            model: The model role, which gets its tokens and cost only; "" for the policy, which gets every count.
         """
         if not model:
             return {f"usage/{f.name}": float(value) for f in fields(self) if (value := getattr(self, f.name))}
@@ -49,7 +52,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCompletion:
-    """An engine's answer as a message; `max_tokens` of the request bounds its `usage.completion_tokens`."""
+    """An engine's reply as a message. The request's `max_tokens` limits its `usage.completion_tokens`."""
 
     message: Message
     finish_reason: FinishReason
@@ -58,7 +61,7 @@ class MessageCompletion:
 
 @runtime_checkable
 class MessageEngine(Protocol):
-    """An engine that a conversation asks by `generate_message`, in the place of `generate`: it knows no token ids."""
+    """An engine that works on messages, not token ids: conversations call `generate_message` instead of `generate`."""
 
     async def generate_message(
         self,
@@ -70,31 +73,45 @@ class MessageEngine(Protocol):
         sampling: Sampling,
         seed: int,
     ) -> MessageCompletion:
-        """Answer the conversation with one assistant message of at most `max_tokens` tokens.
+        """Generate one assistant message that continues the conversation.
 
-        EngineError where the engine cannot answer. Cancelling the call frees its place.
+        Cancelling the call frees its slot.
+
+        Args:
+            messages: The conversation so far.
+            tools: JSON descriptions of the tools that the model may call.
+            session: Name of the conversation.
+            max_tokens: Most tokens of the reply.
+            sampling: Sampling parameters.
+            seed: Seed of the sampling.
+
+        Raises:
+            EngineError: If the engine can't generate a reply.
         """
         ...
 
 
 def refuse_in_training(engine: object) -> None:
-    """Raise ValueError for an engine that is asked with messages: nothing can be trained on what it says."""
+    """Raise ValueError if the engine works on messages: without ids and log-probabilities nothing can be trained."""
     if isinstance(engine, MessageEngine):
         raise ValueError(
-            f"engine: {type(engine).__name__} gives neither token ids nor log-probabilities, so it is for evaluation; "
-            "train with ag.TransformersEngine or SGLang"
+            f"engine: {type(engine).__name__} returns neither token ids nor log-probabilities, so it is only for "
+            "evaluation; train with ag.TransformersEngine or SGLang"
         )
 
 
 def open_chat(engine: Engine, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> AnyChat:
-    """Return the chat that a conversation with this engine is kept in."""
-    if hasattr(engine, "generate_message"):  # What `isinstance` says, at a tenth of its cost.
+    """Return a new chat for a conversation with this engine."""
+    if hasattr(engine, "generate_message"):  # Equivalent to `isinstance` with MessageEngine, at a tenth of the cost.
         return MessageChat(tools, messages)
     return Chat(engine.tokenizer, tools, messages)
 
 
 def counted(reply: MessageCompletion) -> Completion:
-    """Return an answer as ids that only count: those tokens of it that later prompts hold, and at least one."""
+    """Return a completion of placeholder ids that have the reply's length.
+
+    There is one id for each token of the reply that later prompts contain (reasoning isn't), and at least one.
+    """
     tokens = max(1, reply.usage.completion_tokens - reply.usage.reasoning_tokens)
     return Completion(
         token_ids=np.full(tokens, FILL),

@@ -1,4 +1,4 @@
-"""A scripted engine and a byte tokenizer, for tests and demonstrations without a model."""
+"""A scripted engine and a byte tokenizer, for tests and demos without a model."""
 
 import json
 import re
@@ -21,23 +21,40 @@ from agentgym.types.weights import Adapter
 
 
 def call(name: str, /, **arguments: Any) -> Message:
-    """Return a reply that calls one tool."""
+    """Return a reply that calls one tool.
+
+    Args:
+        name: The tool's name.
+        **arguments: The call's arguments.
+    """
     return calls((name, arguments))
 
 
 def calls(*named: tuple[str, dict[str, Any]]) -> Message:
-    """Return a reply that calls several tools in one turn."""
+    """Return a reply that calls several tools in one turn.
+
+    Args:
+        *named: A pair of tool name and arguments for each call.
+    """
     made = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in named]
     return Message(role="assistant", content="", tool_calls=made)  # type: ignore[typeddict-item]
 
 
 def say(text: str) -> Message:
-    """Return a reply in plain text."""
+    """Return a plain text reply.
+
+    Args:
+        text: The reply's text.
+    """
     return Message(role="assistant", content=text)
 
 
 def raw(text: str) -> str:
-    """Return a reply of exactly this text, such as a malformed call."""
+    """Return a reply that consists of exactly this text, such as a malformed call.
+
+    Args:
+        text: The turn's text. The engine appends the stop token.
+    """
     return text
 
 
@@ -45,11 +62,11 @@ Reply: TypeAlias = Message | str
 
 
 ReplyPolicy: TypeAlias = Callable[[str], Reply]
-"""A function from the whole text before the assistant's turn to the assistant's reply."""
+"""A function that takes the whole text before the assistant's turn and returns the assistant's reply."""
 
 
 def check_replies(name: str, replies: Any) -> None:
-    """Raise TypeError where the argument `name` is neither a list of replies, each of which is read, nor a function."""
+    """Raise TypeError if the argument `name` is neither a function nor a list of valid replies."""
     if callable(replies):
         return
     if isinstance(replies, str | bytes | Mapping) or not isinstance(replies, Sequence):
@@ -61,16 +78,16 @@ def check_replies(name: str, replies: Any) -> None:
 
 def _check_reply(where: str, reply: Any) -> None:
     if not isinstance(reply, str) and not (isinstance(reply, Mapping) and isinstance(reply.get("content"), str)):
-        raise TypeError(f"{where}: must be a reply, such as say(...), call(...) or a text, got {reply!r:.80}")
+        raise TypeError(f"{where}: must be a reply, such as say(...), call(...) or a string, got {reply!r:.80}")
 
 
 _TURN_MARKS = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
 _BYTES = {i: bytes([i]) for i in range(256)} | {256: b"<|im_start|>", 257: b"<|im_end|>"}
-"""What each id stands for; an id beyond them is taken modulo 256."""
+"""The bytes of each id. Larger ids are taken modulo 256."""
 
 
 class ByteTokenizer:
-    """A chat tokenizer with one id a byte, and one for each of the two turn special tokens, in the Hermes format."""
+    """A chat tokenizer with one id per byte, plus one for each of the two turn delimiters, in the Hermes format."""
 
     START, END = 256, 257
     vocabulary = 258
@@ -105,12 +122,16 @@ class ByteTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         try:
             read = bytes([*token_ids])
-        except ValueError:  # Not all of them are bytes.
+        except ValueError:  # Some ids aren't bytes.
             read = b"".join([_BYTES.get(i) or bytes([i % 256]) for i in token_ids])
         return read.decode(errors="replace")
 
     def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the byte, or the special token, of each id."""
+        """Return the bytes of each id: one byte, or a special token.
+
+        Args:
+            token_ids: The ids to look up.
+        """
         return {i: _BYTES.get(i) or bytes([i % 256]) for i in token_ids}
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
@@ -118,11 +139,17 @@ class ByteTokenizer:
 
 
 class Scripted:
-    """An engine that answers from a script, or from a function of the text so far; a real Engine in every way.
+    """An engine that replies from a script, or by calling a function with the text so far.
 
-    Each rollout plays the script from its start. Log-probabilities are -0.5 throughout. `end` is the text of
-    the tokenizer's stop token. `model_name` tells it from other models where answers are kept by model, as a judge's
-    are on disk: change it with the script.
+    It implements all of `Engine`. Each rollout starts at the script's beginning. Every log-probability is -0.5.
+
+    Args:
+        replies: A list of replies, or a function from the text so far to a reply.
+        tokenizer: The chat tokenizer; None for a `ByteTokenizer`.
+        end: Text of the tokenizer's stop token.
+        context_tokens: Most ids in a request.
+        model_name: Distinguishes this engine from other models in caches that are keyed by model, such as a judge's.
+            Change it with the script.
     """
 
     def __init__(
@@ -158,26 +185,26 @@ class Scripted:
         )
 
     def _write(self, reply: Message) -> str:
-        """The body of the assistant's turn as the template writes it."""
+        """Return the body of the assistant's turn as the template renders it."""
         ask = Message(role="user", content="")
         body = self.tokenizer.render([ask, reply], [], generation=False).removeprefix(self._opened)
         return body[: body.rindex(self.end)]
 
     @cached_property
     def _opened(self) -> str:
-        """A chat with an empty question, the assistant's turn open."""
+        """A rendered chat with an empty user message and an open assistant turn."""
         return self.tokenizer.render([Message(role="user", content="")], [], generation=True)
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         if callable(self.replies):
             made = self.replies(self.tokenizer.decode(token_ids))
-            _check_reply("what the function of replies returned", made)
+            _check_reply("return value of the replies function", made)
             return made
         rollout_id = session.rpartition("/")[0]
         self._sessions.setdefault(rollout_id, set()).add(session)
         rollout = self._played.get(rollout_id, 0)
         if rollout == len(self.replies):
-            raise EngineError(f"the script ended after {rollout} replies, and the env asked for one more")
+            raise EngineError(f"the script has {rollout} replies, but the env requested one more")
         self._played[rollout_id] = rollout + 1
         return self.replies[rollout]
 
@@ -185,7 +212,7 @@ class Scripted:
         rollout_id = session.rpartition("/")[0]
         sessions = self._sessions.get(rollout_id, set())
         sessions.discard(session)
-        if not sessions:  # A fork ends before its rollout does.
+        if not sessions:  # A fork's session is released before its rollout ends.
             self._sessions.pop(rollout_id, None)
             self._played.pop(rollout_id, None)
 
@@ -197,9 +224,9 @@ class Scripted:
 
 
 class Seeing:
-    """Asks a scripted engine with messages, images among them, as `ag.Endpoint` asks its server.
+    """Passes messages, which may contain images, to a scripted engine, as `ag.Endpoint` passes them to its server.
 
-    A function of the text so far reads a word about each image: `[image/png, 12 kB]`.
+    A reply function sees a placeholder for each image: `[image/png, 12 kB]`.
     """
 
     version = NO_POLICY
@@ -208,7 +235,7 @@ class Seeing:
         self.scripted, self.tokenizer = scripted, scripted.tokenizer
         self.context_tokens = scripted.context_tokens
         self.asked: list[list[Message]] = []
-        """The messages of each request, as an endpoint would get them."""
+        """The messages of each request, as an endpoint would receive them."""
 
     async def generate_message(
         self,
@@ -236,13 +263,13 @@ class Seeing:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        raise EngineError("Seeing.generate: it is asked with messages")
+        raise EngineError("Seeing.generate: this engine takes messages; call generate_message")
 
     async def release(self, session: str) -> None:
         await self.scripted.release(session)
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
-        raise EngineError("Seeing.load_adapter: it cannot be trained")
+        raise EngineError("Seeing.load_adapter: this engine cannot be trained")
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        raise EngineError("Seeing.score: it gives no log-probabilities")
+        raise EngineError("Seeing.score: this engine has no log-probabilities")

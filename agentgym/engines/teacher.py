@@ -1,8 +1,8 @@
-"""On-policy distillation: how likely a teacher finds each token that a student sampled.
+"""On-policy distillation: the likelihood that a teacher assigns to each token that a student sampled.
 
-The advantage of a token is the teacher's log-probability of it less the student's own, both under the temperature of
-sampling. In the mean over the student's samples that is minus the divergence of the two, so the policy gradient
-minimizes KL(student || teacher) along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
+A token's advantage is the teacher's log-probability minus the student's, both at the sampling temperature. Its mean
+over the student's samples is the negative divergence between the two, so the policy gradient minimizes
+KL(student || teacher) along the student's own contexts (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543).
 """
 
 import asyncio
@@ -28,16 +28,23 @@ async def teacher_advantages(
     sampling: Sampling,
     concurrency: int = 64,
 ) -> dict[SegmentKey, Floats]:
-    """Return an advantage for each token of each segment: the teacher's log-probability less the student's.
+    """Return an advantage for each token of each segment: the teacher's log-probability minus the student's.
 
     ::
 
         ids         P  P  a  a  e  a      P prompt, a sampled, e from the environment
         advantage   0  0  A  A  0  A      A = log p(teacher) - log p(student), in nats
 
-    `rollouts` were sampled with `sampling`, and at most `concurrency` segments are scored at once. Raises ValueError
-    where the teacher reads the ids as another text than the student, holds shorter contexts, or gives scores that are
-    no numbers.
+    Args:
+        rollouts: Rollouts that were sampled with `sampling`.
+        teacher: The engine that scores the segments.
+        student: The engine that sampled them. Only its tokenizer is used.
+        sampling: Sampling parameters of the rollouts.
+        concurrency: Most segments that are scored at the same time.
+
+    Raises:
+        ValueError: If the teacher's tokenizer decodes the ids to different text than the student's, if the teacher's
+            context is too short, or if its scores aren't finite numbers, one for each id but the first.
     """
     places = asyncio.Semaphore(concurrency)
 
@@ -50,36 +57,36 @@ async def teacher_advantages(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(scored(rollout, segment)) for rollout, segment in sampled]
-    except ExceptionGroup as errors:  # Not `except*`: Python before 3.11.4 wraps what is raised in that.
+    except ExceptionGroup as errors:  # Not `except*`: before 3.11.4, Python wraps exceptions raised inside one.
         raise errors.exceptions[0] from None
     return dict(task.result() for task in tasks)
 
 
 async def _advantages(segment: Segment, teacher: Engine, sampling: Sampling) -> Floats:
-    """Return the advantages of one segment's tokens; 0 for a token that nobody sampled."""
+    """Return the advantages of one segment's tokens, 0 for tokens that weren't sampled."""
     ids = segment.token_ids.tolist()
     if len(ids) > teacher.context_tokens:
         raise ValueError(
-            f"teacher: a segment has {len(ids)} tokens, and the teacher holds {teacher.context_tokens}; set "
+            f"teacher: a segment has {len(ids)} tokens, but the teacher's context is {teacher.context_tokens}; set "
             "teacher_engine.context_tokens, or lower the env's limits.context_tokens"
         )
-    # The first id has no score: nothing stands before it. It is never sampled.
+    # The first id has no score because nothing precedes it. It is never sampled.
     scores = np.concatenate([[0.0], np.asarray(await teacher.score(ids, sampling=sampling), np.float64)])
     if len(scores) != len(ids) or not np.isfinite(scores).all():
         raise ValueError(
-            f"teacher: its scores of {len(ids)} ids are {len(scores) - 1} values, or not all of them finite; the "
-            "teacher's engine must score each id but the first"
+            f"teacher: for {len(ids)} ids its engine returned {len(scores) - 1} scores, or scores that are not finite; "
+            "it must return one finite log-probability for each id but the first"
         )
     return np.where(segment.sampled, scores - segment.logprobs, 0.0).astype(np.float32)
 
 
 def _refuse_other_words(rollout: Rollout, segment: Segment, teacher: Engine, student: Engine) -> None:
-    """Raise ValueError where the teacher's tokenizer reads the ids of a segment otherwise than the student's."""
+    """Raise ValueError if the teacher's tokenizer decodes a segment's ids differently from the student's."""
     ids = segment.token_ids.tolist()
     if teacher.tokenizer.decode(ids) != student.tokenizer.decode(ids):
         raise ValueError(
-            f"teacher: its tokenizer reads the ids of rollout {rollout.rollout_id!r} as another text than the "
-            "student's; a teacher needs the student's vocabulary"
+            f"teacher: its tokenizer decodes the ids of rollout {rollout.rollout_id!r} to different text than the "
+            "student's; use a teacher with the student's vocabulary"
         )
 
 
@@ -88,7 +95,7 @@ def _is_taught(segment: Segment) -> bool:
 
 
 def divergence(rollouts: Sequence[Rollout], advantages: Mapping[SegmentKey, Floats]) -> float:
-    """Return KL(student || teacher) in nats a token, estimated over the sampled tokens of the scored rollouts."""
+    """Return KL(student || teacher) in nats per token, estimated over the scored rollouts' sampled tokens."""
     values = [
         advantages[rollout.rollout_id, segment.index][segment.sampled]
         for rollout in rollouts

@@ -1,4 +1,4 @@
-"""The bytes of the token ids of several engines, for who keeps rollouts."""
+"""The bytes of token ids for several engines, for code that stores rollouts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ from agentgym.engines.messages import MessageEngine
 
 
 def bytes_by_model(policy: Engine, models: Mapping[str, Engine]) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-    """Return a function that gives the bytes of token ids of a model role, "" for the policy.
+    """Return a function that takes a model role ("" for the policy) and token ids, and returns each id's bytes.
 
-    A tokenizer without a method `token_bytes` is asked to decode each id alone. Nothing is given of an engine that is
-    asked with messages, whose ids mean nothing, and of a model that is not among these.
+    If a tokenizer has no `token_bytes` method, each id is decoded alone. The result is {} for an engine that works on
+    messages, whose ids are meaningless, and for an unknown model role.
     """
-    return bytes_of(tokenizers_of(policy, models))  # now: what is kept last is kept when the engines are closed
+    return bytes_of(tokenizers_of(policy, models))  # Looked up now: rollouts are still stored after closing.
 
 
 def tokenizers_of(policy: Engine, models: Mapping[str, Engine]) -> dict[str, Any]:
-    """Return the tokenizers of these models, "" for the policy; those that are asked with messages have none."""
+    """Return these models' tokenizers by role, "" for the policy. Engines that work on messages are left out."""
     engines = {**models, "": policy}
     return {name: engine.tokenizer for name, engine in engines.items() if not isinstance(engine, MessageEngine)}
 
 
 def bytes_of(tokenizers: Mapping[str, Any]) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-    """Return a function that gives the bytes of token ids under the tokenizer of a name, as `bytes_by_model` does."""
+    """Return a function that takes a tokenizer's name and ids, and returns each id's bytes like `bytes_by_model`."""
 
     def token_bytes(model: str, ids: Sequence[int]) -> dict[int, bytes]:
         if (tokenizer := tokenizers.get(model)) is None:

@@ -1,4 +1,4 @@
-"""Models that an env asks by name: questions, judges and simulated users."""
+"""Model roles that an env queries by name: plain questions, judges and simulated users."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -1,4 +1,4 @@
-"""Judges: a rubric that a model role applies, with answers in a pydantic model."""
+"""Judges: a model role applies a rubric and fills in a pydantic model."""
 
 import asyncio
 import hashlib
@@ -27,30 +27,32 @@ log = logging.getLogger(__name__)
 
 TABLE = "CREATE TABLE IF NOT EXISTS answers (question TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID"
 WAIT_S = 30.0
-"""How long a reader or a writer waits for another process that holds the file."""
+"""Seconds that a reader or a writer waits for another process that has locked the file."""
 _places: "WeakKeyDictionary[Judge[Any], WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]]"
 _places = WeakKeyDictionary()
-"""The places of each judge for questions in flight, in each event loop."""
+"""A semaphore for each judge and event loop, which limits the queries in flight."""
 
 
 class AnswerCache:
-    """Keeps one answer for each question in a file; its methods block, and are called in threads.
+    """Stores one response per question in a SQLite file. The methods block, so call them in threads.
 
-    :raises ValueError: from each, naming the file, where it cannot be read or written.
+    Raises:
+        ValueError: From each method, if the file can't be read or written. The message names it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def get(self, question: str) -> str | None:
-        """Return the answer; None where there is none."""
+        """Return the cached response, or None if there is none."""
         rows = self._do("SELECT answer FROM answers WHERE question = ?", question)
         return rows[0][0] if rows else None
 
     def put(self, question: str, answer: str) -> None:
-        """Keep the answer; an earlier one to the same question stays.
+        """Store a response, unless the question already has one.
 
-        If the disk does not take it, the log says so once: the answer is there, and was paid for.
+        If the disk is full or fails, this logs a warning once instead of failing, since the response exists and was
+        paid for.
         """
         try:
             self._do("INSERT OR IGNORE INTO answers VALUES (?, ?)", question, answer)
@@ -60,7 +62,7 @@ class AnswerCache:
             _say_not_kept(self.path, why)
 
     def drop(self, question: str, answer: str) -> None:
-        """Forget this answer; another one to the same question stays."""
+        """Delete this response. A different response to the same question stays."""
         self._do("DELETE FROM answers WHERE question = ? AND answer = ?", question, answer)
 
     def _do(self, sql: str, *values: str) -> list[Any]:
@@ -70,62 +72,68 @@ class AnswerCache:
                 connection.execute(TABLE)
                 return connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:
-            raise ValueError(f"cache: {self.path} cannot be used ({error}); give another file, or remove it") from error
+            raise ValueError(f"cache: {self.path} cannot be used ({error}); use another file, or remove it") from error
 
 
 @cache
 def _say_not_kept(path: Path, why: str) -> None:
-    log.warning("cache: answers cannot be written to %s (%s): they are used and not kept", path, why)
+    log.warning("cache: responses cannot be written to %s (%s): they are used, but not cached", path, why)
 
 
 def question_key(**parts: Any) -> str:
-    """Return what stands for a question in the cache: a digest of all that its answer depends on."""
+    """Return the cache key of a question: a digest of everything that its response depends on."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=20).hexdigest()
 
 
 @config(frozen=True, kw_only=True, eq=False)
 class Judge(Generic[AnswerT]):
-    """Asks a model role to apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
+    """Has a model role apply a rubric: `await judge.ask(self.model("judge"), text)` in an env.
 
-    One object serves all rollouts of a process. An answer that it has on disk is not asked for again: it depends on the
-    model and its version, the rubric, the messages, the response's schema, the settings of sampling, and `version`. The
-    answers of an engine that does not say its model's name, such as a `Scripted` without `model_name`, are not kept,
-    which the log says once.
+    One object serves all rollouts of a process. With a `cache`, responses are stored on disk and reused if the model
+    and its version, the rubric, the messages, the response's schema, the sampling settings and `version` are all the
+    same. If an engine doesn't report its model's name, such as a `Scripted` without `model_name`, its responses
+    aren't cached, and a warning is logged once.
     """
 
     rubric: Text
-    """What the model is told first: what to look at, and what each score means."""
+    """The system prompt: what to look at, and what each score means."""
     response: type[AnswerT]
-    """A pydantic model; its fields and their descriptions are what the model has to fill in."""
+    """A pydantic model, whose fields and their descriptions define what the model has to fill in."""
     cache: Folder | None = None
-    """The file of the answers, which processes may share; None keeps none."""
+    """The cache file, which several processes may share; None for no cache."""
     version: str = ""
-    """Part of what an answer in the cache depends on: change it where the model has changed under the same name."""
+    """Part of the cache key. Change it if the model has changed under the same name."""
     concurrency: Positive = 16
-    """Most questions in flight at once, over all rollouts of this process."""
+    """Most queries in flight, over all rollouts of this process."""
     calls: Positive | None = None
-    """Most times that one rollout asks this model, repeated questions included; None for no such limit."""
+    """Most queries to this model per rollout, including retries; None for no limit."""
     retries: Count = 2
-    """Most new attempts where the engine fails or the answer does not fit the response."""
+    """Most retries if the engine fails or the response doesn't fit the schema."""
     max_tokens: Positive = 1024
-    """Most tokens of an answer."""
+    """Most tokens of a response."""
     temperature: NotNegative = 0.0
-    """The temperature; 0 takes the likeliest token."""
+    """Sampling temperature; 0 is greedy."""
     timeout_s: Above0 = 120.0
-    """Most seconds for an answer, from when it is asked for; waiting for others' questions is not among them."""
+    """Most seconds per question, including its retries, but not the wait for other questions."""
 
     def __post_init__(self) -> None:
         if self.cache is not None:
             object.__setattr__(self, "cache", whole_path(self.cache))
 
     async def ask(self, model: Model, messages: str | Sequence[Message]) -> AnswerT:
-        """Return the model's answer to the rubric and these messages, or to one text, from the cache where it is there.
+        """Return the model's verdict on these messages according to the rubric, from the cache if it is there.
 
-        The rollout's time limits stand still meanwhile, and its metrics count the calls, tokens and seconds of the
-        model, and the answers that were cached.
+        The rollout's time limits are suspended meanwhile. Its metrics count the model's calls, tokens and seconds,
+        and the cached responses.
 
-        :raises EngineError: where the model has not answered after all.
-        :raises ModelLimitError: if the question is too long, or the rollout has had its calls; a reward is then 0.0.
+        Args:
+            model: The model role to query, from `self.model(name)` in an env.
+            messages: The messages to judge, or a text that is sent as one user message.
+
+        Raises:
+            EngineError: If the model fails, or gives no valid response after all retries.
+            ModelLimitError: If the question is too long, or the rollout has used up its `calls`. A reward is then
+                0.0.
         """
         said = [Message(role="user", content=messages)] if isinstance(messages, str) else kept(messages)
         asked = [Message(role="system", content=self.rubric), *said]
@@ -142,13 +150,13 @@ class Judge(Generic[AnswerT]):
             return answer
 
     def _can_keep(self, path: Path, model: Model) -> bool:
-        """Whether the model's answers can be told from those of another model; the log says once where not."""
+        """Return whether the model can be identified in the cache. If not, log a warning once."""
         if not model.identity:
             _say_nameless(path, model.name)
         return bool(model.identity)
 
     def _kept(self, cache: AnswerCache, key: str) -> AnswerT | None:
-        """Return the answer in the cache; one that cannot be read is dropped there, which the log says once."""
+        """Return the cached response. If it can't be parsed, delete it and log a warning once."""
         written = cache.get(key)
         if written is None:
             return None
@@ -165,8 +173,8 @@ class Judge(Generic[AnswerT]):
             if self.calls is not None:
                 if model.calls >= self.calls:
                     raise ModelLimitError(
-                        f"judge {model.name!r}: the rollout has asked it {model.calls} times, and Judge.calls allows "
-                        f"{self.calls}; ask for less, or raise it"
+                        f"judge {model.name!r}: the rollout has queried it {model.calls} times, but Judge.calls allows "
+                        f"{self.calls}; query it less often, or raise Judge.calls"
                     )
                 retries = min(retries, self.calls - model.calls - 1)
             return await model.ask_json(
@@ -180,7 +188,7 @@ class Judge(Generic[AnswerT]):
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """Hold one of the places for questions in flight; a semaphore belongs to one event loop."""
+        """Limit the queries in flight while the block runs. There is one semaphore per event loop."""
         of_loops = _places.setdefault(self, WeakKeyDictionary())
         places = of_loops.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency))
         async with places:
@@ -200,8 +208,8 @@ class Judge(Generic[AnswerT]):
 @cache
 def _say_nameless(path: Path, model: str) -> None:
     log.warning(
-        "cache: no answers of the model %r are kept in %s: its engine has no model_name, which would tell them from "
-        "those of another model; give it one, as in Scripted(replies, model_name='rules-1')",
+        "cache: responses of the model %r are not cached in %s, because its engine has no model_name to tell them "
+        "from another model's; set one, as in Scripted(replies, model_name='rules-1')",
         model,
         path,
     )
@@ -209,4 +217,4 @@ def _say_nameless(path: Path, model: str) -> None:
 
 @cache
 def _say_unreadable(path: Path, response: str) -> None:
-    log.warning("cache: %s holds answers that fit no %s; they are asked for again", path, response)
+    log.warning("cache: %s contains responses that do not fit %s; they are requested again", path, response)

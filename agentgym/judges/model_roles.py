@@ -1,4 +1,4 @@
-"""The models of a rollout by name, beside its policy: what asks them, and counts what that took."""
+"""A rollout's model roles, the models besides its policy: queries them, and counts calls, tokens and time."""
 
 import asyncio
 import logging
@@ -25,19 +25,24 @@ from agentgym.types.rollout import Rollout
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_S = 0.5
-"""Seconds before the second attempt at an engine that failed; each later wait is twice as long."""
+"""Seconds before the first retry of a failed engine. Each later wait is twice as long."""
 DoneT = TypeVar("DoneT", Completion, MessageCompletion)
 
 
 def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
-    """Return the models as a dict; TypeError or ValueError, naming the entry, for what is no engine under a name."""
+    """Return the models as a dict.
+
+    Raises:
+        TypeError: If it isn't a mapping, or a value isn't an engine. The message names the entry.
+        ValueError: If a name is invalid.
+    """
     if models is None:
         return {}
     if not isinstance(models, Mapping):
         raise TypeError(f'models: must be engines by name, such as {{"judge": engine}}, got {models!r:.80}')
     for name, engine in models.items():
         if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"models: {name!r} is no name; write a word without a slash, such as 'judge'")
+            raise ValueError(f"models: {name!r} is not a valid name; use a word without a slash, such as 'judge'")
         try:
             check_engine(engine)
         except TypeError as error:
@@ -46,21 +51,21 @@ def check_models(models: Mapping[str, Engine] | None) -> dict[str, Engine]:
 
 
 def unasked(names: Iterable[str], played: Sequence[Rollout], envs: Iterable[type[Env[Any]]]) -> list[str]:
-    """Return a sentence for each model role that no rollout has asked: its name may be misspelled."""
+    """Return a sentence for each model role that no rollout has queried, since its name may be misspelled."""
     asked = {name.partition("/")[2] for rollout in played for name in rollout.metrics if name.startswith("model_")}
     asked |= {segment.model for rollout in played for segment in rollout.segments}
     known = {name for env in envs for name in env.fallback_models}
     return [
-        f"no rollout has asked the model {name!r}; "
+        f"no rollout has queried the model {name!r}; "
         + (nearest(name, known) if known else "the env may use another name for it")
         for name in sorted(set(names) - asked)
     ]
 
 
 class ModelRoles:
-    """The model roles of one rollout: `models("judge")` is the one to ask; each is made once.
+    """The model roles of one rollout: `models("judge")` returns the model of that role, which is created once.
 
-    Where none of a name was given, the one of `fallback_models` answers.
+    A role that wasn't given a model uses the one in `fallback_models`.
     """
 
     def __init__(
@@ -78,7 +83,11 @@ class ModelRoles:
         self._models: dict[str, AskedModel] = {}
 
     def engine(self, name: str) -> Engine:
-        """The engine of that name; EnvError where there is none says which there are and how to give one."""
+        """Return the engine of a role.
+
+        Raises:
+            EnvError: If there is none. The message lists the roles and tells how to set one.
+        """
         if name in self.engines:
             return self.engines[name]
         if name in self.fallback_models:
@@ -89,36 +98,45 @@ class ModelRoles:
         )
 
     def __call__(self, name: str) -> "AskedModel":
-        """The model of that name; EnvError where there is none."""
+        """Return the model of a role.
+
+        Raises:
+            EnvError: If there is none.
+        """
         engine = self.engine(name)
         if name not in self._models:
             self._models[name] = AskedModel(name, engine, f"{self.session}/model.{name}", self.seed, self.metrics)
         return self._models[name]
 
     def asked(self) -> dict[str, "AskedModel"]:
-        """The models that were made so far, by name."""
+        """Return the models that were created so far, by role."""
         return dict(self._models)
 
     def calls(self) -> dict[str, int]:
-        """How often each model was asked so far."""
+        """Return the number of calls of each model so far."""
         return {name: model.calls for name, model in self._models.items()}
 
     def rewind(self, calls: Mapping[str, int]) -> None:
-        """Count on from an earlier `calls`, so that the next questions are as those that followed it."""
+        """Reset the counters to an earlier `calls`, so that the calls after it get the same seeds again."""
         for name, model in self._models.items():
             model.calls = calls.get(name, 0)
 
     def sessions(self) -> list[tuple[Engine, str]]:
-        """Every session that was opened, with its engine."""
+        """Return every opened session with its engine."""
         return [(model.engine, session) for model in self._models.values() for session in model.sessions]
 
     async def release(self) -> None:
-        """Release every session, also where that fails for one of them."""
+        """Release every session, even if releasing one of them fails."""
         await release_each(self.sessions())
 
 
 async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
-    """Release every session of an engine, also where that fails for one of them; EngineError or the cancellation."""
+    """Release every session of these engines, even if releasing one of them fails.
+
+    Raises:
+        EngineError: If a release failed; the last such error.
+        CancelledError: If a release was cancelled. It takes precedence.
+    """
     failed: BaseException | None = None
     for engine, session in sessions:
         try:
@@ -131,14 +149,18 @@ async def release_each(sessions: Iterable[tuple[Engine, str]]) -> None:
 
 
 def kept(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with their contents as they are kept; ValueError names the part that is none."""
+    """Return the messages in their stored form.
+
+    Raises:
+        ValueError: If a part of a message is invalid. The message names it.
+    """
     return [kept_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
 def _how(name: str) -> str:
-    """How a model is given."""
+    """Return the instructions for setting a model role."""
     return (
-        f'Give it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
+        f'Pass it as models={{"{name}": engine}} to ag.rollout, run_groups, evaluate, Scheduler or check_env, or in a '
         f'recipe as models={{"{name}": ag.ModelRoleConfig(model=...)}}; on the command line --models.{name}.model '
         f"MODEL, and for `agentgym eval` also --models.{name}.url"
     )
@@ -146,34 +168,32 @@ def _how(name: str) -> str:
 
 @cache
 def _warn_of_fallback(owner: str, name: str) -> None:
-    """Warn once in a process."""
-    log.warning(
-        "%s: no model %r was given, and the env's own fallback model answers for it. %s", owner, name, _how(name)
-    )
+    """Log a warning, once per process."""
+    log.warning("%s: no model %r was given, so the env's own fallback model is used. %s", owner, name, _how(name))
 
 
 class AskedModel(Model):
-    """A model that an env asks; each question in flight has a session of its engine for itself."""
+    """A model role of a rollout. Each call in flight has a separate session of the engine."""
 
     def __init__(self, name: str, engine: Engine, session: str, seed: int, metrics: dict[str, float]) -> None:
         self.name, self.engine, self.calls = name, engine, 0
         self._session, self._seed, self._metrics = session, seed, metrics
         self._busy: list[bool] = []
-        """Of each session, whether a question is in flight in it."""
+        """For each session, whether a call is in flight."""
 
     @property
     def sessions(self) -> list[str]:
-        """The sessions that were opened: as many as questions were in flight at once."""
+        """The sessions that were opened: as many as there were calls in flight at the same time."""
         return [f"{self._session}.{place}" for place in range(len(self._busy))]
 
     @property
     def identity(self) -> str:
-        """The name of the engine's model, and its version; "" where the engine does not say that name."""
+        """The name and version of the engine's model; "" if the engine doesn't report its name."""
         name = own_model_name(self.engine)
         return f"{name} {self.engine.version}" if name else ""
 
     def count(self, what: str, number: float = 1.0) -> None:
-        """Add to the metric `model_WHAT/NAME` of the rollout."""
+        """Add to the rollout's metric `model_WHAT/NAME`."""
         metric = f"model_{what}/{self.name}"
         self._metrics[metric] = self._metrics.get(metric, 0.0) + number
 
@@ -196,14 +216,14 @@ class AskedModel(Model):
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise EngineError(f"model {self.name!r}: no answer within {timeout_s:g} s, its timeout_s") from error
+                raise EngineError(f"model {self.name!r}: no response within {timeout_s:g} s, its timeout_s") from error
             finally:
                 self.count("seconds", loop.time() - start)
 
     async def _answered(
         self, messages: list[Message], response: type[BaseModel] | None, sampling: Sampling, retries: int
     ) -> tuple[str, Any]:
-        """Ask until there is an answer that can be read; return what was written, and what was read."""
+        """Query the engine until a response is valid, and return its text and its parsed value."""
         asked = messages if response is None else asking_for(response, messages)
         wait_s, wrong = FIRST_WAIT_S, ""
         for attempt in range(retries + 1):
@@ -230,19 +250,19 @@ class AskedModel(Model):
                     ),
                 ]
         raise EngineError(
-            f"model {self.name!r}: no {response.__name__ if response else 'text'} in {retries + 1} answers: {wrong}"
+            f"model {self.name!r}: no {response.__name__ if response else 'text'} in {retries + 1} responses: {wrong}"
         )
 
     async def _generated(self, messages: Sequence[Message], sampling: Sampling) -> str:
-        """Ask the engine once, and return what it wrote."""
+        """Query the engine once, and return its text."""
         with boundary(EnvError, f"the messages to model {self.name!r}"):
             chat = open_chat(self.engine, [], messages)
             ids = chat.prompt_ids()
         room = self.engine.context_tokens - len(ids)
         if room <= 0:
             raise ModelLimitError(
-                f"model {self.name!r}: {len(messages)} messages of {len(ids)} ids leave no room for an answer in its "
-                f"context of {self.engine.context_tokens}; give a model with a larger context, or ask with less (a "
+                f"model {self.name!r}: {len(messages)} messages with {len(ids)} ids leave no room for a reply in its "
+                f"context of {self.engine.context_tokens}; use a model with a larger context, or send less (a "
                 "conversation with a simulated user ends sooner with lower limits.turns)"
             )
         budget = min(room, sampling.max_tokens or room)
@@ -258,7 +278,7 @@ class AskedModel(Model):
         return str(chat.parse(done.token_ids.tolist(), stopped=done.finish_reason == "stop")["content"])
 
     async def _replied(self, messages: Sequence[Message], sampling: Sampling, budget: int) -> str:
-        """Ask an engine with messages, and return what it wrote."""
+        """Query an engine that works on messages, and return its text."""
         engine = self.engine
         assert isinstance(engine, MessageEngine)
         done = await self._completed(
@@ -271,7 +291,7 @@ class AskedModel(Model):
         return str(done.message["content"])
 
     async def _completed(self, asked: Callable[[str, int], Awaitable[DoneT]]) -> DoneT:
-        """The engine's answer, asked for in a session that no other question is in, with a seed of its own."""
+        """Return the engine's completion, generated in a session without other calls in flight, and with a new seed."""
         seed = seed_for("question", self._seed, self._session, self.calls)
         self.calls += 1
         self.count("calls")
@@ -286,5 +306,5 @@ class AskedModel(Model):
             self._busy[place] = False
         self.count("cut_answers", float(done.finish_reason == "length"))
         if done.finish_reason == "abort":
-            raise EngineError(f"model {self.name!r}: the engine aborted its answer")
+            raise EngineError(f"model {self.name!r}: the engine aborted the reply")
         return done

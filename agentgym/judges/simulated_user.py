@@ -1,4 +1,4 @@
-"""Simulated users: a model role plays the other side of a conversation, and none of its tokens is trained."""
+"""Simulated users: a model role plays the other side of a conversation, and its tokens are never trained."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,26 +12,37 @@ from agentgym.types.rollout import StopReason
 from agentgym.types.task import StepResult
 
 STOP = "###STOP###"
-"""What a user writes when the conversation is over for it."""
+"""What a user writes to end the conversation."""
 
 
 class SimulatedUser:
-    """A user whom a model plays: it is told who it is, reads what the agent says, and answers until it stops.
+    """A user played by a model.
 
-    To the model the roles are the other way round: its own words are the assistant's, and the agent's are the user's.
+    The model gets a description of the user, reads the agent's messages and replies until it ends the conversation. For
+    the model the roles are swapped: its own messages are the assistant's, and the agent's are the user's.
+
+    Args:
+        model: The model that plays the user.
+        system: The system prompt: who the user is, and how to end the conversation.
+        max_tokens: Most tokens of one reply.
+        temperature: Sampling temperature of the replies.
     """
 
     def __init__(self, model: Model, system: str, *, max_tokens: int = 512, temperature: float = 0.0) -> None:
         self.model, self.max_tokens, self.temperature = model, max_tokens, temperature
         self.messages = [Message(role="system", content=system)]
-        """The conversation as the model sees it."""
+        """The conversation from the model's point of view."""
         self.stopped = False
-        """Whether it has ended the conversation."""
+        """Whether the user has ended the conversation."""
 
     async def answer(self, said: str) -> str:
-        """Return what the user says to the agent's words; `stopped` is true where it ends the conversation with that.
+        """Return the user's reply to the agent's message. If the reply ends the conversation, `stopped` becomes true.
 
-        What stands before the word of the end is returned, "" where nothing does.
+        Args:
+            said: The agent's message.
+
+        Returns:
+            The reply, or if the user stops, the text before the stop word, which may be "".
         """
         self.messages.append(Message(role="user", content=said))
         text = await self.model.ask(self.messages, max_tokens=self.max_tokens, temperature=self.temperature)
@@ -42,20 +53,20 @@ class SimulatedUser:
 
 
 class UserEnv(ToolEnv[TaskT]):
-    """A ToolEnv whose agent talks with a simulated user: an answer without a tool call goes to the user.
+    """A ToolEnv whose agent talks with a simulated user: a message without a tool call goes to the user.
 
-    The rollout ends when the user stops ("done"), when a tool stops it, or at a limit. `self.user.messages` is the
-    conversation as the user saw it.
+    The rollout ends when the user stops ("done"), when a tool ends it, or at a limit. `self.user.messages` is the
+    conversation from the user's point of view.
     """
 
     user_model: ClassVar[str] = "user"
-    """The name of the model that plays the user."""
+    """Name of the model role that plays the user."""
     greeting: ClassVar[str] = "Hello! How can I help you?"
-    """What the agent is taken to have said first, before the user's first words."""
+    """The message that the agent supposedly sent before the user's first one."""
     user_max_tokens: ClassVar[int] = 512
-    """Most tokens of one answer of the user."""
+    """Most tokens of one message of the user."""
     user_temperature: ClassVar[float] = 0.0
-    """The temperature of the user's words."""
+    """Sampling temperature of the user's messages."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,13 +74,23 @@ class UserEnv(ToolEnv[TaskT]):
         check_awaited(made, "user_system")
 
     async def user_system(self) -> str:
-        """Return who the user is, what they want and what they know; it is told how to stop besides."""
-        raise NotImplementedError(f"{type(self).__name__}.user_system(): say who the user is")
+        """Return a description of the user: who they are, what they want and what they know.
+
+        Instructions for ending the conversation are added to it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.user_system(): must be implemented; return a description of the user"
+        )
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """Return the first messages, with what the user says first behind them."""
+        """Return the first messages, followed by the user's first message.
+
+        Args:
+            seed: Seed of the episode.
+            options: Options of the reset, passed on to ToolEnv.
+        """
         messages, info = await super().reset(seed=seed, options=options)
         system = f"{await self.user_system()}\n\n{_MANNER}"
         model = self.model(self.user_model)
@@ -77,7 +98,11 @@ class UserEnv(ToolEnv[TaskT]):
         return _with_first_words(messages, await self.user.answer(self.greeting)), info
 
     async def step(self, action: Message) -> StepResult:
-        """Make the calls, or let the user answer."""
+        """Run the message's tool calls, or let the user reply if there are none.
+
+        Args:
+            action: The agent's message.
+        """
         if action.get("tool_calls"):
             return await super().step(action)
         self.answer = action["content"]
@@ -95,7 +120,7 @@ _MANNER = (
 
 
 def _with_first_words(messages: Sequence[Message], said: str) -> list[Message]:
-    """Return the messages with the user's first words: templates want no two messages of a user in a row."""
+    """Add the user's first message, merged into a preceding user message: templates don't allow two in a row."""
     if messages and messages[-1]["role"] == "user":
         return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], said], "\n\n"))]
     return [*messages, Message(role="user", content=said)]

@@ -1,4 +1,4 @@
-"""Answers in a pydantic model: how a model is asked for one, and how it is read."""
+"""Responses in a pydantic model: the instructions for them, and their parsing."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,14 @@ from agentgym.types.messages import Message, joined
 
 _ASK = "Answer with one JSON object and nothing else. Its JSON schema is:\n{schema}"
 
-_UNSOUND = f"numbers must be finite, characters whole, and at most {MAX_DEPTH} levels nested"
+_UNSOUND = f"numbers must be finite, text must have no lone surrogates, and nesting at most {MAX_DEPTH} levels"
 
 
 def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the schema of the answer at the end of the last one, which is the user's."""
+    """Return the messages with the response's schema at the end.
+
+    It is appended to the last message if that is the user's, else it is a new user message.
+    """
     ask = _ASK.format(schema=json.dumps(response.model_json_schema(), ensure_ascii=False))
     if messages and messages[-1]["role"] == "user":
         return [*messages[:-1], Message(role="user", content=joined([messages[-1]["content"], ask], "\n\n"))]
@@ -24,11 +27,12 @@ def asking_for(response: type[BaseModel], messages: Sequence[Message]) -> list[M
 
 
 def read_answer(text: str, response: type[AnswerT]) -> tuple[str, AnswerT]:
-    """Return the last JSON object of the text that fits, as it is written and as it is read.
+    """Return the last JSON object in the text that fits the schema, as text and as a model.
 
-    Other text may stand around it, as models think aloud and put fences around code.
+    The text may contain other things, since models think aloud and put fences around code.
 
-    :raises ValueError: where there is none; it says what is wrong with the last one.
+    Raises:
+        ValueError: If there is none. The message tells what is wrong with the last object.
     """
     wrong = "there is no JSON object in the answer"
     found: tuple[str, AnswerT] | None = None
@@ -46,7 +50,7 @@ def read_answer(text: str, response: type[AnswerT]) -> tuple[str, AnswerT]:
 
 
 def _objects(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the outermost JSON objects in a text, in their order: as each is written, and its value."""
+    """Yield the outermost JSON objects in a text, in order, each as its text and its value."""
     decoder, at = json.JSONDecoder(), text.find("{")
     while at >= 0:
         try:

@@ -1,4 +1,4 @@
-"""Weight sync: gives the engine each new policy, and checks that it samples from it."""
+"""Weight sync: loads each new policy into the engine, and checks that the engine samples from it."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -1,14 +1,14 @@
-"""The proof that an engine samples from the policy that is trained: both score one probe, before and after a sync.
+"""Checks that an engine samples from the trained policy: both score the same probe, before and after a sync.
 
-What is compared are changes. The rounding of an engine of lower precision is nearly the same before and after a sync,
-so it drops out of the change, while an update that was lost does not::
+The changes of the scores are compared. A low-precision engine's rounding is nearly the same before and after a sync,
+so it cancels out in the change, while a lost update doesn't::
 
     change     d = trainer(new) - trainer(old)        f = engine(new) - engine(old)
     arrived    <f, d> / <d, d>                        1: all of it, 0: nothing, 0.5: about a half
     noise      s = sqrt(2) x root mean square of engine - trainer, at version 0 or at the old version if it is larger
 
-An update can be told from none, or from a part of it, where the length of d is at least 20 s: `arrived` is then known
-to 0.05. Over a probe of 256 ids that is an update of 1.3 s in the root mean square.
+A whole update can be distinguished from none, or from a part of it, if the length of d is at least 20 s: `arrived` is
+then known to 0.05. Over a probe of 256 ids, that is an update of 1.3 s in the root mean square.
 """
 
 from dataclasses import dataclass
@@ -22,22 +22,22 @@ from agentgym.types.arrays import Floats
 Doubles: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 _POWER = 20.0
-"""Length of an update, in standard deviations of one id's noise, from which on it can be told."""
+"""Least length of an update that can be verified, in standard deviations of one id's noise."""
 _LEAST, _MOST = 0.75, 1.25
-"""The share of an update that an engine shows to which it arrived; five standard deviations from 1 at the least."""
+"""Range of the share of an update that counts as arrived; at least five standard deviations from 1."""
 _REST = 0.25
-"""Largest part of an update, as a length, that may be missing from the engine's change beside the noise."""
+"""Largest part of an update, as a length, that may be missing from the engine's change in addition to the noise."""
 _NOISE = 4.0
-"""Gap in an untellable update, against that of version 0, above which the engine samples from something else."""
+"""For an update too small to verify: gap, relative to the noise, above which the engine samples from something else."""
 _ROUNDING = 1e-5
 """Least noise of an id in nats: that of float32."""
 _OTHER_MODEL = 0.2
-"""Mean gap in nats at version 0 above which the engine's model is not the trainer's, however it is rounded."""
+"""Mean gap in nats at version 0 above which the engine's model can't be the trainer's, whatever the rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scored:
-    """Holds the log-probabilities (nats) of the probe's ids by trainer and engine, under one policy."""
+    """Log-probabilities (nats) of the probe's ids by trainer and engine, under one policy."""
 
     trainer: Floats
     engine: Floats
@@ -54,43 +54,50 @@ class Scored:
 
 
 class Verdict(NamedTuple):
-    """What a sync's scores say."""
+    """The result of checking a sync's scores."""
 
     gap_max: float
     gap_mean: float
-    """Largest and mean size of the gap between engine and trainer, in nats."""
+    """Largest and mean absolute gap between engine and trainer, in nats."""
     arrived: float
-    """Share of the update that the engine shows; nan where the update is too small to tell."""
+    """Share of the update that the engine shows; nan if the update is too small to verify."""
 
     @property
     def proven(self) -> bool:
-        """Whether the update was large enough to tell that it arrived."""
+        """Whether the update was large enough to verify that it arrived."""
         return bool(np.isfinite(self.arrived))
 
 
 def refuse_other_model(start: Scored, *, tolerance: float, exact: bool) -> None:
-    """Raise EngineError where engine and trainer differ before the first sync by more than rounding explains.
+    """Raise EngineError if engine and trainer differ before the first sync by more than rounding explains.
 
-    With `exact` both compute in float32, and no gap may be above `tolerance`.
+    With `exact`, both compute in float32, and no gap may exceed `tolerance`.
     """
     gap = np.abs(start.gap)
     limit, worst = (tolerance, gap.max()) if exact else (max(tolerance, _OTHER_MODEL), gap.mean())
-    if not worst <= limit:  # also where it is nan
+    if not worst <= limit:  # also if it is nan
         raise EngineError(
-            f"sync: before the first adapter the engine's log-probabilities are {_off(gap)} (at most {limit:g} "
-            f"{'for any id' if exact else 'in the mean'}): its model is not the trainer's, or it was given an adapter"
+            f"sync: before the first sync the engine's log-probabilities are {_off(gap)} (allowed: {limit:g} "
+            f"{'for any id' if exact else 'on average'}): its model is not the trainer's, or it has loaded an adapter"
         )
 
 
 def judge(start: Scored, old: Scored, new: Scored, *, version: int, tolerance: float) -> Verdict:
-    """Return what the scores of a sync say; EngineError where the engine does not sample from the new policy.
+    """Check a sync's scores.
 
-    `start` was scored at version 0, `old` under the policy that was last proven to have arrived. Where the gap at
-    version 0 is within `tolerance`, as in float32, it must stay there.
+    Args:
+        start: Scores at version 0. If their gap is within `tolerance`, as in float32, later gaps must be too.
+        old: Scores under the last policy that was verified to have arrived.
+        new: Scores after the sync.
+        version: The synced version, for messages.
+        tolerance: Largest gap in nats of an engine in float32.
+
+    Raises:
+        EngineError: If the engine doesn't sample from the new policy.
     """
     gap = np.abs(new.gap)
     if not np.isfinite(gap).all():
-        raise _refusal(version, gap, "which is no number")
+        raise _refusal(version, gap, "which is not a finite number")
     exact = bool(np.abs(start.gap).max() <= tolerance)
     if exact and gap.max() > tolerance:
         raise _refusal(version, gap, f"with a tolerance of {tolerance:g}")
@@ -99,7 +106,7 @@ def judge(start: Scored, old: Scored, new: Scored, *, version: int, tolerance: f
     length = float(np.linalg.norm(change))
     if length < _POWER * np.sqrt(2) * noise:
         if _rms(gap) > _NOISE * noise:
-            raise _refusal(version, gap, f"and were {noise:.2g} off before, while the update is smaller")
+            raise _refusal(version, gap, f"compared to {noise:.2g} before, and the update is too small to explain that")
         return Verdict(float(gap.max()), float(gap.mean()), float("nan"))
     arrived = float(seen @ change) / length**2
     missing = _rms(seen - change)
@@ -117,7 +124,7 @@ def _refusal(version: int, gap: Doubles, why: str) -> EngineError:
 
 
 def _off(gap: Doubles) -> str:
-    return f"up to {gap.max():.2g} nats off the trainer's, {gap.mean():.2g} in the mean"
+    return f"up to {gap.max():.2g} nats off the trainer's, {gap.mean():.2g} on average"
 
 
 def _change(new: Floats, old: Floats) -> Doubles:

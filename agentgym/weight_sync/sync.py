@@ -1,4 +1,4 @@
-"""Weight syncs: the trainer's policy to the engine, once for all processes, and proven each time."""
+"""Weight syncs: load the trainer's policy into the engine, once for all processes, and check that it arrived."""
 
 import asyncio
 import logging
@@ -15,20 +15,27 @@ from agentgym.types.completion import Sampling
 from agentgym.types.weights import Adapter, ModelWeights
 from agentgym.weight_sync.proof import Scored, Verdict, judge, refuse_other_model
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+if TYPE_CHECKING:  # torch is loaded when a run starts, not when a command prints its help
     from agentgym.train.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """Gives an engine each policy of a trainer, and proves on the `probe` ids that it samples from that.
+    """Loads each of a trainer's policies into an engine, and checks that the engine samples from it.
 
-    Make it while the engine samples from the trainer's base model, and `begin` it before the first training step: the
-    proof starts from there. Beside an adapter the base model stays, and the first sync begins it too. Under torchrun
-    every process makes one and calls it at the same steps; an engine on shared servers is given each policy once, by
-    the first process, and the others pull it. `tolerance` is the largest gap in nats of an engine in float32. `base`
-    is what an earlier process scored with the trainer when it began, for a run that is resumed.
+    Create it while the engine samples from the trainer's base model, and call `begin` before the first training step:
+    the checks compare with these scores. If an adapter is trained, the base model stays available, so the first sync
+    can also call `begin`. Under torchrun, every process creates one and calls it at the same steps. If the engine is
+    on shared servers, the first process uploads each policy once, and the others pull it.
+
+    Args:
+        trainer: The trainer whose policies to load.
+        engine: The engine to load them into.
+        probe: Ids that trainer and engine both score.
+        sampling: Sampling parameters that the probe is scored with.
+        tolerance: Largest gap in nats between trainer and an engine in float32.
+        base: The trainer's scores from `begin` in an earlier process, if a run is resumed.
     """
 
     def __init__(
@@ -44,21 +51,29 @@ class WeightSync:
         self.probe = list(probe)
         """The ids that trainer and engine both score after a sync."""
         self.unproven = 0
-        """Syncs whose update was too small to tell whether it arrived."""
+        """Number of syncs whose update was too small to verify."""
         self.base = list(base)
-        """The trainer's log-probabilities of these under its base model; empty before it has begun."""
+        """The trainer's log-probabilities of the probe under its base model; empty before `begin`."""
         self._trainer, self._engine = trainer, engine
         self._sampling, self._tolerance = sampling, tolerance
         self._start: Scored | None = None
         self._old: Scored | None = None
 
     async def __call__(self, version: int) -> dict[str, float]:
-        """Make the trainer's policy the engine's, as `version`; return the metrics of the proof.
+        """Load the trainer's policy into the engine, and check that it arrived.
 
-        Raises EngineError, on every process, where the engine of one does not sample from it. An update that is too
-        small to tell is counted, and proven together with the next ones.
+        An update that is too small to verify is counted, and checked together with the next ones.
+
+        Args:
+            version: Policy version of the engine from now on.
+
+        Returns:
+            Metrics of the check.
+
+        Raises:
+            EngineError: On every process, if the engine of one of them doesn't sample from the policy.
         """
-        with all_clocks_stopped():  # no turn goes on while the engine takes the weights and scores
+        with all_clocks_stopped():  # no turn continues while the engine loads the weights and scores
             start = self._start or await self.begin()
             await self._give(version)
             new = await self._scored(await self._by_trainer(base=False))
@@ -67,7 +82,7 @@ class WeightSync:
             self._old = new
         else:
             self.unproven += 1
-            _LOG.info("version %d: the update is too small to tell on the probe whether it arrived", version)
+            _LOG.info("version %d: the update is too small to verify on the probe that it arrived", version)
         metrics = {
             "sync/logprob_gap": verdict.gap_max,
             "sync/logprob_gap_mean": verdict.gap_mean,
@@ -76,14 +91,20 @@ class WeightSync:
         return metrics | ({"sync/arrived": verdict.arrived} if verdict.proven else {})
 
     async def begin(self) -> Scored:
-        """Score the probe under the base model, which the engine must not have left yet; do nothing a second time.
+        """Score the probe under the base model, which the engine must still sample from. Later calls do nothing.
 
-        Every process must call it. Raises ValueError where the model is trained whole and has left it, EngineError
-        where the engine's model is another.
+        Every process must call it.
+
+        Returns:
+            The scores at version 0.
+
+        Raises:
+            ValueError: If the model is trained whole and has already changed.
+            EngineError: If the engine's model isn't the trainer's.
         """
         if self._start is not None:
             return self._start
-        with all_clocks_stopped():  # the first batch of a run that plays ahead is in play
+        with all_clocks_stopped():  # rollouts of a pipelined run's first batch may be running
             by_trainer = np.array(self.base, np.float32) if self.base else await self._by_trainer(base=True)
             start = await self._scored(by_trainer)
         self.base = [float(score) for score in start.trainer]
@@ -99,13 +120,17 @@ class WeightSync:
         by_engine = np.asarray(await self._engine.score(self.probe, sampling=self._sampling))
         if by_engine.shape != by_trainer.shape:
             raise EngineError(
-                f"engine: its score of {len(self.probe)} ids has the shape {by_engine.shape} and not "
-                f"{by_trainer.shape}; it must give one log-probability for each id but the first"
+                f"engine: its scores of {len(self.probe)} ids have the shape {by_engine.shape}, expected "
+                f"{by_trainer.shape}; it must return one log-probability for each id but the first"
             )
         return Scored(trainer=by_trainer, engine=by_engine)
 
     async def _agreed(self, start: Scored, old: Scored, new: Scored, version: int) -> Verdict:
-        """This process's verdict; the refusal of any process is one of all, so that none waits for it."""
+        """Return this process's verdict.
+
+        Raises:
+            EngineError: If any process's check failed, so that no process waits for that one.
+        """
         refusal, verdict = "", None
         try:
             verdict = judge(start, old, new, version=version, tolerance=self._tolerance)
@@ -123,7 +148,7 @@ class WeightSync:
             return
         policy = await asyncio.to_thread(_policy, trainer, first_only=True)
         await engine.hold()
-        await trainer.gather([None])  # nobody samples while the servers' own weights change
+        await trainer.gather([None])  # no process samples while the servers' own weights change
         pushed, refusal = None, None
         if trainer.rank == 0:
             try:
@@ -140,15 +165,20 @@ class WeightSync:
 
 
 async def load_policy(trainer: "Trainer", engine: Engine, *, version: int) -> None:
-    """Have this process's engine sample from what the trainer trains, without a proof; every process must call it.
+    """Load the trainer's policy into this process's engine, without a check. Every process must call it.
 
-    Raises ValueError for a whole model where the engine takes none.
+    Raises:
+        ValueError: If the policy is a whole model, and the engine can't load one.
     """
     await load(engine, await asyncio.to_thread(_policy, trainer), version=version)
 
 
 async def load(engine: Engine, policy: Adapter | ModelWeights | None, *, version: int) -> None:
-    """Have an engine sample from this policy; ValueError for a whole model where the engine takes none."""
+    """Load a policy into an engine.
+
+    Raises:
+        ValueError: If the policy is a whole model, and the engine can't load one.
+    """
     if isinstance(policy, ModelWeights):
         await weights_engine(engine).load_weights(policy, version=version)
     else:
@@ -156,5 +186,5 @@ async def load(engine: Engine, policy: Adapter | ModelWeights | None, *, version
 
 
 def _policy(trainer: "Trainer", *, first_only: bool = False) -> Adapter | ModelWeights | None:
-    """Return what an engine is given; with `first_only` the weights of a whole model on the first rank alone."""
+    """Return the policy to load. With `first_only`, a whole model's weights are returned only on the first rank."""
     return trainer.adapter() if trainer.adapts else trainer.weights(first_only=first_only)

@@ -148,7 +148,7 @@ async def test_no_essay_keeps_its_group_from_a_reward(bad: Reply) -> None:
 
 async def test_a_judge_that_fails_leaves_the_group_without_rewards() -> None:
     mute = Scripted(lambda text: YES if "You check" in text else say("No idea."))
-    with pytest.raises(AgentGymError, match="EngineError: model 'judge': no Better in 3 answers"):
+    with pytest.raises(AgentGymError, match="EngineError: model 'judge': no Better in 3 responses"):
         await run_groups(JudgeEssayPairs, [TASK], Scripted([say("An essay.")]), n=2, models={"judge": mute})
 
 

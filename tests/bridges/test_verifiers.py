@@ -199,7 +199,7 @@ async def test_a_chat_that_ends_is_scored(declared: Any, engine: Any, reason: st
     [
         ([say("crash")], "EnvError", "Played: InfraError: no disk"),
         ([say("break")], "EnvError", "KeyError: 'a bug'"),
-        ([say("yes")], "EngineError", "the script ended after 1 replies"),
+        ([say("yes")], "EngineError", "the script has 1 replies"),
     ],
 )
 async def test_what_goes_wrong_is_a_failure_by_name(script: Any, kind: str, why: str) -> None:

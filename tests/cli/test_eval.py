@@ -129,7 +129,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
         "tiny",
     )
     assert run(capsys, *asked)[0] == 0
-    assert "Alone: no rollout has asked the model 'jugde'; did you mean 'judge'?" in caplog.messages
+    assert "Alone: no rollout has queried the model 'jugde'; did you mean 'judge'?" in caplog.messages
     assert any(
         "on the command line --models.judge.model MODEL, and for `agentgym eval` also --models.judge.url" in line
         for line in caplog.messages

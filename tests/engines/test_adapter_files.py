@@ -75,7 +75,7 @@ def test_a_folder_without_an_adapter_is_refused_and_a_run_names_its_own(tmp_path
     with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model\.safetensors$"):
         read_adapter(tmp_path)
     write_adapter(Adapter(config={"r": 1}, tensors={"a": np.zeros(1)}), tmp_path / "adapter")
-    with pytest.raises(ValueError, match=r"and no adapter_model\.safetensors; '.*/adapter' has both$"):
+    with pytest.raises(ValueError, match=r"and no adapter_model\.safetensors; '.*/adapter' has both files$"):
         read_adapter(tmp_path)
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"\0" * 4)
     with pytest.raises(ValueError, match=r"cannot be read: UnreadableFileError: .*begin as a file of safetensors"):
@@ -96,5 +96,5 @@ async def test_the_engine_loads_its_model_to_a_gpu_if_there_is_one(monkeypatch: 
     assert (device_of("cpu"), device_of("cuda:1")) == (torch.device("cpu"), torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of("auto") == torch.device("cpu")
-    with pytest.raises(ValueError, match=r"^device: 'gpu' is none of torch's; write auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ValueError, match=r"^device: torch has no device 'gpu'; use auto, cpu, cuda or cuda:N"):
         device_of("gpu")

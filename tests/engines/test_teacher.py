@@ -54,9 +54,15 @@ async def test_an_advantage_is_the_teachers_log_probability_less_the_students_at
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        (Teacher(Shifted()), "^teacher: its tokenizer reads the ids of rollout 'a' as another text"),
-        (Teacher(context_tokens=5), "^teacher: a segment has 6 tokens, and the teacher holds 5; set teacher_engine"),
-        (Teacher(scale=float("nan")), "^teacher: its scores of 6 ids are 5 values, or not all of them finite"),
+        (Teacher(Shifted()), "^teacher: its tokenizer decodes the ids of rollout 'a' to different text"),
+        (
+            Teacher(context_tokens=5),
+            "^teacher: a segment has 6 tokens, but the teacher's context is 5; set teacher_engine",
+        ),
+        (
+            Teacher(scale=float("nan")),
+            "^teacher: for 6 ids its engine returned 5 scores, or scores that are not finite",
+        ),
     ],
 )
 async def test_a_teacher_that_cannot_score_the_students_tokens_is_refused(teacher: Teacher, said: str) -> None:

@@ -117,7 +117,7 @@ async def test_a_judge_without_a_name_is_asked_anew_and_its_answers_are_not_kept
         edited = Scripted([say(f'{{"score": {score}}}')])
         assert (await play(env, edited)).rollouts[0].reward == score
     assert not path.exists()
-    assert caplog.text.count(f"no answers of the model 'judge' are kept in {path}") == 1
+    assert caplog.text.count(f"responses of the model 'judge' are not cached in {path}") == 1
     for name, score, kept in (("a", 0.5, 0), ("a", 1.0, 1), ("b", 1.0, 0)):
         named = Scripted([say(f'{{"score": {score}}}')], model_name=name)
         rollout = (await play(env, named)).rollouts[0]
@@ -170,7 +170,7 @@ async def test_a_cached_answer_that_cannot_be_read_is_asked_for_again_and_said_o
         assert (await play(judged(cache=path), engine)).rollouts[0].reward == 0.5
     assert (await play(judged(cache=path), engine)).rollouts[0].reward == 0.5
     assert engine.asked == 3
-    assert caplog.text.count("answers.sqlite holds answers that fit no Verdict") == 1
+    assert caplog.text.count("answers.sqlite contains responses that do not fit Verdict") == 1
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -203,7 +203,7 @@ async def test_a_rollout_asks_a_judge_no_more_often_than_it_is_allowed() -> None
     engine = Counting(always)
     rollout = await ag.rollout(Greedy, TASK, Scripted([say("x")]), models={"judge": engine})
     assert (rollout.reward, rollout.metrics["model_limit"]) == (0.0, 1.0)
-    assert "judge 'judge': the rollout has asked it 2 times, and Judge.calls allows 2" in str(rollout.failed_cases)
+    assert "judge 'judge': the rollout has queried it 2 times, but Judge.calls allows 2" in str(rollout.failed_cases)
     assert engine.asked == 2
 
 
@@ -224,13 +224,13 @@ async def test_no_answer_is_too_long_for_a_judge_to_cost_a_rollout_its_reward() 
     models = {"judge": Scripted(always, context_tokens=500)}
     rollout = await ag.rollout(Long, TASK, Scripted(script), models=models)
     assert (rollout.failure, rollout.reward, rollout.metrics["model_limit"]) == (None, 0.0, 1.0)
-    assert "leave no room for an answer in its context of 500" in str(rollout.segments[0].turns[0].env_messages)
+    assert "leave no room for a reply in its context of 500" in str(rollout.segments[0].turns[0].env_messages)
 
 
 async def test_repeated_questions_are_among_the_calls_that_are_allowed() -> None:
     engine = Counting(lambda text: say("what?"))
     rollout = await ag.rollout(judged(calls=2, retries=9), TASK, Scripted([say("x")]), models={"judge": engine})
-    assert "no Verdict in 2 answers" in str(rollout.error)
+    assert "no Verdict in 2 responses" in str(rollout.error)
     assert engine.asked == 2
 
 

@@ -95,7 +95,7 @@ async def test_a_model_that_never_answers_as_asked_leaves_the_rollout_without_a_
     assert rollout.reward is None
     assert rollout.failure is not None
     assert rollout.failure.type == "EngineError"
-    assert "model 'judge': no Verdict in 3 answers: there is no JSON object" in str(rollout.error)
+    assert "model 'judge': no Verdict in 3 responses: there is no JSON object" in str(rollout.error)
 
 
 async def test_an_engine_that_fails_is_asked_again(no_wait: None) -> None:
@@ -136,7 +136,7 @@ async def test_however_a_model_is_asked_it_is_by_default_with_the_same_settings(
             model = self.model("judge")
             await model.ask("One?")
             for asking in (model.ask("Two?", Verdict), model.ask_json("Three?", Verdict)):
-                with pytest.raises(EngineError, match="no Verdict in 3 answers"):
+                with pytest.raises(EngineError, match="no Verdict in 3 responses"):
                     await asking
             return 1.0
 
@@ -218,7 +218,7 @@ async def test_what_is_no_engine_under_a_name_is_refused_by_its_name() -> None:
     ):
         with pytest.raises(TypeError, match=said):
             await ag.rollout(Essay, TASK, Scripted([say("x")]), models=models)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="models: 'a/b' is no name"):
+    with pytest.raises(ValueError, match="models: 'a/b' is not a valid name"):
         await ag.rollout(Essay, TASK, Scripted([say("x")]), models={"a/b": Scripted([])})
 
 
@@ -258,7 +258,7 @@ async def test_a_model_that_hangs_is_given_up_after_its_own_time() -> None:
             return len(await self.model("judge").ask("?", timeout_s=0.05))
 
     rollout = await play(Hasty, Hangs([]))
-    assert "model 'judge': no answer within 0.05 s, its timeout_s" in str(rollout.error)
+    assert "model 'judge': no response within 0.05 s, its timeout_s" in str(rollout.error)
 
 
 async def test_questions_at_once_are_in_sessions_of_their_own_which_are_all_released() -> None:

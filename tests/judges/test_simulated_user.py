@@ -151,7 +151,7 @@ async def test_a_user_whose_context_is_full_ends_a_rollout_that_is_scored_and_sa
     rollout = await ag.rollout(Short, TASK, Scripted(lambda text: say("And?")), models=models)
     assert (rollout.reward, rollout.stop_reason) == (0.0, "model_limit")
     assert rollout.metrics["model_cut_answers/user"] == 1  # The answer before had less room than it asked for.
-    said = "model 'user': 8 messages of 825 ids leave no room for an answer in its context of 800; give a"
+    said = "model 'user': 8 messages with 825 ids leave no room for a reply in its context of 800; use a"
     assert said in str(rollout.failed_cases)
 
 
@@ -172,7 +172,7 @@ async def test_a_user_env_needs_a_model_and_a_user() -> None:
             return 1.0
 
     rollout = await ag.rollout(Nobody, TASK, Scripted(AGENT), models={"user": Scripted(USER)})
-    assert "Nobody.user_system(): say who the user is" in str(rollout.error)
+    assert "Nobody.user_system(): must be implemented" in str(rollout.error)
     with pytest.raises(ValueError, match="user_system: is a plain `def`"):
 
         class Plain(UserEnv[ag.Task]):

@@ -204,7 +204,7 @@ def test_training_is_refused_before_a_model_is_loaded(tmp_path: Path, env: Any, 
 
 
 def test_an_engine_that_sees_is_refused_in_training() -> None:
-    with pytest.raises(ValueError, match=r"^engine: Seeing gives neither token ids nor log-probabilities"):
+    with pytest.raises(ValueError, match=r"^engine: Seeing returns neither token ids nor log-probabilities"):
         refuse_in_training(Seeing(Scripted([])))
 
 

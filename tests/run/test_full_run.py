@@ -63,12 +63,12 @@ async def test_what_the_run_left_is_a_model_that_an_engine_samples_from(whole: t
         async with ag.TransformersEngine(out / place, ag.TransformersConfig(slots=4)) as engine:
             evaluation = await ag.evaluate("terse", engine, n=2, sampling=ag.Sampling(max_tokens=12))
             assert evaluation.failed == 0
-            with pytest.raises(ValueError, match="it holds a whole model: open an engine with that as its model"):
+            with pytest.raises(ValueError, match="it contains a whole model: pass it to the engine as its model"):
                 await engine.load_adapter(out / place, version=1)
 
 
 async def test_an_engine_without_load_weights_is_refused_before_the_first_rollout(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^train\.method: full gives .* Scripted has no `load_weights`"):
+    with pytest.raises(ValueError, match=r"^train\.method: full loads .* Scripted has no `load_weights`"):
         await train_policy(replace(FULL, output_dir=tmp_path), engine=Scripted([say("1")]))
 
 

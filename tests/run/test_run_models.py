@@ -67,9 +67,9 @@ async def test_a_judge_of_a_run_may_be_an_endpoint_and_its_policy_and_teacher_no
         judge = {"judge": ag.ModelRoleConfig(model="tiny", engine=other)}
         summary = await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "run", models=judge))
         assert summary["eval_after"] == 1.0
-        with pytest.raises(ValueError, match="engine: Endpoint gives neither token ids"):
+        with pytest.raises(ValueError, match="engine: Endpoint returns neither token ids"):
             await ag.train_policy(replace(RECIPE, output_dir=tmp_path / "policy", models=judge, engine=other))
-        with pytest.raises(ValueError, match="Endpoint gives neither token ids"):
+        with pytest.raises(ValueError, match="Endpoint returns neither token ids"):
             await ag.train_policy(
                 replace(RECIPE, output_dir=tmp_path / "taught", models=judge, teacher="tiny", teacher_engine=other)
             )
@@ -80,7 +80,7 @@ async def test_a_role_that_no_rollout_of_the_first_batch_asks_is_named_once(
 ) -> None:
     run = replace(RECIPE, models={**RECIPE.models, "jugde": RECIPE.models["judge"]}, output_dir=tmp_path)
     await ag.train_policy(replace(run, max_steps=2, prompts_per_step=1, group_size=2, eval_tasks=0))
-    warned = "judged: no rollout has asked the model 'jugde'; the env may use another name for it"
+    warned = "judged: no rollout has queried the model 'jugde'; the env may use another name for it"
     assert capfd.readouterr().err.count(warned) == 1
 
 

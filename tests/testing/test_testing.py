@@ -82,7 +82,7 @@ async def test_each_rollout_plays_the_script_from_its_start(sandboxes: FakeSandb
 
 async def test_a_script_that_is_too_short_fails_the_rollout_and_says_so(sandboxes: FakeSandboxPool) -> None:
     rollout = await ag.rollout(Secret, TASK, Scripted(ORACLE[:1]), sandboxes=sandboxes)
-    assert rollout.error == "EngineError: the script ended after 1 replies, and the env asked for one more"
+    assert rollout.error == "EngineError: the script has 1 replies, but the env requested one more"
 
 
 async def test_a_script_may_be_a_function_of_the_text(sandboxes: FakeSandboxPool) -> None:
@@ -255,7 +255,7 @@ async def test_a_noop_holds_a_reply() -> None:
 async def test_a_policy_that_returns_no_reply_fails_its_rollout_in_words(sandboxes: FakeSandboxPool) -> None:
     nothing: Any = lambda text: None  # noqa: E731
     rollout = await ag.rollout(Secret, TASK, Scripted(nothing), sandboxes=sandboxes)
-    assert "what the function of replies returned: must be a reply" in str(rollout.error)
+    assert "return value of the replies function: must be a reply" in str(rollout.error)
 
 
 async def test_a_forked_fake_sandbox_goes_on_alone_with_files_and_names() -> None:

@@ -85,7 +85,7 @@ async def test_a_run_samples_from_an_engine_that_it_is_given_and_leaves_it_open(
     ("name", "said"),
     [
         ("mine_engine:Missing", "engine: 'mine_engine:Missing': mine_engine has no Missing"),
-        ("no_such_module:Engine", "engine: 'no_such_module:Engine': there is no module no_such_module"),
+        ("no_such_module:Engine", "engine: 'no_such_module:Engine': no module named no_such_module"),
         ("mine_engine:number", "engine: 'mine_engine:number' is a int; name the engine's class"),
     ],
 )
@@ -126,7 +126,7 @@ def test_an_engine_is_named_on_the_command_line() -> None:
         RefusedWords, match=r"^--engine: must be transformers, sglang or package\.module:Class, got 'vllm'"
     ):
         settings(chase_grpo.RECIPE, ["--engine", "vllm"])
-    with pytest.raises(ValueError, match=r"^name: 'mine' is not package\.module:Class"):
+    with pytest.raises(ValueError, match=r"^name: expected package\.module:Class, got 'mine'"):
         ag.CustomEngineConfig(name="mine")
 
 

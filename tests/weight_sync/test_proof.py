@@ -196,7 +196,7 @@ async def test_an_engine_that_left_the_base_model_before_the_first_sync_is_refus
     async with pair("float32") as (trainer, engine, sync):
         await trainer.step(batch(1))
         await engine.load_adapter(trainer.adapter(), version=1)
-        with pytest.raises(EngineError, match=r"before the first adapter .* or it was given an adapter"):
+        with pytest.raises(EngineError, match=r"before the first sync .* or it has loaded an adapter"):
             await sync(1)
 
 
@@ -238,5 +238,5 @@ def test_two_models_in_float32_that_differ_are_refused_and_rounding_is_not() -> 
 async def test_an_engine_that_gives_another_number_of_scores_is_refused_by_name(scores: Any) -> None:
     async with pair("float32") as (_, engine, sync):
         engine.score = AsyncMock(return_value=scores)  # type: ignore[method-assign]
-        with pytest.raises(EngineError, match=r"^engine: its score of 256 ids has the shape .* and not \(255,\)"):
+        with pytest.raises(EngineError, match=r"^engine: its scores of 256 ids have the shape .* expected \(255,\)"):
             await sync.begin()

@@ -1,1 +1,1 @@
-"""An engine that asks an OpenAI-compatible chat endpoint, for evaluation."""
+"""An engine for OpenAI-compatible chat endpoints, for evaluation."""

@@ -1,4 +1,4 @@
-"""What an endpoint answers, read and checked."""
+"""Parses and validates an endpoint's responses."""
 
 import json
 from typing import Annotated, Any
@@ -14,15 +14,15 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 SHOWN = 200
-"""Characters that an error shows of what an endpoint sent."""
+"""Number of characters of a response that an error quotes."""
 _LENGTH = frozenset({"length", "max_tokens", "model_length"})
-"""Finish reasons of answers that a limit cut."""
+"""Finish reasons of replies that a limit cut off."""
 _REFUSED = frozenset({"content_filter", "error", "abort", "safety"})
-"""Finish reasons of answers that are none of the model's own."""
+"""Finish reasons of replies that the model didn't finish itself."""
 
 
 class GarbageError(Exception):
-    """What an endpoint sent is no chat completion."""
+    """The endpoint's response is not a chat completion."""
 
 
 class _Function(BaseModel):
@@ -49,7 +49,7 @@ class _Choice(BaseModel):
 
 
 MOST_TOKENS = 1 << 24
-"""More tokens than one request has: a count above it is none."""
+"""More tokens than any request has. Larger counts are invalid."""
 _Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -69,11 +69,11 @@ class _Usage(BaseModel):
 
 
 class Answer(BaseModel):
-    """A chat completion, as far as it is read."""
+    """The fields of a chat completion that are used."""
 
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None
-    """What was counted; None where that is nothing, or nothing that can be."""
+    """Token counts; None if they are missing or invalid."""
 
     @field_validator("usage", mode="wrap")
     @classmethod
@@ -86,24 +86,34 @@ class Answer(BaseModel):
 
 
 def read_answer(body: bytes) -> Answer:
-    """Read a chat completion; GarbageError, with its beginning, for anything else."""
+    """Parse a chat completion.
+
+    Raises:
+        GarbageError: If the body is anything else. The message quotes its beginning.
+    """
     try:
         return Answer.model_validate(json.loads(body))
     except (ValidationError, ValueError, RecursionError) as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else type(error).__name__
         place = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else "JSON"
         shown = body[:SHOWN].decode(errors="replace")
-        raise GarbageError(f"the answer is no chat completion ({place}: {why}): {shown!r}") from None
+        raise GarbageError(f"the response is not a chat completion ({place}: {why}): {shown!r}") from None
 
 
 def completion_of(answer: Answer, *, in_prompt: bool, turns: int) -> MessageCompletion:
-    """Return the first choice of an answer; `in_prompt` reads calls from its text, `turns` numbers those without an id.
+    """Return the first choice of a response, without its price.
 
-    Prices are no part of it. EngineError where the endpoint has filtered or aborted the answer.
+    Args:
+        answer: The response.
+        in_prompt: Whether to parse tool calls from the text.
+        turns: Number of turns so far, used to make ids for calls without one.
+
+    Raises:
+        EngineError: If the endpoint filtered or aborted the reply.
     """
     choice = answer.choices[0]
     if choice.finish_reason in _REFUSED:
-        raise EngineError(f"the endpoint ended the answer with the finish_reason {choice.finish_reason!r}")
+        raise EngineError(f"the endpoint stopped the reply with finish_reason {choice.finish_reason!r}")
     message = _message_of(choice.message, in_prompt=in_prompt)
     for i, call in enumerate(message.get("tool_calls", ())):
         call.setdefault("id", f"call{turns % 1000:03}{i % 100:02}")
@@ -131,7 +141,7 @@ def _message_of(read: _Message, *, in_prompt: bool) -> Message:
 
 
 def _arguments(written: str | dict[str, Any] | None) -> Any:
-    """The arguments as an object where they are one, else as the model wrote them."""
+    """Return the arguments as an object if they are valid JSON, else as the model wrote them."""
     if not isinstance(written, str):
         return written or {}
     if not written.strip():

@@ -1,4 +1,4 @@
-"""Requests to a chat endpoint, bounded in number, sent again where that may help."""
+"""Requests to a chat endpoint, with limited concurrency and retries."""
 
 import asyncio
 import random
@@ -12,13 +12,13 @@ from agentgym.errors import EngineError
 from agentgym.machine.time_limits import off_the_clock
 
 _AGAIN = frozenset({408, 409, 425, 429})
-"""Statuses below 500 after which the same request may be answered."""
+"""Statuses below 500 for which a retry may succeed."""
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
-"""Error codes that waiting does not mend."""
+"""Error codes for which a retry can't succeed."""
 
 
 class Refusal(Exception):
-    """One request was not answered."""
+    """A request failed, and may be retried if `again` is true."""
 
     def __init__(self, said: str, *, again: bool, wait_s: float | None = None) -> None:
         super().__init__(said)
@@ -26,7 +26,7 @@ class Refusal(Exception):
 
 
 class ChatClient:
-    """Asks one endpoint; at most `concurrency` requests are out at once, the others wait for their turn."""
+    """A client of one endpoint. At most `concurrency` requests are in flight; the others wait."""
 
     def __init__(
         self,
@@ -46,30 +46,35 @@ class ChatClient:
         self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
         self._slots = asyncio.Semaphore(concurrency)
         self.sent_again = 0
-        """How many requests were sent again."""
+        """Number of requests that were retries."""
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the client's connections."""
         await self._client.close()
 
     async def models(self) -> list[str]:
-        """Return the names of the models that the endpoint serves; EngineError where it does not say."""
+        """Return the names of the models that the endpoint serves.
+
+        Raises:
+            EngineError: If the endpoint can't be reached, or doesn't list its models.
+        """
         from openai import APIConnectionError, OpenAIError
 
         try:
             return [model.id async for model in self._client.models.list()]
         except APIConnectionError as error:
             why = error.__cause__ or error
-            raise EngineError(f"endpoint {self._url}: nobody answers there ({why}); is it running?") from error
+            raise EngineError(f"endpoint {self._url}: cannot connect ({why}); is it running?") from error
         except OpenAIError as error:
-            raise EngineError(
-                f"endpoint {self._url}: it does not say which models it serves, so name one: {error}"
-            ) from error
+            raise EngineError(f"endpoint {self._url}: cannot list its models; name one: {error}") from error
 
     async def ask(self, request: Mapping[str, Any]) -> Answer:
-        """Send a request until it is answered; EngineError where it is refused, or after the last retry.
+        """Send a request, with retries, until there is a response.
 
-        Waiting for a place or before a retry does not count against the limits of the rollout.
+        Waiting for a free slot or for a retry doesn't count against the rollout's time limits.
+
+        Raises:
+            EngineError: If the endpoint refuses the request, or the last retry fails.
         """
         for retry in range(self._retries + 1):
             try:
@@ -85,7 +90,7 @@ class ChatClient:
         raise AssertionError("the last retry returns or raises")
 
     def _wait_s(self, refusal: Refusal, retry: int) -> float | None:
-        """Seconds to wait before the next retry; None where there is none."""
+        """Return the seconds to wait before the next retry, or None if there is no further retry."""
         if not refusal.again or retry == self._retries:
             return None
         if refusal.wait_s is not None:
@@ -112,7 +117,7 @@ class ChatClient:
                 got = await self._client.chat.completions.with_raw_response.create(**own, extra_body=more or None)
             return read_answer(got.content)
         except (TimeoutError, openai.APITimeoutError) as error:
-            raise Refusal(f"no answer within timeout_s, {self._timeout_s:g} s", again=True) from error
+            raise Refusal(f"no response within timeout_s, {self._timeout_s:g} s", again=True) from error
         except openai.APIStatusError as error:
             raise _refusal_of(error) from error
         except openai.OpenAIError as error:
@@ -123,7 +128,7 @@ class ChatClient:
 
 
 def _refusal_of(error: Any) -> Refusal:
-    """What an answer with an error's status says, and whether and when to ask again."""
+    """Return the failure that an error status stands for: its message, and whether and when to retry."""
     status: int = error.status_code
     code = getattr(error, "code", None)
     again = (status in _AGAIN or status >= 500) and code not in _NEVER
@@ -134,7 +139,7 @@ def _refusal_of(error: Any) -> Refusal:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that an answer asks to wait, by Retry-After-Ms or Retry-After; None where it does not say."""
+    """Return the seconds to wait according to the Retry-After-Ms or Retry-After header, or None if neither is valid."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         written = headers.get(name, "")
         try:

@@ -23,53 +23,56 @@ from agentgym.types.weights import Adapter
 if TYPE_CHECKING:
     from agentgym.engines.endpoint.client import ChatClient
 
-_EVALUATION = "an endpoint gives neither token ids nor log-probabilities, so it is for evaluation"
+_EVALUATION = "an endpoint returns neither token ids nor log-probabilities, so it is only for evaluation"
 _SHOWN = 100
-"""Most characters of a setting in a name."""
+"""Longest setting, in characters, that a model name contains in full."""
 
 
 @config(frozen=True, eq=False)
 class Endpoint:
-    """Asks a chat endpoint that speaks OpenAI's API, for evaluation; open inside `async with`. Training refuses it.
+    """A chat endpoint with OpenAI's API, for evaluation; training rejects it. Use it inside `async with`.
 
     ::
 
         async with ag.Endpoint("http://localhost:8000/v1", model="Qwen/Qwen3-0.6B") as engine:
             print(await ag.evaluate("my_env:Pointers", engine, n=64))
+
+    Raises:
+        ValueError: If the URL isn't a valid http or https URL with a host.
     """
 
     url: Name
-    """The URL of the API, with its path: https://api.openai.com/v1."""
+    """The API's URL, including its path: https://api.openai.com/v1."""
     model: Name | None = field(default=None, kw_only=True)
-    """The model's name at the endpoint; None: the only one that it serves."""
+    """The model's name at the endpoint. None: the only model that the endpoint serves."""
     api_key_env: Name | None = field(default=None, kw_only=True)
-    """The environment variable that holds the API key; None for an endpoint that wants none."""
+    """The environment variable that holds the API key; None if the endpoint needs no key."""
     tools: Literal["api", "prompt"] = field(default="api", kw_only=True)
-    """How the model is told of tools: by the endpoint's tools API, or by text in its prompt, in the Hermes format."""
+    """How tools are described to the model: by the endpoint's tools API, or in the prompt, in the Hermes format."""
     concurrency: Positive = field(default=32, kw_only=True)
-    """Most requests at once; what waits for its place is not on the rollout's clock."""
+    """Most requests in flight. Waiting for a free slot doesn't count against the rollout's time limits."""
     timeout_s: Above0 = field(default=300.0, kw_only=True)
-    """Most seconds that one request may take."""
+    """Most seconds for one request."""
     retries: Count = field(default=6, kw_only=True)
-    """Most times that a request is sent again: after 408, 409, 425, 429, 5xx, garbage, a time-out, a lost line."""
+    """Most retries of a request: after 408, 409, 425, 429, 5xx, an invalid response, a timeout or a lost connection."""
     first_wait_s: Above0 = field(default=0.5, kw_only=True)
-    """Seconds before the first retry; they double with each, and are drawn from the upper half of that."""
+    """Seconds before the first retry. They double with each retry, and the actual wait is drawn from the upper half."""
     longest_wait_s: Above0 = field(default=60.0, kw_only=True)
-    """Most seconds before a retry; an endpoint whose Retry-After is longer is not asked again."""
+    """Most seconds before a retry. If the endpoint's Retry-After is longer, the request isn't retried."""
     context_tokens: Positive = field(default=131_072, kw_only=True)
-    """Most tokens of one conversation; the env's own limit is often less."""
+    """Most tokens of one conversation. The env's own limit is often lower."""
     send_reasoning: bool = field(default=False, kw_only=True)
-    """Whether the reasoning of earlier turns is sent back, as some models want it."""
+    """Whether to send back the reasoning of earlier turns, which some models expect."""
     leave_out: Names = field(default=(), kw_only=True)
-    """Fields of a request that the endpoint refuses, such as "temperature" or "seed"."""
+    """Request fields to leave out because the endpoint rejects them, such as "temperature" or "seed"."""
     extra_body: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
-    """More fields of each request, such as {"reasoning_effort": "low"}; they replace those of the same name."""
+    """Extra fields of each request, such as {"reasoning_effort": "low"}. They override fields with the same name."""
     prompt_price: NotNegative = field(default=0.0, kw_only=True)
-    """The price of a million tokens of prompts."""
+    """Price of a million prompt tokens."""
     cached_price: NotNegative | None = field(default=None, kw_only=True)
-    """The price of a million cached tokens of prompts; None: that of the others."""
+    """Price of a million cached prompt tokens. None: the same as for other prompt tokens."""
     completion_price: NotNegative = field(default=0.0, kw_only=True)
-    """The price of a million sampled tokens, those of reasoning included."""
+    """Price of a million sampled tokens, including reasoning."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -114,7 +117,7 @@ class Endpoint:
 
     def _api_key(self) -> str:
         if self.api_key_env is None:
-            return "none"  # The package wants a key for an endpoint that wants none.
+            return "none"  # The openai package requires a key even if the endpoint doesn't.
         if not (key := os.environ.get(self.api_key_env, "").strip()):
             raise ValueError(f"api_key_env: the environment variable {self.api_key_env} is not set; set it to the key")
         return key
@@ -126,15 +129,15 @@ class Endpoint:
 
     @property
     def model_name(self) -> str:
-        """The URL, the model's name where it is given or the endpoint was asked for it, and what changes its answers.
+        """The URL, the model's name if it is known, and each non-default setting that affects the output.
 
-        That are the settings beside their defaults which tell it from another endpoint of this model.
+        These settings distinguish it from another endpoint with the same model.
         """
         return self._named(self.model or self._state.model)
 
     @property
     def name_as_given(self) -> str:
-        """What `model_name` is before the endpoint is asked for the model that it serves."""
+        """The `model_name` before the endpoint is queried for its model."""
         return self._named(self.model)
 
     def _named(self, model: str | None) -> str:
@@ -144,22 +147,22 @@ class Endpoint:
         return " ".join(filter(None, [self.url, model, *(_setting(of.name, getattr(self, of.name)) for of in changed)]))
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return the name of the model that it serves; nothing where it was neither given nor asked for."""
+        """Return the served model's name, or {} if it is neither configured nor queried yet."""
         served = self.model or self._state.model
         return {"served": served} if served else {}
 
     def unopened(self) -> "Endpoint":
-        """Return an endpoint of the same settings that is not open, and can be sent to another process."""
+        """Return a closed endpoint with the same settings, which can be sent to another process."""
         return replace(self, model=self.model or self._state.model)
 
     @property
     def usage(self) -> Usage:
-        """Tokens and cost of all answers so far, also of those whose rollouts failed."""
+        """Tokens and cost of all responses so far, including those of failed rollouts."""
         return self._state.usage
 
     @property
     def sent_again(self) -> int:
-        """How many requests were sent again since the engine was opened."""
+        """Number of retries since the engine was opened."""
         return 0 if self._state.client is None else self._state.client.sent_again
 
     async def generate_message(
@@ -172,9 +175,22 @@ class Endpoint:
         sampling: Sampling,
         seed: int,
     ) -> MessageCompletion:
-        """Ask for one assistant message; EngineError where the endpoint refuses, or does not answer after all retries.
+        """Request one assistant message.
 
-        What it counts is in the answer's usage, with the cost at the prices given.
+        Args:
+            messages: The conversation so far.
+            tools: JSON descriptions of the tools that the model may call.
+            session: Name of the conversation, which is ignored.
+            max_tokens: Most tokens of the reply.
+            sampling: Sampling parameters.
+            seed: Seed of the sampling.
+
+        Returns:
+            The reply. Its usage has the token counts that the endpoint reported, and the cost at the configured
+            prices.
+
+        Raises:
+            EngineError: If the engine isn't open, the endpoint refuses the request, or all retries fail.
         """
         client = self._state.client
         if client is None:
@@ -206,31 +222,35 @@ class Endpoint:
 
     @property
     def version(self) -> int:
-        """The policy version of turns that are no policy's."""
+        """The policy version of turns that no trained policy sampled."""
         return NO_POLICY
 
     async def release(self, session: str) -> None:
-        """Do nothing: an endpoint keeps no session."""
+        """Do nothing, because an endpoint has no sessions.
 
-    # What only engines with token ids can do
+        Args:
+            session: Ignored.
+        """
+
+    # Methods that only engines with token ids support
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """Raise EngineError: an endpoint has no tokenizer here."""
+        """Raises EngineError, because an endpoint has no tokenizer on this side."""
         _refuse("tokenizer")
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        """Raise EngineError: an endpoint is asked with messages."""
+        """Raise EngineError, because an endpoint takes messages."""
         _refuse("generate")
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
-        """Raise EngineError: an endpoint cannot be trained."""
+        """Raise EngineError, because an endpoint can't be trained."""
         _refuse("load_adapter")
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Raise EngineError: an endpoint gives no log-probabilities."""
+        """Raise EngineError, because an endpoint returns no log-probabilities."""
         _refuse("score")
 
 
@@ -238,7 +258,7 @@ _NOT_IN_ANSWERS = frozenset(
     {"url", "model", "api_key_env", "concurrency", "timeout_s", "retries", "first_wait_s", "longest_wait_s"}
     | {"prompt_price", "cached_price", "completion_price"}
 )
-"""Settings that change no answer, and those that a name has anyway."""
+"""Settings that don't affect the output, and those that a model name contains anyway."""
 
 
 def _default(of: "Field[Any]") -> Any:
@@ -246,13 +266,13 @@ def _default(of: "Field[Any]") -> Any:
 
 
 def _setting(name: str, value: Any) -> str:
-    """Return a setting as a part of a name: a long one as its digest."""
+    """Return a setting as part of a name. A long value is replaced by its digest."""
     text = json.dumps(dict(value) if isinstance(value, Mapping) else value, sort_keys=True, default=str)
     return f"{name}={text if len(text) <= _SHOWN else hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _why_no_url(url: str) -> str | None:
-    """What is wrong with the host or the port of a URL; None where both may be right."""
+    """Return why a URL's host or port is invalid, or None if both may be valid."""
     try:
         parts = urlsplit(url)
         return None if parts.hostname and parts.port != 0 else "must name a host"
@@ -261,12 +281,12 @@ def _why_no_url(url: str) -> str | None:
 
 
 class _Opened:
-    """What changes while an endpoint is asked."""
+    """The mutable state of an endpoint."""
 
     def __init__(self) -> None:
         self.client: ChatClient | None = None
         self.model: str | None = None
-        """The model that the endpoint serves, where it was asked."""
+        """The model that the endpoint serves, if it was queried."""
         self.usage = Usage()
 
 

@@ -1,4 +1,4 @@
-"""Messages and tools as an endpoint takes them."""
+"""Messages and tools in the format that an endpoint takes."""
 
 import json
 from collections.abc import Sequence
@@ -21,20 +21,21 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-"""The words of the Hermes format, which many models were trained on."""
+"""The wording of the Hermes format, which many models were trained on."""
 
 
 def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[str, Any]]:
-    """Return the messages for the tools API, which wants a result behind each call and no other.
+    """Return the messages for the tools API, which requires exactly one result after each call.
 
-    A tool's message that answers no call of theirs becomes the user's; a call without a result, such as one whose turn
-    a fork goes on from, gets one that says so. The API takes images from the user alone: those of a turn's results
-    stand in a message of the user behind them, and the results say which is whose.
+    A tool message that doesn't belong to a call of the preceding turn becomes a user message. A call without a
+    result, such as one in a turn that a fork continues from, gets the result "[no result]". The API accepts images
+    only from the user, so the images of a turn's results are sent in a user message after them, and each result names
+    its images.
     """
     made: list[dict[str, Any]] = []
     open_calls: list[str] = []
     seen: list[Any] = []
-    """The images of the results since the last other message, each behind its name."""
+    """Images of the results since the last other message, each after a text part with its name."""
     for message in messages:
         role, answers = message["role"], message.get("tool_call_id")
         if role == "tool" and answers in open_calls:
@@ -61,7 +62,7 @@ def api_messages(messages: Sequence[Message], *, reasoning: bool) -> list[dict[s
 
 
 def _without_images(content: Any, seen: list[Any]) -> str:
-    """The text of a result, where each image is named; `seen` takes the names and the images."""
+    """Return the text of a result with images replaced by names, and append the names and images to `seen`."""
     told: list[str] = []
     for part in parts_of(content):
         if not is_image(part):
@@ -79,14 +80,17 @@ def _without_result(calls: Sequence[str]) -> list[dict[str, Any]]:
 
 def _api_call(call: ToolCall) -> dict[str, Any]:
     made = call["function"]["arguments"]
-    # What is no JSON is refused by some servers, so the model reads its own text as an argument.
+    # Some servers reject arguments that aren't JSON, so the model's text is sent as an argument.
     arguments = json.dumps(made if isinstance(made, dict) else {"raw": made}, ensure_ascii=False)
     function = {"name": call["function"]["name"] or "unknown", "arguments": _whole(arguments)}
     return {"id": call.get("id", ""), "type": "function", "function": function}
 
 
 def prompt_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without the tools API: tools in the system's message, calls and results in Hermes's form."""
+    """Return the messages without the tools API.
+
+    The tools are listed in the system message, and calls and results are written in the Hermes format.
+    """
     made: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
@@ -108,7 +112,7 @@ def _response(content: Any) -> Any:
 
 
 def _with_calls(message: Message) -> Any:
-    """The content with its calls behind it; a malformed call is in the content as the model wrote it."""
+    """Return the content followed by the message's calls. The content already contains malformed calls as text."""
     functions = [call["function"] for call in message.get("tool_calls", ())]
     if not functions or any(isinstance(function["arguments"], str) for function in functions):
         return message["content"]
@@ -117,7 +121,7 @@ def _with_calls(message: Message) -> Any:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with the tools at the end of a first message of the system."""
+    """Return the messages with the tools at the end of the system message, which is added if there is none."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     told = _INSTRUCTION.format(tools=_whole(listed))
     if messages and messages[0]["role"] == "system":
@@ -127,7 +131,7 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]])
 
 
 def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[str, Any]:
-    """Return the fields of a request that say how to sample; `top_k` and `min_p` are those of vLLM and SGLang."""
+    """Return a request's sampling fields. `top_k` and `min_p` are extensions of vLLM and SGLang."""
     made: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": max_tokens, "seed": seed % (1 << 31)}
     if sampling.top_p < 1:
         made["top_p"] = sampling.top_p
@@ -141,7 +145,7 @@ def sampling_fields(sampling: Sampling, *, max_tokens: int, seed: int) -> dict[s
 
 
 def _whole(content: Any) -> Any:
-    """The content with whole characters in its texts."""
+    """Return the content with lone surrogates replaced in its texts."""
     if isinstance(content, str):
         return whole_characters(content)
     return [part if is_image(part) else {"type": "text", "text": whole_characters(part["text"])} for part in content]

@@ -1,1 +1,1 @@
-"""The engine of SGLang servers."""
+"""The engine for SGLang servers."""

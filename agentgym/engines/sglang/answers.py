@@ -1,4 +1,4 @@
-"""Checks of an SGLang server's answers: each becomes a typed value or an error, and none is repaired."""
+"""Validates an SGLang server's responses: each becomes a typed value or an error, and none is repaired."""
 
 import json
 from array import array
@@ -15,9 +15,9 @@ from agentgym.types.arrays import Floats
 from agentgym.types.completion import Completion, FinishReason, Version
 
 _BROKEN = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
-"""What reading a value raises that is not of the kind that it should be."""
+"""Errors from reading a value that has an unexpected type or form."""
 _SAID = 400
-"""Characters of a server's text that an error quotes."""
+"""Number of characters of a server's text that an error quotes."""
 
 
 class ServerFacts(NamedTuple):
@@ -27,21 +27,25 @@ class ServerFacts(NamedTuple):
     """Most ids of one request, prompt and completion together."""
     model: str
     seeded: bool
-    """Whether draws depend on the seed and the request alone, as deterministic inference makes them."""
+    """Whether sampling depends only on the seed and the request, as with deterministic inference."""
     weight_version: str | None
     """The server's name for the weights that it started with."""
     tp: int = 1
-    """Processes that hold a part of the weights each."""
+    """Number of processes that each hold a part of the weights."""
     dtype: str = ""
-    """The type of the weights, such as float32; empty where the server does not say."""
+    """The dtype of the weights, such as float32; empty if the server doesn't report it."""
     lora: bool = False
-    """Whether the server takes adapters; it then takes no weights, whose names are others."""
+    """Whether the server accepts adapters. It then accepts no weights, because its weights have other names."""
 
 
 def server_facts(info: Any, server: str) -> ServerFacts:
-    """Return the settings in the answer of GET /server_info; EngineError where it is not what an SGLang server says."""
+    """Return the settings in the response of GET /server_info.
+
+    Raises:
+        EngineError: If it isn't an SGLang server's response.
+    """
     try:
-        # A prompt must be shorter than this limit, so a whole request of one id less always fits.
+        # A prompt must be shorter than this limit, so a whole request with one id less always fits.
         return ServerFacts(
             context_tokens=int(info["max_req_input_len"]) - 1,
             model=str(info["model_path"]),
@@ -53,29 +57,37 @@ def server_facts(info: Any, server: str) -> ServerFacts:
         )
     except _BROKEN as error:
         why = f"{type(error).__name__}: {error}"
-        raise EngineError(f"{server}/server_info: not what an SGLang server says of itself: {why}") from None
+        raise EngineError(f"{server}/server_info: not an SGLang server's response: {why}") from None
 
 
 def completion_of(body: Any, version: int, *, named: bool = True, ours: str | None = None) -> Completion:
-    """Return the answer of POST /generate as a Completion; EngineError where it breaks its format.
+    """Return the response of POST /generate as a Completion.
 
-    Its version is `version`, or with `named` the number of the weights where the server gives one that is not `ours`.
-    Log-probabilities come as `[value, id, text]`, one for each of `output_ids`, the stop id included.
+    Log-probabilities have the form `[value, id, text]`, one for each of `output_ids`, including the stop id.
+
+    Args:
+        body: The decoded response.
+        version: The completion's policy version.
+        named: Whether to use the weights' number as the version instead, if the server reports one that isn't `ours`.
+        ours: The server's name for the weights that it started with.
+
+    Raises:
+        EngineError: If the response has another format.
     """
     ids, meta = field_of(body, "output_ids"), field_of(body, "meta_info")
     reason = field_of(body, "meta_info", "finish_reason", "type")
     if reason not in ("stop", "length", "abort"):
-        raise EngineError(f"the server ended a request by {reason!r}")
+        raise EngineError(f"the server ended a request with finish reason {reason!r}")
     if reason == "stop" and isinstance(meta["finish_reason"].get("matched"), str):
         reason = "stop_text"
     rows = meta.get("output_token_logprobs") or []
     try:
         values, sampled = array("f", [row[0] for row in rows]), [row[1] for row in rows]
     except _BROKEN:
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+        raise EngineError(f"the server's log-probabilities are not rows of value and id: {str(rows)[:200]}") from None
     if sampled != ids or type(ids) is not list:
         raise EngineError(
-            f"the server sampled {_count(ids)} ids and sent the log-probabilities of {len(rows)} other ones"
+            f"the server sampled {_count(ids)} ids, but returned {len(rows)} log-probabilities, or those of others"
         )
     try:
         return Completion(
@@ -85,7 +97,7 @@ def completion_of(body: Any, version: int, *, named: bool = True, ours: str | No
             versions=_versions(meta, version, ours) if named else _all_of(version),
         )
     except _BROKEN as error:
-        raise EngineError(f"the server's answer: {describe(error)}") from error
+        raise EngineError(f"the server's response: {describe(error)}") from error
 
 
 def _count(ids: Any) -> object:
@@ -93,9 +105,9 @@ def _count(ids: Any) -> object:
 
 
 def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[Version, ...]:
-    """Return each span's policy version; it is `version` where the weights are `ours` or have no number for a name.
+    """Return each span's policy version. It is `version` if the weights are `ours` or their name isn't a number.
 
-    A server whose base weights are pushed in flight reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
+    A server whose base weights are pushed during a request reports `[{"version": "7", "start": 0, "end": 3}, ..]`.
     """
     spans: Sequence[Any] = meta.get("weight_versions") or ()
     if len(spans) == 1 and (spans[0]["version"] == ours or _is_unnumbered(spans[0])):
@@ -110,45 +122,53 @@ def _versions(meta: Mapping[str, Any], version: int, ours: str | None) -> tuple[
 
 
 def _is_unnumbered(span: Mapping[str, Any]) -> bool:
-    """Whether a span is of a whole answer, under weights that have no number for a name."""
+    """Return whether a span starts at 0 and its weights' name isn't a number."""
     return not span["version"].isdecimal() and span["start"] == 0
 
 
 @lru_cache
 def _all_of(version: int) -> tuple[Version, ...]:
-    """The versions of an answer that is all of one; the same object each time."""
+    """Return the versions of a completion that has only one. The same object is returned each time."""
     return (Version(0, version),)
 
 
 def field_of(body: Any, *path: str) -> Any:
-    """Return a nested field of an answer; EngineError that names it where it is missing."""
+    """Return a nested field of a response.
+
+    Raises:
+        EngineError: If the field is missing. The message names it.
+    """
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
     if body is None:
-        raise EngineError(f"the server's answer has no {'.'.join(path)}")
+        raise EngineError(f"the server's response has no {'.'.join(path)}")
     return body
 
 
 def scores_of(rows: Sequence[Any], token_ids: Sequence[int], *, of_prompt: bool = False) -> Floats:
-    """Return the values of rows `[value, id, ..]`; EngineError where the ids are others or a value is not finite.
+    """Return the values of rows `[value, id, ..]`.
 
-    Of a prompt SGLang names the last id of the vocabulary 0: it clips ids that stand for pictures, and that one too.
+    In a prompt, SGLang reports the vocabulary's last id as 0, because it clips the ids that stand for images, and
+    also that one.
+
+    Raises:
+        EngineError: If the ids are different from `token_ids`, or a value isn't finite.
     """
     try:
         scored, values = [row[1] for row in rows], np.array([float(row[0]) for row in rows], np.float32)
     except _BROKEN:
-        raise EngineError(f"the server's log-probabilities are no rows of value and id: {str(rows)[:200]}") from None
+        raise EngineError(f"the server's log-probabilities are not rows of value and id: {str(rows)[:200]}") from None
     others = [pair for pair in zip(scored, token_ids, strict=False) if pair[0] != pair[1]]
     clipped = [(0, max(token_ids, default=0))] if of_prompt else []
     if len(scored) != len(token_ids) or any(pair not in clipped for pair in others):
-        raise EngineError("the server scored other ids than it was asked to")
+        raise EngineError("the server scored different ids from the requested ones")
     if not np.isfinite(values).all():
-        raise EngineError("the server's log-probabilities: every one must be finite")
+        raise EngineError("the server's log-probabilities must all be finite")
     return values
 
 
 def first_of(rows: Any) -> Any:
-    """Return the row of the one id and the one position that were asked for; None where there is none."""
+    """Return the row of the one requested id and position, or None if it is missing."""
     try:
         return rows[0][0]
     except (TypeError, IndexError, KeyError):
@@ -156,7 +176,7 @@ def first_of(rows: Any) -> Any:
 
 
 def reason_of(answer: Answer) -> str:
-    """Return the server's reason: `error` is a text in some answers, and holds a message in others."""
+    """Return the server's error message. In some responses `error` is a string, in others an object with a message."""
     body = answer.body
     said = body.get("error", body.get("error_message", body)) if isinstance(body, dict) else body
     said = said.get("message", said) if isinstance(said, dict) else said
@@ -164,10 +184,10 @@ def reason_of(answer: Answer) -> str:
 
 
 def require_possible(completion: Completion, server: object, max_tokens: int, vocabulary: int) -> None:
-    """Raise EngineError, with the server's name, where it sampled too many ids or one outside the vocabulary."""
+    """Raise EngineError with the server's name if it sampled too many ids, or one outside the vocabulary."""
     ids = completion.token_ids
     if len(ids) > max_tokens:
-        raise EngineError(f"{server}: sampled {len(ids)} ids where {max_tokens} were asked for")
-    # One pass: as unsigned numbers, negative ids are beyond any vocabulary.
+        raise EngineError(f"{server}: sampled {len(ids)} ids, but at most {max_tokens} were requested")
+    # One pass: as unsigned integers, negative ids exceed any vocabulary.
     if len(ids) and np.maximum.reduce(ids.view(np.uint64)) >= vocabulary:
         raise EngineError(f"{server}: sampled an id outside the vocabulary of {vocabulary}")

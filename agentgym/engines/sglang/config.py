@@ -1,4 +1,4 @@
-"""Settings of SGLang servers: those to attach to, or to launch."""
+"""Settings of SGLang servers to attach to or to launch."""
 
 import os
 import shlex
@@ -11,88 +11,97 @@ from pydantic import Field
 from agentgym.config_fields import Above0, Count, Name, NotNegative, Positive, Text, config
 
 COMMAND = "AGENTGYM_SGLANG"
-"""The environment variable with the command that launches a server, where the config names none."""
+"""The environment variable with the command that launches a server, used if the config has none."""
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers that an adapter may change in a launched server."""
 _MARGIN = 16
-"""Ids added to a launched server's context, for it keeps some for itself: 7 in SGLang 0.5.23."""
+"""Ids added to a launched server's context, because the server reserves some: 7 in SGLang 0.5.23."""
 
-_MORE_SERVERS = "launch more servers instead: a server with data parallelism takes neither adapters nor weights"
+_MORE_SERVERS = "launch more servers instead: a server with data parallelism accepts neither adapters nor weights"
 _OWN_FLAGS = {
     **dict.fromkeys(("--tp", "--tp-size", "--tensor-parallel-size"), "set tp"),
     **dict.fromkeys(("--dp", "--dp-size", "--data-parallel-size"), _MORE_SERVERS),
     "--base-gpu-id": "set gpus",
 }
-"""Flags of a server that `arguments` may not hold, and what to do."""
+"""Server flags that `arguments` must not contain, and what to do instead."""
 
 
 @config(frozen=True, kw_only=True)
 class SGLangConfig:
-    """Settings of the SGLang engine; `slots` and the fields after it hold for attached and launched servers."""
+    """Settings of the SGLang engine. `slots` and the fields after it apply to attached and launched servers."""
 
     urls: Annotated[tuple[Name, ...], Field(strict=False)] = ()
-    """Servers that run already, as http://host:port; empty launches new ones."""
+    """Running servers to attach to, as http://host:port. If empty, new servers are launched."""
     servers: Positive = 1
     """Number of servers to launch."""
     command: Text = ""
-    """The command that launches a server, before its flags, as a shell would split it; empty takes that of the
-    environment variable AGENTGYM_SGLANG, or else `python -m sglang.launch_server` with the Python that runs this."""
+    """The command that launches a server, without the flags, quoted as for a shell. If empty, it comes from the
+    environment variable AGENTGYM_SGLANG, or is `python -m sglang.launch_server` with the current Python.
+    """
     tp: Positive = 1
-    """GPUs of each launched server, over which its weights are cut (tensor parallelism)."""
+    """GPUs per launched server, across which its weights are split (tensor parallelism)."""
     gpus: Annotated[tuple[Count, ...], Field(strict=False)] = ()
-    """GPUs of the launched servers, `tp` for each, numbered from 0 among those that this process sees; empty gives them
-    those that no trainer uses. Trainers have the first ones, one for each process of the machine."""
+    """GPUs of the launched servers, `tp` per server, as indices from 0 into the GPUs that this process sees. If empty,
+    servers get the GPUs that no trainer uses. Trainers use the first ones, one per process on the machine.
+    """
     host: Name = "127.0.0.1"
-    """The address that launched servers listen at; whoever reaches it may ask them."""
+    """The address that launched servers listen on. Anyone who can reach it can send them requests."""
     colocate: Literal["off", "keep", "drop"] = "off"
-    """Whether launched servers share the trainer's GPUs. While it trains they give up the memory of their KV cache
-    (keep), or that and their weights, of which they keep a copy in the host's memory (drop)."""
+    """Whether launched servers share the trainer's GPUs. During training they release the memory of their KV cache
+    (keep), or also that of their weights, of which they keep a copy in host memory (drop).
+    """
     restarts: Count = 3
-    """Times that a launched server is started again when it ends by itself."""
+    """Number of times that a launched server is restarted if it ends on its own."""
     arguments: Text = ""
-    """Further flags for a launched server, as a shell would split them: "--mem-fraction-static 0.8"."""
+    """Extra flags for launched servers, quoted as for a shell: "--mem-fraction-static 0.8"."""
     api_key_env: Name = "AGENTGYM_SGLANG_API_KEY"
-    """Name of the environment variable with the API key of attached servers; their requests have no key where it is not
-    set."""
+    """The environment variable with the API key of attached servers. If it isn't set, requests have no key."""
     max_lora_rank: Positive = 16
-    """Largest rank of an adapter that a launched server takes; a run raises it to its train.lora_rank."""
+    """Largest adapter rank that a launched server supports. A run raises it to its train.lora_rank."""
     startup_s: Above0 = 600.0
-    """Seconds after which a launched server that is not ready is ended with an error."""
+    """Seconds after which a launched server that isn't ready is terminated with an error."""
     slots: Positive = 64
-    """Rollouts at once; a launched server runs as many requests at once."""
+    """Number of rollouts that run at the same time. A launched server runs as many requests at the same time."""
     context_tokens: Positive | None = None
-    """Most ids of a session, prompt and completion together; a server's own lower limit comes first. None: that limit,
-    which is what the model has positions for and the GPU has memory for."""
+    """Most ids of a session, prompt and completion together, unless a server's own limit is lower. None: the server's
+    limit, which depends on the model's positions and the GPU's memory.
+    """
     adapters: Literal["tensors", "disk", "merged"] = "tensors"
-    """The way of an adapter to the servers: "tensors" in the request, "disk" through a folder that they can read,
-    "merged" into the servers' own weights, which are pushed in its place."""
+    """How adapters get to the servers: in the request ("tensors"), through a folder that the servers can read
+    ("disk"), or merged into the servers' own weights, which are then pushed instead ("merged").
+    """
     bucket_mb: Positive = 256
-    """Megabytes of merged weights in one request, at least one tensor."""
+    """Megabytes of merged weights per request. A request has at least one tensor."""
     health_s: Above0 = 10.0
-    """Seconds between two health checks, and for each answer; a server that misses one gets no more requests."""
+    """Seconds between two health checks, and for each response. A server that misses one gets no more requests."""
     stall_s: Above0 = 60.0
-    """Seconds in which a server must sample an id when asked for one; otherwise it gets no more requests."""
+    """Seconds within which a server must sample an id on request; otherwise it gets no more requests."""
     server_wait_s: NotNegative = 120.0
-    """Seconds that a request or a new adapter waits while no server can take it; 0 fails at once. A launched server
-    that has ended is not waited for."""
+    """Seconds that a request or a new adapter waits while no server is available; 0 fails at once. A launched server
+    that has ended for good is not waited for.
+    """
 
     def __post_init__(self) -> None:
         twice = sorted({url for url in self.urls if self.urls.count(url) > 1})
         if twice:
-            raise ValueError(f"urls: {twice} appear twice; name each server once")
+            raise ValueError(f"urls: {twice} appear twice; list each server once")
         if len(set(self.gpus)) < len(self.gpus):
-            raise ValueError(f"gpus: {list(self.gpus)} names one twice; each server has GPUs of its own")
+            raise ValueError(f"gpus: {list(self.gpus)} contains one twice; servers cannot share GPUs")
         if self.urls and (self.gpus or self.colocate != "off"):
             field = "gpus" if self.gpus else "colocate"
-            raise ValueError(
-                f"{field}: it is for servers that are launched, and those of urls run already; leave it out"
-            )
+            raise ValueError(f"{field}: only for launched servers, but those of urls are already running; leave it out")
         for flag, field in _OWN_FLAGS.items():
             if any(word.partition("=")[0] == flag for word in shlex.split(self.arguments)):
-                raise ValueError(f"arguments: {flag} is set by a field of its own, or is not to be set; {field}")
+                raise ValueError(f"arguments: {flag} is not allowed; {field}")
 
     def launch_command(self, model: str, *, port: int, context_limit: int) -> list[str]:
-        """Return the command line of a server for `model`, whose positions end at `context_limit`."""
+        """Return the command line of a server.
+
+        Args:
+            model: The model to serve.
+            port: The port to listen on.
+            context_limit: The model's number of positions.
+        """
         flags: list[Sequence[str]] = [
             ("--model-path", model, "--host", self.host, "--port", str(port)),
             ("--max-running-requests", str(self.slots)),
@@ -114,5 +123,5 @@ class SGLangConfig:
 
     @property
     def api_key(self) -> str | None:
-        """The API key of the servers; None where they need none."""
+        """The servers' API key; None if the environment variable isn't set."""
         return os.environ.get(self.api_key_env)

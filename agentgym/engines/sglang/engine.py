@@ -1,7 +1,7 @@
-"""The SGLang engine: a model behind one or several SGLang servers, asked over HTTP in token ids.
+"""The SGLang engine: a model behind one or more SGLang servers, queried over HTTP with token ids.
 
-When the weights change, each request in flight is aborted, the ids that it had sampled are kept, and its turn goes on
-from there under the new weights.
+When the weights change, each request in flight is aborted. Its sampled ids are kept, and its turn continues from
+there under the new weights.
 """
 
 import asyncio
@@ -37,13 +37,23 @@ __all__ = ["SGLangConfig", "SGLangEngine"]
 
 
 class SGLangEngine:
-    """Samples through SGLang servers; implements `Engine`, open inside `async with`.
+    """Samples through SGLang servers. It implements `Engine`; use it inside `async with`.
 
-    `model` is a folder or hub name: its files say which ids there are and which of them end a turn; None stands for
-    what an attached server says it serves. Servers are those of `config.urls`, or else launched, and ended with all
-    their processes however this process ends. A server that dies or hangs is lost: its requests are sent to another
-    one, for nothing of them has reached an env. Without another one they wait until one is back, for
-    `config.server_wait_s` at most, and then fail with EngineError.
+    The servers are those of `config.urls`, or launched ones, which end with all their processes however this process
+    ends. A server that dies or hangs is lost, and its requests are sent to another one; this is safe because none of
+    their results has reached an env. If there is no other server, requests wait for one to come back, at most
+    `config.server_wait_s` seconds, and then fail with EngineError.
+
+    Args:
+        model: A folder or hub name, whose files define the vocabulary and the stop ids. None uses the model that an
+            attached server reports.
+        config: Settings of the engine and its servers; None for the defaults.
+        tokenizer: The chat tokenizer; None loads the model's.
+        progress: Called with a short message about each launched server's startup.
+        trainers: Indices of the GPUs that launched servers may not use.
+
+    Raises:
+        ValueError: If there is neither a model to launch nor a server to attach to.
     """
 
     def __init__(
@@ -56,7 +66,7 @@ class SGLangEngine:
         trainers: Sequence[int] = (),
     ) -> None:
         self._trainers = tuple(trainers)
-        """The GPUs that launched servers may not use."""
+        """GPUs that launched servers may not use."""
         self._config = config or SGLangConfig()
         if model is None and not self._config.urls:
             raise ValueError("model: name the model of the server to launch, or attach to a server with `urls`")
@@ -66,7 +76,7 @@ class SGLangEngine:
         self._fleet = Fleet([], self._config, Path())
         self._facts: ModelFacts | None = None
         self._served: tuple[ServerFacts, ...] = ()
-        self._context_tokens = self._config.context_tokens  # the least limit that is known
+        self._context_tokens = self._config.context_tokens  # the lowest known limit
         self._prompts = Prompts(0)
         self._turns = Turns(self._fleet, self._opened)
 
@@ -79,9 +89,19 @@ class SGLangEngine:
         tokenizer: ChatTokenizer | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """An engine that launches its servers when it opens, telling `progress` what they do, and owns them."""
+        """Create an engine that launches its servers when it opens, and owns them.
+
+        Args:
+            model: Folder or hub name of the model to serve.
+            config: Settings without `urls`; None for the defaults.
+            tokenizer: The chat tokenizer; None loads the model's.
+            progress: Called with a short message about each server's startup.
+
+        Raises:
+            ValueError: If the config has `urls`.
+        """
         if config is not None and config.urls:
-            raise ValueError(f"urls: {list(config.urls)} run already; attach to them")
+            raise ValueError(f"urls: {list(config.urls)} are already running; attach to them")
         return cls(model, config, tokenizer=tokenizer, progress=progress)
 
     @classmethod
@@ -92,9 +112,19 @@ class SGLangEngine:
         config: SGLangConfig | None = None,
         tokenizer: ChatTokenizer | None = None,
     ) -> Self:
-        """An engine over servers that run already, and go on running when it closes."""
+        """Create an engine for running servers, which keep running when it closes.
+
+        Args:
+            *urls: The servers, as http://host:port.
+            model: Folder or hub name of the served model; None uses the one that a server reports.
+            config: Settings, whose `urls` are replaced; None for the defaults.
+            tokenizer: The chat tokenizer; None loads the model's.
+
+        Raises:
+            ValueError: If no URL is given.
+        """
         if not urls:
-            raise ValueError("urls: at least one")
+            raise ValueError("urls: expected at least one")
         return cls(model, replace(config or SGLangConfig(), urls=urls), tokenizer=tokenizer)
 
     async def __aenter__(self) -> Self:
@@ -124,17 +154,21 @@ class SGLangEngine:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """How this engine's model reads and writes chats."""
+        """The chat tokenizer of this engine's model."""
         return self._tokenizer or self._opened().tokenizer
 
     @property
     def model_name(self) -> str:
-        """The folder or the name of the model that is served."""
+        """Folder or name of the served model."""
         return str(self._model or self._served[0].model)
 
     @property
     def context_tokens(self) -> int:
-        """The most ids, prompt and completion together, that one request may hold on every server."""
+        """Most ids, prompt and completion together, in one request to any of the servers.
+
+        Raises:
+            EngineError: If the engine isn't open yet and the config doesn't set it.
+        """
         if self._context_tokens is None:
             raise EngineError(
                 "context_tokens: known once the engine is open; set SGLangConfig.context_tokens to choose it"
@@ -143,18 +177,18 @@ class SGLangEngine:
 
     @property
     def dtype(self) -> str:
-        """The type of the servers' weights, such as float32; empty where they differ or do not say."""
+        """The dtype of the servers' weights, such as float32; empty if they differ or don't report it."""
         dtypes = {facts.dtype for facts in self._served}
         return dtypes.pop() if len(dtypes) == 1 else ""
 
     @property
     def version(self) -> int:
-        """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        """Policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
         return self._fleet.policy.version
 
     @property
     def seeded(self) -> bool:
-        """Whether a turn's seed decides its draws: servers do that under `--enable-deterministic-inference`."""
+        """Whether a turn's seed determines its samples, as on servers with `--enable-deterministic-inference`."""
         return bool(self._served) and all(facts.seeded for facts in self._served)
 
     @property
@@ -165,12 +199,23 @@ class SGLangEngine:
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        """At most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
+        """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
-        The stop id, where one ended the turn, is the last. Where `seeded`, draws depend on the arguments and the
-        weights alone. A turn that a weight swap overtakes goes on, and its `versions` tell where. Raises ValueError for
-        ids outside the vocabulary, a request over the context or a session that is still generating; EngineError where
-        no server can answer, or one answers what it should not. Cancelling the call ends its request on the server.
+        If a stop id ended the turn, it is the last id. If the engine is `seeded`, samples depend only on the
+        arguments and the weights. If the weights change during a turn, the turn continues and its `versions` tell
+        from which id on. Cancelling the call aborts its request on the server.
+
+        Args:
+            token_ids: The prompt, any sequence of integers.
+            session: Name of the growing context, which stays on the same server while that is available.
+            max_tokens: Most ids to sample.
+            sampling: Sampling parameters.
+            seed: Seed of the sampling, see `seeded`.
+
+        Raises:
+            ValueError: If ids are outside the vocabulary, the request exceeds the context, or the session is still
+                generating.
+            EngineError: If no server can respond, or a response is invalid.
         """
         self._opened()
         if max_tokens < 1:
@@ -187,43 +232,62 @@ class SGLangEngine:
         return await self._turns.sample(turn)
 
     async def abort(self, session: str, *, keep: bool) -> None:
-        """End the turn that a session is sampling, if any: its `generate` answers with finish_reason "abort".
+        """End the turn that a session is sampling, if any, so that its `generate` returns with finish_reason "abort".
 
-        The answer holds what was sampled, or nothing without `keep`. A turn that ended by itself just before is
-        answered as it ended, where it is to be kept. In a pause it ends when that does.
+        A turn that ended on its own just before is returned as it ended, if it is to be kept. During a pause, the
+        turn ends when the pause does.
+
+        Args:
+            session: The session whose turn to end.
+            keep: Whether to return the ids sampled so far, or none.
         """
         await self._turns.abort(session, keep=keep)
 
     async def pause(self) -> None:
-        """No server samples until `resume`; turns keep their place and their KV, and further ones wait."""
+        """Stop sampling on all servers until `resume`. Turns keep their state and KV, and new ones wait."""
         self._opened()
         await self._fleet.each(self._fleet.living, Server.pause)
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue sampling after `pause`."""
         self._opened()
         await self._fleet.each(self._fleet.living, Server.resume)
 
     async def release(self, session: str) -> None:
-        """Forget a session; unknown ones are forgotten already."""
+        """Forget a session. Unknown sessions are ignored.
+
+        Args:
+            session: The name that was passed to `generate`.
+        """
         self._fleet.router.release(session)
         self._prompts.release(session)
 
     async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
-        """Sample new tokens from base plus adapter (None: the base alone), under `version` from now on.
+        """Sample new tokens from the base model plus an adapter.
 
-        A path is the folder of a saved adapter, such as a run's `adapter/`; it is read here, not by the servers.
-        Raises ValueError, and changes nothing, for an adapter that does not fit the model or the servers' settings;
-        EngineError where no server is left, and none came back in time.
+        Args:
+            adapter: The adapter, or the folder of a saved one, such as a run's `adapter/`, which is read on this
+                machine and not by the servers. None for the base model alone.
+            version: Policy version of tokens sampled from now on.
+
+        Raises:
+            ValueError: If the adapter doesn't fit the model or the servers' settings; nothing changes then.
+            EngineError: If no server is left, and none came back in time.
         """
         self._opened()
         await self._load(await opened_adapter(adapter), version)
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Sample new tokens from the model with these weights, under `version` from now on.
+        """Sample new tokens from the model with these weights, which replace the servers' own.
 
-        They take the place of the servers' own. Raises ValueError, and changes nothing, where `adapters` is not
-        "merged" and for weights that the model's files do not have; EngineError as `load_adapter`.
+        Args:
+            weights: The weights, of which `files` is used.
+            version: Policy version of tokens sampled from now on.
+
+        Raises:
+            ValueError: If `adapters` isn't "merged", or the model's files don't have these weights; nothing changes
+                then.
+            EngineError: If no server is left, and none came back in time.
         """
         self._opened()
         await self._load(weights, version)
@@ -238,12 +302,25 @@ class SGLangEngine:
         self._turns.spawn(self._retire(old, self._turns.overtake()))
 
     async def hold(self) -> None:
-        """Send no request until `pull` where policies are merged into the servers' weights; see `SharedEngine`."""
+        """Send no requests until `pull`, if policies are merged into the servers' weights; see `SharedEngine`."""
         if self._config.adapters == "merged":
             await self.drain()
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> PolicyVersion:
-        """Give the servers a policy, which every client may `pull`; see `SharedEngine`."""
+        """Upload a policy to the servers, which every client may `pull`; see `SharedEngine`.
+
+        Args:
+            given: An adapter or whole weights; None for the base model.
+            version: Policy version of the upload.
+
+        Returns:
+            The policy, for `pull`. It can be pickled.
+
+        Raises:
+            ValueError: If the adapter or the weights don't fit the model or the servers' settings; nothing changes
+                then.
+            EngineError: If no server is left, and none came back in time.
+        """
         self._opened()
         policy = await self._fleet.push(given, version=version)
         for old in self._fleet.stale:
@@ -252,7 +329,11 @@ class SGLangEngine:
         return policy
 
     async def pull(self, policy: PolicyVersion) -> None:
-        """Sample new tokens from a policy that this or another client pushed; requests in flight go on under it."""
+        """Sample new tokens from a policy that this or another client pushed. Requests in flight continue under it.
+
+        Args:
+            policy: What `push` returned.
+        """
         self._opened()
         await self._fleet.each(self._fleet.router.alive, lambda server: self._fleet.take(server, policy))
         self._fleet.pull(policy)
@@ -260,7 +341,7 @@ class SGLangEngine:
         self._fleet.open.set()
 
     async def drain(self) -> None:
-        """End the requests in flight, keeping what they sampled, and send none until `reopen`."""
+        """Abort the requests in flight, keep the ids that they sampled, and send no requests until `reopen`."""
         self._opened()
         self._fleet.open.clear()
         for piece in self._turns.overtake():
@@ -271,19 +352,22 @@ class SGLangEngine:
         self._fleet.open.set()
 
     async def release_memory(self) -> None:
-        """Give the GPU memory that `colocate` names back, after every client's `drain`; EngineError where one
-        cannot."""
+        """Release the GPU memory that `colocate` shares, after every client's `drain`.
+
+        Raises:
+            EngineError: If a server can't release it.
+        """
         self._opened()
         await asyncio.gather(*(server.release_memory(self._lent) for server in self._fleet.living))
 
     async def resume_memory(self) -> None:
-        """Take the GPU memory again; the weights are those that it had, and the KV cache is empty."""
+        """Reclaim the released GPU memory. The weights are the same as before, and the KV cache is empty."""
         self._opened()
         await asyncio.gather(*(server.resume_memory(self._lent) for server in self._fleet.living))
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The servers, for other processes to attach to."""
+        """URLs of the servers, for other processes to attach to."""
         return tuple(server.client.url for server in self._fleet.servers)
 
     def current_policy(self) -> PolicyVersion:
@@ -291,7 +375,12 @@ class SGLangEngine:
         return self._fleet.policy
 
     def move(self, old: str, new: str) -> None:
-        """Ask the server at the address `new` in the place of the one at `old`, once it serves the current policy."""
+        """Use the server at the URL `new` instead of the one at `old`, as soon as it serves the current policy.
+
+        Args:
+            old: URL of the server to replace.
+            new: URL of its replacement.
+        """
         self._fleet.move(old, new)
 
     @property
@@ -299,9 +388,18 @@ class SGLangEngine:
         return ("kv_cache",) if self._config.colocate == "keep" else ("kv_cache", "weights")
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Log-probability of each id but the first, given those before it, as `generate` would report it.
+        """Return the log-probability of each id except the first, given the ids before it.
 
-        Of several servers the next one each time: all are probed. At a temperature but 0 and 1 it draws behind each id.
+        The values are those that `generate` would report. With several servers, each call uses the next one, so that
+        all are probed. At a temperature other than 0 and 1, the server samples once after each id.
+
+        Args:
+            token_ids: The ids to score.
+            sampling: Sampling parameters, of which only the temperature matters.
+
+        Raises:
+            ValueError: If ids are outside the vocabulary, or too many for the context.
+            EngineError: If no server can respond, or a response is invalid.
         """
         ids = checked(token_ids, self._opened().vocabulary)
         if len(ids) > self.context_tokens:
@@ -322,13 +420,13 @@ class SGLangEngine:
                 await attempts.wait(nobody, self._fleet.closing)
 
     async def close(self) -> None:
-        """End the launched servers; unanswered requests fail with EngineError. Closing twice is harmless."""
+        """Terminate the launched servers. Pending requests fail with EngineError. Closing twice is harmless."""
         stack, self._stack = self._stack, None
         if stack is not None:
             await stack.aclose()
 
     async def _retire(self, policy: PolicyVersion, overtaken: Sequence[Piece]) -> None:
-        """Unload a policy's adapter when nothing is sampled from it any more."""
+        """Unload a policy's adapter once nothing is sampled from it any more."""
         for piece in overtaken:
             await piece.done.wait()
         await self._fleet.unload(policy)
@@ -339,11 +437,11 @@ class SGLangEngine:
         return self._facts
 
     async def _settle(self) -> None:
-        """End all background work and requests, and take from attached servers what this engine gave them."""
+        """End all background work and requests, and remove this engine's policies from attached servers."""
         self._fleet.closing.set()
         await self._turns.close()
         for server in self._fleet.servers:
-            await server.close()  # a server ends the requests of a closed connection
+            await server.close()  # a server aborts the requests of a closed connection
         if self._config.urls:
             await self._fleet.unload_all()
             await self._fleet.set_back()

@@ -1,4 +1,4 @@
-"""The servers of an engine: each of them holds the current policy, or is lost and gets no requests."""
+"""The servers of an engine: each has the current policy, or is lost and gets no requests."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _UNLOAD_S = 60.0
 """Seconds for servers to unload this engine's adapters when it closes."""
 _SOON_S = 0.5
-"""Seconds after which a server that was just lost is asked again for the first time."""
+"""Seconds until a server that was just lost is checked for the first time."""
 
 
 @dataclass(slots=True)
@@ -35,17 +35,17 @@ class FleetCounts:
     turns: int = 0
     requests: int = 0
     retried: int = 0
-    """Requests sent again, to the same server or to another."""
+    """Requests that were retried, on the same server or another one."""
     continued: int = 0
-    """Requests ended because the weights changed; their turns went on."""
+    """Requests that were aborted because the weights changed, and whose turns continued."""
     lost_servers: int = 0
     revived_servers: int = 0
     restarts: int = 0
-    """Launched servers that ended by themselves and were started again."""
+    """Launched servers that ended on their own and were restarted."""
 
 
 class Fleet:
-    """Servers behind one policy. A server that does not answer is lost; the watch takes it back once it serves."""
+    """Servers with a common policy. An unresponsive server is lost, until the watch finds that it serves again."""
 
     def __init__(
         self,
@@ -61,26 +61,34 @@ class Fleet:
         self.policy = PolicyVersion(None, 0)
         self.counts = FleetCounts()
         self.closing = asyncio.Event()
-        """An event that is set when the engine closes; all waiting for servers then ends."""
+        """Set when the engine closes, which ends all waits for servers."""
         self.open = asyncio.Event()
-        """An event that is set while requests may be sent."""
+        """Set while requests may be sent."""
         self.open.set()
         self._merged = MergedWeights(model, bucket_bytes=config.bucket_mb << 20, exact=exact)
         self._payloads: dict[PolicyVersion, Payload] = {}
-        """The policies that this client pushed and did not unload."""
+        """The policies that this client pushed and hasn't unloaded."""
         self._updating = asyncio.Lock()
         self._asked = 0
 
     @property
     def living(self) -> list[Server]:
-        """The servers that are not lost; NoServer where none is left."""
+        """The servers that are not lost.
+
+        Raises:
+            NoServer: If none is left.
+        """
         living = self.router.alive
         if not living:
             raise self._no_server()
         return living
 
     def next(self, *, avoid: Sequence[Server]) -> Server:
-        """Return one server after the other; NoServer where none is left outside `avoid`."""
+        """Return the next server in round-robin order.
+
+        Raises:
+            NoServer: If none is left outside `avoid`.
+        """
         usable = [server for server in self.living if server not in avoid]
         if not usable:
             raise self._no_server()
@@ -88,25 +96,33 @@ class Fleet:
         return usable[self._asked % len(usable)]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server]) -> Server:
-        """Return the session's server; NoServer where none is left outside `avoid`."""
+        """Return the session's server.
+
+        Raises:
+            NoServer: If none is left outside `avoid`.
+        """
         try:
             return self.router.place(session, prompt, avoid=avoid)
         except NoServer:
             raise self._no_server() from None
 
     def attempts(self, what: str) -> Attempts:
-        """Return the record of a new request's failed attempts."""
+        """Return an empty record of a new request's failed attempts."""
         return Attempts(what, self.servers, wait_s=self.config.server_wait_s)
 
     # ------------------------------------------------------------------------------------------ policies
 
     async def push(self, given: Adapter | ModelWeights | None, *, version: int) -> PolicyVersion:
-        """Give base plus adapter, or a whole model, to all servers, or to none; nobody samples from it before `pull`.
+        """Upload an adapter or a whole model to all servers or to none. Nothing samples from it before `pull`.
 
-        Raises ValueError for what a server does not serve, EngineError where none is left.
+        Raises:
+            ValueError: If a server can't serve it.
+            EngineError: If no server is left.
         """
         if isinstance(given, ModelWeights) and self.config.adapters != "merged":
-            raise ValueError(f"adapters: {self.config.adapters} gives no whole weights to servers; set adapters=merged")
+            raise ValueError(
+                f"adapters: {self.config.adapters} cannot push whole weights to servers; set adapters=merged"
+            )
         async with self._updating:
             policy, payload = await self._packed(served(given) if isinstance(given, Adapter) else given, version)
             if payload is not None:
@@ -116,30 +132,35 @@ class Fleet:
             except BaseException:
                 await self.unload(policy)
                 for server in self.router.alive:
-                    if not server.holds(self.policy):  # its own weights are of both
+                    if not server.holds(self.policy):  # its weights may be partly old and partly new
                         self.lose(server)
                 raise
         return policy
 
     async def take(self, server: Server, policy: PolicyVersion) -> None:
-        """Note that a server has a policy that another client pushed; EngineError where it has not."""
+        """Record that a server has a policy that another client pushed.
+
+        Raises:
+            EngineError: If the server doesn't have it.
+        """
         if not server.holds(policy) and not await server.pull(policy):
             raise EngineError(f"{server}: does not have {policy.lora}, which another client pushed")
 
     def pull(self, policy: PolicyVersion) -> PolicyVersion:
-        """Sample new tokens from a policy that the servers have; return the policy before it."""
+        """Sample new tokens from a policy that the servers have, and return the previous policy."""
         old, self.policy = self.policy, policy
         return old
 
     @property
     def stale(self) -> list[PolicyVersion]:
-        """The adapters that this client pushed and that are not the current policy."""
+        """The policies that this client pushed, except for the current one."""
         return [policy for policy in self._payloads if policy != self.policy]
 
     async def _packed(self, given: Adapter | ModelWeights | None, version: int) -> tuple[PolicyVersion, Payload | None]:
-        """The adapter or the weights as requests, made off the event loop, under a name of their own.
+        """Return the policy under a new unique name, and the requests that upload it, or None if none are needed.
 
-        Servers cannot take a name twice, and keep what an old one meant.
+        Servers can't reuse a name, because they remember what it meant before. The packing runs outside the event
+        loop.
         """
         name = f"agentgym-{uuid4().hex[:12]}-v{version}"
         digest = await asyncio.to_thread(digest_of, given)
@@ -159,14 +180,14 @@ class Fleet:
 
     async def _spread(self, policy: PolicyVersion, payload: Payload | None) -> None:
         attempts = self.attempts("load_adapter")
-        # A server that comes back meanwhile has the policy before.
+        # A server that comes back meanwhile has the previous policy.
         while lacking := [server for server in await self._some(attempts) if not server.holds(policy)]:
             refused = await self.each(lacking, lambda server: server.load(policy, payload))
             if refused:
                 raise refused[0]
 
     async def _some(self, attempts: Attempts) -> list[Server]:
-        """The servers that are not lost, waiting for one to come back where all are."""
+        """Return the servers that are not lost. If all are, wait for one to come back."""
         while True:
             try:
                 return self.living
@@ -176,18 +197,18 @@ class Fleet:
                     raise EngineError("load_adapter: the engine was closed") from nobody
 
     async def unload(self, policy: PolicyVersion) -> None:
-        """Forget a policy's adapter on every server that is there, once the requests that use it have ended."""
+        """Unload a policy's adapter from every reachable server, once the requests that use it have ended."""
         self._payloads.pop(policy, None)
         if policy.lora is None:
             return
         async with asyncio.TaskGroup() as forgetting:
             for server in self.router.alive:
                 forgetting.create_task(_unload(server, [policy.lora]))
-        # A server reads an adapter that it unloaded again when it is asked for it: let there be nothing to read.
+        # A server reloads an unloaded adapter from its folder if a request names it, so the folder is deleted.
         shutil.rmtree(self._folder / policy.lora, ignore_errors=True)
 
     async def unload_all(self) -> None:
-        """Forget every adapter that the servers that are there were asked to load; what a hung one keeps is logged."""
+        """Unload every adapter that reachable servers were told to load. Log the adapters that a hung server keeps."""
         try:
             async with asyncio.timeout(_UNLOAD_S), asyncio.TaskGroup() as forgetting:
                 for server in self.router.alive:
@@ -197,18 +218,21 @@ class Fleet:
             _LOG.warning("servers did not unload these adapters within %g s: %s", _UNLOAD_S, left)
 
     async def set_back(self) -> None:
-        """Give every server that this client pushed weights to the model's own again; what could not be is logged."""
+        """Restore the model's weights on every server that this client pushed weights to. Log failures."""
         if self.config.adapters != "merged" or not self._payloads:
             return
         try:
             await self.push(None, version=0)
         except (EngineError, ValueError) as error:
-            _LOG.warning("servers keep weights that were pushed to them: %s", error)
+            _LOG.warning("could not restore the servers' original weights: %s", error)
 
     # ------------------------------------------------------------------------------------------ health
 
     async def each(self, servers: Iterable[Server], ask: Callable[[Server], Awaitable[None]]) -> list[ValueError]:
-        """Ask these servers at once; return the refusals. A server that does not answer is lost."""
+        """Call `ask` for these servers concurrently, and return the ValueErrors that it raised.
+
+        A server that fails to respond is lost.
+        """
         refused: list[ValueError] = []
 
         async def one(server: Server) -> None:
@@ -225,65 +249,72 @@ class Fleet:
         return refused
 
     async def check(self, server: Server) -> None:
-        """Lose a server that does not answer."""
+        """Lose the server if it doesn't respond."""
         if server.alive and await server.ready(self.config.health_s) is None:
             self.lose(server)
 
     def move(self, old: str, new: str) -> None:
-        """Lose the server at the address `old`; the watch takes the one at `new` back in its place."""
+        """Lose the server at the URL `old`. The watch takes over the one at `new` instead."""
         for server in self.servers:
             if server.client.url == old:
                 self.lose(server)
                 server.move(new)
 
     def lose(self, server: Server) -> None:
-        """Ask a server for nothing more; what waits for its answer fails now, and can be sent elsewhere."""
+        """Send a server nothing more. Its pending requests fail at once, and can be sent elsewhere."""
         if server.alive:
             self.counts.lost_servers += 1
             self.router.lose(server)
             server.client.close()
 
     async def _revive(self, server: Server) -> None:
-        """Take a lost server back where it serves again, with the current policy."""
+        """Take a lost server back if it serves again, and load the current policy."""
         with suppress(ConnectionError, EngineError, ValueError):
             if server.process is not None and server.process.ended:
                 await self._restart(server)
             if server.paused:
                 await server.resume()
-            # A scheduler that hung is not said to be ready before it has sampled.
+            # /ready alone isn't enough: a scheduler that hung must sample first.
             if not (await server.samples(self.config.stall_s) and await server.ready(self.config.health_s) == 200):
                 return
             await _unload(server, sorted(server.adapters))  # it may have forgotten them, or not
             server.doubt()
-            while not server.holds(self.policy):  # `push` waits for no lost server: the policy may change meanwhile
+            while not server.holds(self.policy):  # `push` skips lost servers, so the policy may change
                 payload = self._payloads.get(self.policy)
                 if payload is not None:
                     await server.load(self.policy, payload)
                 elif not await server.pull(self.policy):
-                    return  # the client that pushed it will give it to the server
+                    return  # the client that pushed the policy will load it
             self.router.revive(server)
             self.counts.revived_servers += 1
 
     async def _restart(self, server: Server) -> None:
-        """Start a launched server again; EngineError where it does not come up, or may not be started any more."""
+        """Restart a launched server.
+
+        Raises:
+            EngineError: If it doesn't become ready, or has no restarts left.
+        """
         process = server.process
         if process is None or not process.restarts_left:
-            raise EngineError(f"{server}: ended, and is not started again")
-        _LOG.warning("%s ended and is started again; its log ended: %s", server, process.log_tail(3))
+            raise EngineError(f"{server}: ended, and has no restarts left")
+        _LOG.warning("%s ended and is being restarted; its log ended: %s", server, process.log_tail(3))
         self.counts.restarts += 1
         await process.restart()
         server.forget()
         await process.ready(server.client, startup_s=self.config.startup_s, progress=None)
 
     async def watch(self) -> None:
-        """Check every server again and again, whatever the others do."""
+        """Check every server periodically, independently of the others."""
         async with asyncio.TaskGroup() as watching:
             for server in self.servers:
                 watching.create_task(self._watch_answers(server))
                 watching.create_task(self._watch_samples(server))
 
     async def _watch_answers(self, server: Server) -> None:
-        """Lose a server that does not answer; ask it less and less often, and take it back when it serves again."""
+        """Lose a server that doesn't respond.
+
+        Then check it at growing intervals, and take it back when it serves again.
+        """
         pause_s = self.config.health_s
         while True:
             await asyncio.sleep(pause_s)
@@ -295,7 +326,7 @@ class Fleet:
                 pause_s = min(2 * pause_s, self.config.health_s)
 
     async def _watch_samples(self, server: Server) -> None:
-        """Lose a server that answers and samples nothing, but for one that was asked to pause."""
+        """Lose a server that responds but doesn't sample, unless it was paused."""
         while True:
             await asyncio.sleep(self.config.health_s)
             if not server.alive or server.paused or not self.open.is_set():
@@ -304,14 +335,14 @@ class Fleet:
                 self.lose(server)
 
     def _no_server(self) -> NoServer:
-        """The error where no server is left; it quotes the logs of the launched servers that have ended."""
+        """Return the error for no remaining servers. It quotes the logs of launched servers that have ended."""
         ended = [(s, s.process) for s in self.servers if s.process is not None and s.process.pid is None]
         tails = "".join(f"; {server} ended: {process.log_tail()}" for server, process in ended)
-        return NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}{tails}")
+        return NoServer(f"no server is left: {', '.join(map(repr, self.servers)) or 'none'}{tails}")
 
 
 async def _unload(server: Server, adapters: Sequence[str]) -> None:
-    with suppress(ConnectionError):  # it is gone
+    with suppress(ConnectionError):  # the server is gone
         for lora in adapters:
-            with suppress(EngineError):  # it never had it, or has forgotten it
+            with suppress(EngineError):  # the server never had it, or has forgotten it
                 await server.unload(lora)

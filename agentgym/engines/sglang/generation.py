@@ -1,4 +1,4 @@
-"""One call of `generate`: its requests, the ids that they sampled so far, and their failed attempts."""
+"""One call of `generate`: its requests, the ids sampled so far, and the failed attempts."""
 
 import asyncio
 from collections import Counter
@@ -18,7 +18,7 @@ from agentgym.types.completion import Completion, FinishReason, Sampling, Versio
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One request in flight: a turn, or what is left of it."""
+    """One request in flight: a whole turn, or the rest of one."""
 
     rid: str
     server: Server
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Generation:
-    """One call of `generate`: a prompt, what was sampled behind it, and under which versions.
+    """One call of `generate`: a prompt, the ids sampled after it, and their policy versions.
 
     ::
 
@@ -41,17 +41,17 @@ class Generation:
     sampling: Sampling
     seed: int
     sampled: tuple[Completion, ...] = ()
-    """What the requests before the one in flight sampled, none of them empty."""
+    """Ids that the earlier requests sampled, one nonempty completion per request."""
     piece: Piece | None = None
     overtaken: bool = False
-    """Whether the request in flight was ended for other weights; the turn goes on."""
+    """Whether the request in flight was aborted because the weights changed. The turn then continues."""
     ending: Literal["keep", "drop"] | None = None
-    """Set by an abort: whether the sampled ids are kept or dropped."""
+    """Set by an abort: whether to keep or drop the sampled ids."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """An event that is set together with `ending`; a turn that waits for a server waits for it too."""
+    """Set together with `ending`, so that a turn that waits for a server can stop waiting."""
 
     def end(self, how: Literal["keep", "drop"]) -> None:
-        """End the turn; the sampled ids are kept or dropped."""
+        """End the turn, and keep or drop the sampled ids."""
         self.ending = how
         self.ended.set()
 
@@ -64,7 +64,7 @@ class Generation:
 
     @property
     def room(self) -> int:
-        """Ids that the turn may still sample."""
+        """Number of ids that the turn may still sample."""
         return self.max_tokens - sum([len(part.token_ids) for part in self.sampled])
 
     def take(self, piece: Completion) -> None:
@@ -73,7 +73,7 @@ class Generation:
             self.sampled += (piece,)
 
     def completion(self, finish_reason: FinishReason, version: int) -> Completion:
-        """Return all sampled ids, or none where they are dropped; `version` is that of an empty completion."""
+        """Return all sampled ids, or an empty completion of `version` if there are none or they are dropped."""
         if self.ending == "drop" or not self.sampled:
             return empty(version)
         return Completion(
@@ -84,7 +84,7 @@ class Generation:
         )
 
     def _versions(self) -> tuple[Version, ...]:
-        """The versions of all that was sampled; one that goes on is listed once."""
+        """Return the versions of all sampled ids. A version that continues in the next request is listed once."""
         versions, before = list[Version](), 0
         for part in self.sampled:
             for start, version in part.versions:
@@ -95,7 +95,7 @@ class Generation:
 
 
 def empty(version: int) -> Completion:
-    """Return the completion of a turn that was aborted before it sampled an id."""
+    """Return the completion of a turn that was aborted before it sampled any id."""
     return Completion(
         token_ids=np.zeros(0, np.int64),
         logprobs=np.zeros(0, np.float32),
@@ -105,13 +105,16 @@ def empty(version: int) -> Completion:
 
 
 _TRIES = 2
-"""Broken connections to one server after which a request does not try that server again."""
+"""Number of connection failures after which a request stops trying a server."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-"""Seconds between two attempts; each pause is twice the last one."""
+"""Seconds between two attempts. Each pause is twice the previous one."""
 
 
 class Attempts:
-    """The failed attempts of one request; while no server can take it, it waits `wait_s` seconds in all, then fails."""
+    """A request's failed attempts.
+
+    While no server can take the request, it waits `wait_s` seconds in total, then fails.
+    """
 
     def __init__(self, what: str, servers: Sequence[Server], *, wait_s: float) -> None:
         self._what, self._servers, self._wait_s = what, servers, wait_s
@@ -123,13 +126,13 @@ class Attempts:
 
     @property
     def avoid(self) -> list[Server]:
-        """The servers not to ask now: they failed this request, or reported that they are busy."""
+        """Servers to skip now, because they failed this request or reported that they are busy."""
         if self._last is None:
             return []
         return [server for server in self._servers if server in self._busy or self._gave_up(server)]
 
     def failed(self, server: Server, error: ConnectionError | Unavailable) -> None:
-        """Note a failure: a busy server is asked again after a pause, another one once more or not at all."""
+        """Record a failure. A busy server is retried after a pause, another one once more or not at all."""
         self._last = error
         if isinstance(error, Busy):
             self._busy.add(server)
@@ -137,10 +140,12 @@ class Attempts:
             self._failures[server] += _TRIES if isinstance(error, Unavailable) else 1
 
     async def wait(self, nobody: EngineError, ended: asyncio.Event | None = None) -> None:
-        """Pause before the next attempt, or until `ended` is set; each pause is longer than the last one.
+        """Pause before the next attempt, or until `ended` is set. Each pause is longer than the previous one.
 
-        The time limits of a rollout stand still meanwhile: what it waits for is no work of its own.
-        Raises EngineError with both reasons where no server can come back, or the time to wait is over.
+        The rollout's time limits are suspended meanwhile, because the rollout isn't at fault for the wait.
+
+        Raises:
+            EngineError: If no server can come back, or the time is up. The message has both reasons.
         """
         now = asyncio.get_running_loop().time()
         if self._until is None:

@@ -1,7 +1,7 @@
-"""JSON over HTTP/1.1 without a client library: one keep-alive connection for each request in flight.
+"""JSON over HTTP/1.1 without a client library, with one keep-alive connection for each request in flight.
 
-A request is written in one call, its answer is read as it arrives (`HttpLink`), and whoever asked waits for one future.
-It speaks to inference servers: no redirects, no cookies, no compression, no proxies.
+A request is written in one call, its response is parsed as it arrives (`HttpLink`), and the caller awaits one future.
+The client is meant for inference servers: no redirects, cookies, compression or proxies.
 """
 
 import asyncio
@@ -17,36 +17,41 @@ from urllib.parse import urlsplit
 from agentgym.engines.http_link import HttpLink
 
 _fast: Callable[[bytearray], Any] | None = None
-with suppress(ImportError):  # It is no dependency; where it is installed, it decodes in a fifth of the time.
+with suppress(ImportError):  # Optional; if it is installed, decoding takes a fifth of the time.
     _fast = importlib.import_module("orjson").loads
 
 _IDLE_S = 2.0
-"""A connection idle for longer is not used again: servers close theirs after 5 s, and a request must not meet that."""
+"""Most seconds that a connection may be idle and still be reused. Servers close idle ones after 5 s, and a request
+must not run into that.
+"""
 
 encoded = json.JSONEncoder(separators=(",", ":")).encode
 """Encodes a value as compact JSON."""
 
 
 class Answer(NamedTuple):
-    """An HTTP status and the body, decoded where it is JSON; None where there is none."""
+    """An HTTP status and a body: decoded if it is JSON, else text, or None if it is empty."""
 
     status: int
     body: Any
 
 
 class JsonClient:
-    """Asks one server; safe to call concurrently from one event loop.
+    """A client of one server. Its methods may be called concurrently from one event loop.
 
-    Raises ConnectionError where the server cannot be reached, hangs up or does not answer in time, WireError where
-    what it sends is no HTTP. Cancelling a call closes its connection: that is how the server learns of it.
+    Calls raise ConnectionError if the server can't be reached, closes the connection or doesn't respond in time, and
+    WireError if its response isn't HTTP. Cancelling a call closes its connection, which tells the server about it.
+
+    Raises:
+        ValueError: If the URL or the API key is invalid.
     """
 
     def __init__(self, url: str, *, connect_s: float = 10.0, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url: {url!r} is not http://host:port")
+            raise ValueError(f"url: must be http://host:port, got {url!r}")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("api_key: must be printable ASCII in one line")  # Others would be several headers.
+            raise ValueError("api_key: must be printable ASCII in one line")  # Other characters could inject headers.
         self.url = url.rstrip("/")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -62,23 +67,29 @@ class JsonClient:
         self._busy: set[HttpLink] = set()
 
     def get(self, path: str, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Answer]:
-        """GET a path under the server's URL."""
+        """Send a GET request for a path under the server's URL."""
         return self._ask("GET", path, (), timeout_s)
 
     def post(self, path: str, payload: Any, *, timeout_s: float | None = None) -> Coroutine[Any, Any, Answer]:
-        """POST a payload as JSON, or bytes that are JSON, to a path under the server's URL.
+        """Send a POST request to a path under the server's URL.
 
-        Without `timeout_s` it may take as long as it takes.
+        Args:
+            path: The path.
+            payload: A value to encode as JSON, or bytes that are JSON already.
+            timeout_s: Most seconds for the request; None for no limit.
         """
         body = payload if isinstance(payload, bytes) else encoded(payload).encode()
         return self._ask("POST", path, (body,), timeout_s)
 
     def post_parts(self, path: str, *parts: bytes | bytearray) -> Coroutine[Any, Any, Answer]:
-        """POST bytes that are JSON together; they are copied once, when they are sent."""
+        """Send a POST request whose body, the joined parts, is JSON.
+
+        The bytes are copied only once, when they are sent.
+        """
         return self._ask("POST", path, parts, None)
 
     def close(self) -> None:
-        """Close every connection; calls in flight end with ConnectionError."""
+        """Close every connection. Calls in flight fail with ConnectionError."""
         for link in self._idle:
             link.abort()
         self._idle.clear()
@@ -97,7 +108,7 @@ class JsonClient:
             async with asyncio.timeout(timeout_s):
                 return await asking
         except TimeoutError:
-            raise ConnectionError(f"{self.url}{path}: no answer within {timeout_s:g} s") from None
+            raise ConnectionError(f"{self.url}{path}: no response within {timeout_s:g} s") from None
 
     async def _exchange(self, path: str, *request: bytes | bytearray) -> Answer:
         link: HttpLink | None = None
@@ -114,7 +125,7 @@ class JsonClient:
                 raise ConnectionError(f"{self.url}{path}: {str(error) or timed_out}") from error
             raise
         self._busy.discard(link)
-        if keep and link.usable:  # Both sides leave it open.
+        if keep and link.usable:  # Both sides keep it open.
             link.idle_since = monotonic()
             self._idle.append(link)
         else:
@@ -122,7 +133,7 @@ class JsonClient:
         return Answer(status, _decoded(content))
 
     def _fresh(self) -> HttpLink | None:
-        """The connection that was used last, while it is fresh."""
+        """Return the most recently used connection that is fresh enough, or None."""
         oldest = monotonic() - _IDLE_S
         while self._idle:
             link = self._idle.pop()
@@ -136,7 +147,7 @@ class JsonClient:
         try:
             async with asyncio.timeout(self._connect_s) as limit:
                 _, link = await loop.create_connection(lambda: HttpLink(loop), self._host, self._port, ssl=self._tls)
-        except TimeoutError:  # ours, or the kernel's, which gives a connection up at times of its own
+        except TimeoutError:  # ours, or the kernel's, which has its own limit for connecting
             if not limit.expired():
                 raise
             raise ConnectionError(f"no connection within {self._connect_s:g} s") from None
@@ -148,7 +159,7 @@ def _decoded(body: bytearray) -> Any:
         try:
             return _fast(body)
         except ValueError:
-            pass  # It is no JSON, or such JSON as only Python's own decoder takes, with NaN in it.
+            pass  # Not JSON, or JSON that only Python's decoder accepts, such as NaN.
     try:
         return json.loads(body.decode())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Facts about a served model that its client needs, read from the model's own files."""
+"""Facts about a served model that its client needs, read from the model's files."""
 
 import json
 from dataclasses import dataclass, replace
@@ -15,17 +15,20 @@ from agentgym.types.weights import Adapter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The tokenizer, vocabulary and stop ids of a model; they are read once, when an engine opens."""
+    """A model's tokenizer, vocabulary and stop ids. They are read once, when an engine opens."""
 
     tokenizer: ChatTokenizer
     vocabulary: int
-    """The number of ids; an id outside 0 .. vocabulary - 1 would end the server."""
+    """Number of ids. An id outside 0 .. vocabulary - 1 would crash the server."""
     stop_ids: tuple[int, ...]
-    """The ids that end a turn, by the tokenizer and by the model's generation config, else by its config."""
+    """The ids that end a turn, from the tokenizer and from the model's generation config, or else from its config."""
 
 
 def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFacts:
-    """Return the facts about a model, a folder or hub name; with `tokenizer` the model's own is not loaded."""
+    """Return the facts about a model, given as a folder or hub name.
+
+    If `tokenizer` is given, the model's own isn't loaded.
+    """
     with needs_extra():
         from transformers import AutoConfig, GenerationConfig
 
@@ -33,7 +36,7 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
         config = AutoConfig.from_pretrained(model).get_text_config()
     try:
         stops = _as_set(GenerationConfig.from_pretrained(model).eos_token_id)
-    except OSError:  # there is no such file
+    except OSError:  # the model has no such file
         stops = set()
     stops = stops or _as_set(getattr(config, "eos_token_id", None))
     tokenizer = tokenizer or chat_tokenizer(model)
@@ -46,7 +49,7 @@ def model_facts(model: str | Path, tokenizer: ChatTokenizer | None) -> ModelFact
 
 
 def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) -> None:
-    """Raise ValueError where a server serves a folder of this machine whose model has another vocabulary."""
+    """Raise ValueError if a server serves a local folder whose model has a different vocabulary."""
     if str(model) == served_model or not (Path(served_model) / "config.json").is_file():
         return
     with needs_extra():
@@ -54,13 +57,13 @@ def require_vocabulary(model: str | Path, vocabulary: int, served_model: str) ->
     other = int(AutoConfig.from_pretrained(served_model).get_text_config().vocab_size)
     if other != vocabulary:
         raise ValueError(
-            f"model: {str(model)!r} has a vocabulary of {vocabulary}, and the server serves {served_model!r} with "
+            f"model: {str(model)!r} has a vocabulary of {vocabulary}, but the server serves {served_model!r} with "
             f"{other}"
         )
 
 
 def context_limit(model: str | Path) -> int:
-    """Return the number of positions that the model has."""
+    """Return the model's number of positions."""
     with needs_extra():
         from transformers import AutoConfig
 
@@ -72,14 +75,20 @@ def _as_set(ids: Any) -> set[int]:
 
 
 def served(adapter: Adapter) -> Adapter:
-    """Return the adapter for a server, which scales by alpha / r alone; ValueError for one that it cannot serve."""
+    """Return the adapter adjusted for a server, which always scales by alpha / r.
+
+    Raises:
+        ValueError: If SGLang can't serve the adapter.
+    """
     config = dict(adapter.config)
     if config.get("use_dora"):
-        raise ValueError("adapter: use_dora is not served by SGLang; train with dora=False, or use the embedded engine")
+        raise ValueError(
+            "adapter: use_dora is not supported by SGLang; train with dora=False, or use the embedded engine"
+        )
     if config.get("target_parameters"):
         raise ValueError(
-            f"adapter: SGLang would skip the tensors of {', '.join(sorted(config['target_parameters']))}, which hold "
-            "all experts at once; train without `experts` in lora_targets"
+            f"adapter: SGLang would skip the tensors of {', '.join(sorted(config['target_parameters']))}, which "
+            "contain all experts at once; train without `experts` in lora_targets"
         )
     if config.get("use_rslora"):
         config |= {"use_rslora": False, "lora_alpha": config["lora_alpha"] * float(config["r"]) ** 0.5}

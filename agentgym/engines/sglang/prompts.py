@@ -1,7 +1,7 @@
-"""Prompts of requests: checked ids and their JSON.
+"""Prompts of requests: validated ids and their JSON.
 
-A session's prompt usually begins with its last one, so only the new ids are checked and written. With a thousand ids,
-checking and writing all of them would cost more than the rest of a request.
+A session's prompt usually begins with its previous one, so only the new ids are validated and encoded. With a
+thousand ids, processing all of them would cost more than the rest of a request.
 """
 
 import importlib
@@ -13,11 +13,11 @@ from typing import TypeGuard
 import numpy as np
 
 BLOCK = 32
-"""Ids in a block; prefixes are compared block by block, so a shorter one does not count."""
+"""Number of ids in a block. Prefixes are compared block by block, so a shorter one doesn't count."""
 _ID = 8
-"""Bytes of an id."""
+"""Bytes per id."""
 _OPENINGS = 16
-"""First prompts of sessions that are kept: the rollouts of a group begin alike, and one after the other."""
+"""Number of cached first prompts of sessions. The rollouts of a group start with the same prompt, one after another."""
 
 
 def _plainly(ids: list[int]) -> bytes:
@@ -25,19 +25,19 @@ def _plainly(ids: list[int]) -> bytes:
 
 
 _written: Callable[[list[int]], bytes] = _plainly
-with suppress(ImportError):  # It is no dependency; where it is installed, it writes in a tenth of the time.
+with suppress(ImportError):  # Optional; if it is installed, encoding takes a tenth of the time.
     _written = importlib.import_module("orjson").dumps
 
 
 class Prompt:
-    """Ids of the vocabulary, and their text inside a JSON array; both only grow."""
+    """Ids of the vocabulary, and their text inside a JSON array. Both only grow."""
 
     __slots__ = ("_blocks", "grows", "raw", "text")
 
     def __init__(self, raw: bytes | bytearray = b"", text: bytes | bytearray = b"") -> None:
         self.raw, self.text = bytearray(raw), bytearray(text)
         self.grows: array[int] | None = None
-        """The array that the ids were read from, where it only grows."""
+        """The array that the ids were read from, if it only grows."""
         self._blocks: list[int] = []
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Prompt:
 
     @property
     def blocks(self) -> list[int]:
-        """A hash for each whole block of ids, of that block and all before it."""
+        """For each whole block of ids, a hash of that block and all before it."""
         blocks, raw = self._blocks, self.raw
         number = blocks[-1] if blocks else 0
         for start in range(len(blocks) * BLOCK * _ID, len(raw) - BLOCK * _ID + 1, BLOCK * _ID):
@@ -59,7 +59,7 @@ class Prompt:
         return blocks
 
     def then(self, ids: list[int]) -> "Prompt":
-        """Return the prompt with more ids behind it; they must be plain integers of the vocabulary."""
+        """Return the prompt with more ids appended. They must be plain integers of the vocabulary."""
         if not ids:
             return self
         longer = Prompt(self.raw, self.text)
@@ -67,7 +67,7 @@ class Prompt:
         return longer
 
     def grow(self, raw: memoryview, ids: list[int]) -> None:
-        """Append ids, which are given as a view and as a list."""
+        """Append ids, given both as a view and as a list."""
         self.raw += raw
         if self.text:
             self.text += b","
@@ -75,7 +75,7 @@ class Prompt:
 
 
 class Prompts:
-    """The last prompt of each session, until it is released, and the first prompts of the last few sessions."""
+    """Each session's last prompt, until the session is released, and the first prompts of a few recent sessions."""
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = vocabulary
@@ -84,9 +84,12 @@ class Prompts:
         """By length and last ids."""
 
     def take(self, session: str, token_ids: Sequence[int]) -> Prompt:
-        """Return the session's next prompt, which is the last one where that grew; ValueError names the first bad id.
+        """Return the session's next prompt. It is the same object as the last one if the ids were only appended to.
 
-        The view of a rollout's ids is read and not kept.
+        A view of a rollout's ids is read but not kept.
+
+        Raises:
+            ValueError: If an id is invalid. The message names the first one.
         """
         if not is_buffer(token_ids):
             token_ids = memoryview(array("q", checked(token_ids, self.vocabulary)))
@@ -114,32 +117,42 @@ class Prompts:
         raw = token_ids[known:]
         ids = raw.tolist()
         if not ids or min(ids) < 0 or max(ids) >= self.vocabulary:
-            checked(ids, self.vocabulary, first=known)  # It says what is wrong.
+            checked(ids, self.vocabulary, first=known)  # Raises an error that names the first bad id.
         prompt.grow(raw, ids)
 
     def release(self, session: str) -> None:
-        """Forget a session; unknown ones are forgotten already."""
+        """Forget a session. Unknown sessions are ignored."""
         self._last.pop(session, None)
 
 
 def _begins_with(token_ids: memoryview, prompt: Prompt) -> bool:
-    """Whether the ids begin with those of the prompt; of a rollout's array that grew only their end is compared."""
+    """Return whether the ids begin with the prompt's.
+
+    If both come from the same growing array of a rollout, only the prompt's end is compared.
+    """
     known = len(prompt)
     array_grew = prompt.grows is not None and _growing(token_ids) is prompt.grows and len(token_ids) >= known
     first = max(known - BLOCK, 0) if array_grew else 0
-    # In this order the bytes are compared at once.
+    # In this operand order the bytes are compared in one operation.
     return prompt.raw[first * _ID :] == token_ids[first:known] if first else prompt.raw == token_ids[:known]
 
 
 def _growing(token_ids: memoryview) -> "array[int] | None":
-    """The array that a read-only view shows all of: such an array only grows, as `Engine.generate` says."""
+    """Return the array that a read-only view covers entirely, or None.
+
+    Such an array only grows, see `Engine.generate`.
+    """
     shown = token_ids.obj
     return shown if token_ids.readonly and type(shown) is array and len(shown) == len(token_ids) else None
 
 
 def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> list[int]:
-    """Return the ids as plain integers; ValueError names the first bad one, counting positions from `first`."""
-    # For a turn's few ids numpy costs more than they do.
+    """Return the ids as plain integers.
+
+    Raises:
+        ValueError: If an id is invalid. The message names the first one, with its position counted from `first`.
+    """
+    # NumPy's overhead would exceed the work for a turn's few ids.
     plain = token_ids if type(token_ids) is list and {*map(type, token_ids)} == {int} else []
     if plain and min(plain) >= 0 and max(plain) < vocabulary:
         return plain
@@ -156,12 +169,12 @@ def checked(token_ids: Sequence[int], vocabulary: int, *, first: int = 0) -> lis
 
 
 def is_buffer(token_ids: Sequence[int]) -> TypeGuard[memoryview]:
-    """Whether the ids are a view of whole numbers of eight bytes, as a rollout gives them."""
+    """Return whether the ids are a view of eight-byte integers, as a rollout passes them."""
     return type(token_ids) is memoryview and token_ids.format == "q" and token_ids.c_contiguous and token_ids.ndim == 1
 
 
 def holds_bool(token_ids: Sequence[int]) -> bool:
-    """Whether the ids hold a True or False, which numpy would take for 1 or 0."""
+    """Return whether the ids contain True or False, which NumPy would treat as 1 or 0."""
     if is_buffer(token_ids):
         return False
     return not isinstance(token_ids, np.ndarray) and not {bool, np.bool_}.isdisjoint(map(type, token_ids))

@@ -1,4 +1,4 @@
-"""The choice of a server for each session: one that has its prefix, while all servers stay evenly filled."""
+"""Chooses a server for each session: one that has its prefix, while keeping the load balanced."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -8,13 +8,16 @@ from agentgym.engines.sglang.prompts import Prompt
 from agentgym.engines.sglang.server import NoServer, Server
 
 _REMEMBERED = 1 << 16
-"""Blocks that are remembered of each server: those that were written last, or that a session began with last."""
+"""Number of blocks remembered per server: the most recently computed ones, or those that a session recently started
+with.
+"""
 _SLACK = 4
-"""A server is chosen for its prefix while it has at most this many sessions, or half as many again, above the least."""
+"""A server is not chosen for its prefix if it has this many sessions more than the least loaded server, or half as
+many again, whichever is more."""
 
 
 class _Home(NamedTuple):
-    """A session's server, and how many blocks of which prompt are noted there."""
+    """A session's server, and how many blocks of which prompt are recorded for it."""
 
     server: Server
     prompt: Prompt | None = None
@@ -22,7 +25,7 @@ class _Home(NamedTuple):
 
 
 class Router:
-    """Places sessions on servers; a session stays until it is released, or its server is lost."""
+    """Assigns sessions to servers. A session stays on its server until it is released or the server is lost."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = tuple(servers)
@@ -35,33 +38,36 @@ class Router:
         return [server for server in self.servers if server.alive]
 
     def place(self, session: str, prompt: Prompt, *, avoid: Sequence[Server] = ()) -> Server:
-        """Return the session's server: its own while that may be asked, else the best one for this prompt.
+        """Return the session's server: its current one if that is usable, else the best one for this prompt.
 
-        Among those with few sessions the one that computed the longest prefix of the ids; then the emptiest one.
-        Raises NoServer where none is left.
+        The best one is, among the servers with few sessions, the one that computed the longest prefix of the ids; on
+        a tie, the least loaded one.
+
+        Raises:
+            NoServer: If no server is left.
         """
         home = self._home.get(session)
         if home is None or not home.server.alive or home.server in avoid:
             usable = [server for server in self.alive if server not in avoid]
             if not usable:
-                raise NoServer(f"no server is left of {', '.join(map(repr, self.servers)) or 'none'}")
+                raise NoServer(f"no server is left: {', '.join(map(repr, self.servers)) or 'none'}")
             home = self._home[session] = _Home(self._best(usable, prompt))
         if len(self.servers) > 1:
             self._remember(session, home, prompt)
         return home.server
 
     def release(self, session: str) -> None:
-        """Forget a session; unknown ones are forgotten already."""
+        """Forget a session. Unknown sessions are ignored."""
         self._home.pop(session, None)
 
     def lose(self, server: Server) -> None:
-        """Place nothing on a server, and forget what it had, until `revive`."""
+        """Assign nothing to a server until `revive`, and forget its sessions and prefixes."""
         server.alive = False
         self._seen[server].clear()
         self._home = {session: home for session, home in self._home.items() if home.server is not server}
 
     def revive(self, server: Server) -> None:
-        """Place sessions on a server again."""
+        """Assign sessions to a server again."""
         server.alive = True
 
     def sessions(self) -> Counter[Server]:
@@ -78,12 +84,12 @@ class Router:
         return min(near, key=lambda server: (-self._known(server, prompt.blocks), count[server]))
 
     def _known(self, server: Server, blocks: Sequence[int]) -> int:
-        """The number of leading blocks that the server has seen."""
+        """Return the number of leading blocks that the server has seen."""
         seen = self._seen[server]
         return next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
 
     def _remember(self, session: str, home: _Home, prompt: Prompt) -> None:
-        """Note the blocks that the server has not been told of by this session."""
+        """Record the blocks that this session hasn't recorded for the server yet."""
         blocks, seen = prompt.blocks, self._seen[home.server]
         for block in blocks[home.noted if home.prompt is prompt else 0 :]:
             seen[block] = None

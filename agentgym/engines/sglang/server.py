@@ -1,4 +1,4 @@
-"""One SGLang server: a client of its endpoints, which checks the answers."""
+"""One SGLang server: a client of its endpoints that validates the responses."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -27,15 +27,15 @@ from agentgym.types.completion import Completion, Sampling
 _CONTROL_S = 60.0
 """Seconds for a request that samples nothing."""
 _LOAD_S = 600.0
-"""Seconds for loading or unloading an adapter: unloading waits for the requests that use it."""
+"""Seconds for loading or unloading an adapter. Unloading waits for the requests that use it."""
 _SCORED_AT_ONCE = 64
-"""Positions that one request scores by draws."""
+"""Number of positions that one request scores by sampling."""
 _IDLE_S = 0.05
-"""Seconds between two questions whether a server is idle."""
+"""Seconds between two polls whether a server is idle."""
 _AGAIN_S = 0.5
-"""Seconds between two questions whether a server samples."""
+"""Seconds between two polls whether a server samples."""
 _COME_BACK = (429, 502, 503, 504)
-"""Statuses of a server, or of a gateway before it, that can answer the same request later."""
+"""Statuses of a server, or of a gateway in front of it, for which the same request may succeed later."""
 
 
 class Ask(NamedTuple):
@@ -50,7 +50,7 @@ class Ask(NamedTuple):
     policy: PolicyVersion
 
     def body(self) -> tuple[bytes | bytearray, ...]:
-        """The parts of the body of POST /generate; all settings that change the distribution are in it."""
+        """Return the parts of the body of POST /generate, with all settings that change the distribution."""
         lora = "null" if self.policy.lora is None else f'"{self.policy.lora}"'
         settings = (
             f'],"return_logprob":true,"rid":"{self.rid}","lora_path":{lora},'
@@ -61,36 +61,36 @@ class Ask(NamedTuple):
 
 
 class Unavailable(EngineError):
-    """This server did not answer the request; another one might."""
+    """The server failed to respond to the request; another one might succeed."""
 
 
 class NoServer(EngineError):
-    """No server is left that might answer."""
+    """No server is left that could respond."""
 
 
 class Busy(Unavailable):
-    """This server cannot answer now; it might later."""
+    """The server can't respond now, but might later."""
 
 
 class Server:
     """One server's endpoints.
 
-    Raises ConnectionError where the server is not reached, Busy where it answers that it cannot serve now, Unavailable
-    where it fails, EngineError for every other refusal and for an answer that breaks its format.
+    Methods raise ConnectionError if the server can't be reached, Busy if it reports that it can't serve now,
+    Unavailable if it fails, and EngineError for every other refusal and for a response with an invalid format.
     """
 
     def __init__(self, url: str, process: ServerProcess | None = None, *, api_key: str | None = None) -> None:
         self.client, self.process, self._api_key = JsonClient(url, api_key=api_key), process, api_key
         self.alive = True
         self.paused = False
-        """Whether the server was asked to pause, and not yet to resume."""
+        """Whether the server was paused and not yet resumed."""
         self.adapters: set[str] = set()
-        """The names of the adapters that the server was asked to load and may still have."""
+        """Names of the adapters that the server was told to load and may still have."""
         self.tp = 1
-        """Processes that hold a part of the weights each, and get a copy of what is pushed each."""
+        """Number of processes that each hold a part of the weights, and each get a copy of every upload."""
         self._loaded: set[str] = set()
         self._weights: str | None = ""
-        """The name of the weights that were pushed last; empty for the model's own, None where a push broke off."""
+        """Name of the last pushed weights; empty for the model's original ones, None if a push failed midway."""
         self._first_weights: str | None = None
 
     def __repr__(self) -> str:
@@ -98,23 +98,23 @@ class Server:
 
     @property
     def ended(self) -> bool:
-        """Whether this is a launched server that has ended and is not started again, and so does not come back."""
+        """Whether this is a launched server that has ended for good, with no restarts left."""
         return self.process is not None and self.process.ended and not self.process.restarts_left
 
     def move(self, url: str) -> None:
-        """Ask a server at another address from now on: one that was started in the place of this one."""
+        """Switch to a server at another URL, which was started to replace this one."""
         self.client.close()
         self.client = JsonClient(url, api_key=self._api_key)
         self.forget()
 
     def forget(self) -> None:
-        """Note that the server was started anew: it has its model's own weights and no adapter."""
+        """Record that the server was restarted, so it has its model's original weights and no adapter."""
         self.adapters.clear()
         self._loaded.clear()
         self._weights, self.paused = "", False
 
     def doubt(self) -> None:
-        """Note that the server was away: it may have been started anew, and what it holds is to be asked for again."""
+        """Record that the server was unreachable. It may have been restarted, so its policies must be queried again."""
         self._loaded.clear()
         self._weights = None
 
@@ -122,23 +122,26 @@ class Server:
         """Return the settings that the server reports."""
         answer = await self._wired(self.client.get("/server_info", timeout_s=_CONTROL_S))
         if answer.status == 404:
-            raise EngineError(f"{self}: has no /server_info, so it is no SGLang server; check the url")
+            raise EngineError(f"{self}: has no /server_info, so it is not an SGLang server; check the URL")
         info = self._checked("/server_info", answer)
         facts = server_facts(info, str(self))
         self._first_weights, self.tp = facts.weight_version, facts.tp
         return facts
 
     async def ready(self, timeout_s: float) -> int | None:
-        """Return the status of /ready: 200 where the server takes requests (not while paused); None for no answer."""
+        """Return the status of /ready, or None without a response.
+
+        It is 200 if the server accepts requests, but not while it is paused.
+        """
         try:
             return (await self.client.get("/ready", timeout_s=timeout_s)).status
         except (ConnectionError, WireError):
             return None
 
     async def samples(self, timeout_s: float) -> bool:
-        """Whether the server samples an id within this time: its scheduler may hang while its HTTP part answers.
+        """Return whether the server samples an id within this time.
 
-        True for a server without this check.
+        Its scheduler may hang while its HTTP part responds. A server without this health check counts as sampling.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -149,21 +152,21 @@ class Server:
         return True
 
     async def generate(self, ask: Ask) -> Completion:
-        """Return the ids that the server sampled; those of an aborted request up to its abort."""
+        """Return the ids that the server sampled. An aborted request has the ids sampled before the abort."""
         try:
             answer = await self.client.post_parts("/generate", *ask.body())
         except WireError as error:
             raise EngineError(f"{self}: {error}") from error
         body = answer.body if answer.status == 200 else self._checked("/generate", answer)
-        # With an adapter the policy is the adapter; the number is the name of the weights under it.
+        # With an adapter, the policy is the adapter; the number would be the name of the weights under it.
         named = ask.policy.lora is None
         return completion_of(body, ask.policy.version, named=named, ours=self._first_weights)
 
     async def score(self, token_ids: Sequence[int], sampling: Sampling, policy: PolicyVersion) -> Floats:
-        """Return the log-probability of each id but the first, as `generate` would report it."""
+        """Return the log-probability of each id except the first, as `generate` would report it."""
         if sampling.temperature in (0.0, 1.0):
             return await self._score_prompt(token_ids, policy)
-        # A prompt's log-probabilities are never scaled by the temperature; a sampled position's are.
+        # The server scales a sampled position's log-probabilities by the temperature, but never a prompt's.
         starts = range(1, len(token_ids), _SCORED_AT_ONCE)
         parts = [await self._score_draws(token_ids, start, sampling, policy) for start in starts]
         return np.concatenate(parts)
@@ -183,7 +186,7 @@ class Server:
     async def _score_draws(
         self, token_ids: Sequence[int], start: int, sampling: Sampling, policy: PolicyVersion
     ) -> Floats:
-        """Score the ids from `start` on: one draw behind each prefix reports the id that follows it."""
+        """Score the ids from `start` on: sampling once after each prefix reports the next id's log-probability."""
         ends = range(start, min(start + _SCORED_AT_ONCE, len(token_ids)))
         payload = {
             "input_ids": [list(token_ids[:end]) for end in ends],
@@ -194,39 +197,43 @@ class Server:
         }
         bodies = await self._post("/generate", payload, None)
         if not isinstance(bodies, list) or len(bodies) != len(ends):
-            raise EngineError(f"{self}: answered a batch of {len(ends)} with {str(bodies)[:200]}")
+            raise EngineError(f"{self}: responded to a batch of {len(ends)} with {str(bodies)[:200]}")
         rows = [field_of(body, "meta_info", "output_token_ids_logprobs") for body in bodies]
         return scores_of([first_of(row) for row in rows], [token_ids[end] for end in ends])
 
     async def abort(self, rid: str) -> None:
-        """End one request; an unknown one is no error."""
+        """Abort one request. Unknown ids are ignored."""
         await self._post("/abort_request", {"rid": rid})
 
     async def pause(self) -> None:
-        """Stop sampling; running requests keep their place and their KV, new ones wait."""
+        """Stop sampling. Running requests keep their state and KV, and new ones wait."""
         self.paused = True
         await self._post("/pause_generation", {"mode": "in_place"})
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue sampling after `pause`."""
         await self._post("/continue_generation", {})
         self.paused = False
 
     async def load(self, policy: PolicyVersion, payload: Payload | None) -> None:
-        """Load a policy that others do not have yet; ValueError where it does not fit."""
+        """Load a policy, unless the server already has it or needs no upload for it.
+
+        Raises:
+            ValueError: If the policy doesn't fit.
+        """
         if payload is None or self.holds(policy):
             return
         if policy.lora is None:
             await self._load_weights(policy, payload)
             return
-        # Before the request: after a broken one it is not known whether the server loaded it.
+        # Recorded before the request: if the connection breaks, the server may or may not have loaded it.
         self.adapters.add(policy.lora)
         for path, body in payload.requests(self.tp):
             self._taken(await self._try(path, body, _LOAD_S))
         self._loaded.add(policy.lora)
 
     async def _load_weights(self, policy: PolicyVersion, payload: Payload) -> None:
-        """Put other weights in the place of the server's own, bucket by bucket."""
+        """Replace the server's weights, bucket by bucket."""
         await self.idle()
         self._weights = None
         self._taken(await self._try("/begin_weight_update", {}, _LOAD_S))
@@ -240,29 +247,32 @@ class Server:
         self._weights = policy.weights
 
     async def idle(self) -> None:
-        """Wait until nothing is sampled, and forget the KV cache; ConnectionError where that takes too long.
+        """Wait until nothing is being sampled, and clear the KV cache.
 
-        An answered request may not have left the scheduler yet, and a server that is asked for its memory then ends.
+        A finished request may still be in the scheduler, and a server that is then told to release memory crashes.
+
+        Raises:
+            ConnectionError: If this takes too long.
         """
         try:
             async with asyncio.timeout(_CONTROL_S):
                 while (await self._try("/flush_cache", {}, _CONTROL_S)).status != 200:  # noqa: ASYNC110
                     await asyncio.sleep(_IDLE_S)
         except TimeoutError:
-            raise ConnectionError(f"{self}: requests still run after {_CONTROL_S:g} s") from None
+            raise ConnectionError(f"{self}: requests are still running after {_CONTROL_S:g} s") from None
 
     def _taken(self, answer: Answer) -> None:
         if answer.status in _COME_BACK:
             raise Busy(f"{self}: cannot load a policy now: {answer.status}: {reason_of(answer)}")
         if answer.status != 200:
-            raise ValueError(f"adapter: {self} refused it: {reason_of(answer)}")
+            raise ValueError(f"adapter: {self} rejected it: {reason_of(answer)}")
 
     def holds(self, policy: PolicyVersion) -> bool:
-        """Whether the server can sample from a policy, as far as is known."""
+        """Return whether the server can sample from a policy, as far as the client knows."""
         return policy.lora in self._loaded if policy.lora is not None else policy.weights == self._weights
 
     async def pull(self, policy: PolicyVersion) -> bool:
-        """Whether the server has a policy that another client pushed; it is remembered."""
+        """Return whether the server has a policy that another client pushed, and remember it."""
         if policy.lora is None:
             if policy.weights and not await self._serves(policy.version):
                 return False
@@ -275,34 +285,37 @@ class Server:
         return True
 
     async def _serves(self, version: int) -> bool:
-        """Whether the weights that were pushed last are of this version, as far as the server says."""
+        """Return whether the last pushed weights have this version.
+
+        A server that doesn't report its version is assumed to have it.
+        """
         answer = await self._wired(self.client.get("/model_info", timeout_s=_CONTROL_S))
         said = answer.body.get("weight_version") if isinstance(answer.body, dict) else None
         return said is None or str(said) == str(version)
 
     async def release_memory(self, tags: Sequence[str]) -> None:
-        """Give the GPU memory of these parts back; nothing can be sampled until `resume_memory`."""
+        """Release the GPU memory of these parts. Nothing can be sampled until `resume_memory`."""
         await self.idle()
         self.paused = True
         await self._post("/release_memory_occupation", {"tags": list(tags)}, _LOAD_S)
 
     async def resume_memory(self, tags: Sequence[str]) -> None:
-        """Take the GPU memory of these parts again."""
+        """Reclaim the GPU memory of these parts."""
         await self._post("/resume_memory_occupation", {"tags": list(tags)}, _LOAD_S)
         self.paused = False
 
     async def unload(self, lora: str) -> None:
-        """Unload an adapter when the last request that uses it has ended."""
+        """Unload an adapter once the last request that uses it has ended."""
         self._loaded.discard(lora)
         answer = await self._try("/unload_lora_adapter", {"lora_name": lora}, _LOAD_S)
         if answer.status not in _COME_BACK:
-            self.adapters.discard(lora)  # forgotten now, or it never had it
+            self.adapters.discard(lora)  # unloaded now, or never loaded
         self._checked("/unload_lora_adapter", answer)
 
     async def close(self) -> None:
-        """Close every connection; unanswered requests fail with ConnectionError."""
+        """Close every connection. Pending requests fail with ConnectionError."""
         self.client.close()
-        await asyncio.sleep(0)  # for the transports to let go of their sockets
+        await asyncio.sleep(0)  # lets the transports close their sockets
 
     async def _post(self, path: str, payload: Mapping[str, Any] | bytes, timeout_s: float | None = _CONTROL_S) -> Any:
         return self._checked(path, await self._try(path, payload, timeout_s))
@@ -328,7 +341,7 @@ class Server:
 
 @lru_cache
 def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
-    """The settings that a run's requests share, as the inside of a JSON object."""
+    """Return the settings that a run's requests share, as the inside of a JSON object."""
     part: dict[str, Any] = {"top_p": sampling.top_p, "min_p": sampling.min_p}
     if sampling.top_k is not None:
         part["top_k"] = sampling.top_k
@@ -338,6 +351,9 @@ def _written(sampling: Sampling, stop_ids: tuple[int, ...]) -> str:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """All settings that change the distribution: a server may take other defaults from the model's files."""
+    """Return all settings that change the distribution.
+
+    They are all explicit, because a server may take different defaults from the model's files.
+    """
     plain = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
     return plain | {"temperature": sampling.temperature, "frequency_penalty": 0.0, "presence_penalty": 0.0}

@@ -1,4 +1,4 @@
-"""The turns of an engine: each is one request after the other, on whichever server can answer."""
+"""The turns of an engine: each is a sequence of requests to any server that can respond."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -17,17 +17,20 @@ from agentgym.errors import EngineError
 from agentgym.types.completion import Completion
 
 _AGAIN_S = 0.2
-"""Seconds between two aborts of one request: an abort that reaches the server before its request has no effect."""
+"""Seconds between two aborts of one request. An abort that reaches the server before its request has no effect."""
 
 
 class Turns:
-    """The turns that are being sampled; a request that is ended for other weights is followed by one that goes on."""
+    """The turns being sampled.
+
+    If a request is aborted because the weights changed, another request continues its turn.
+    """
 
     def __init__(self, fleet: Fleet, opened: Callable[[], ModelFacts]) -> None:
         self._fleet, self._opened = fleet, opened
         self._turns: dict[str, Generation] = {}
         self._name = uuid4().hex
-        """The first part of the ids of this engine's requests: several engines may ask one server."""
+        """Prefix of this engine's request ids, because several engines may use one server."""
         self._background: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -37,7 +40,7 @@ class Turns:
         return session in self._turns
 
     async def sample(self, turn: Generation) -> Completion:
-        """Request after request until the turn has ended by itself, or was asked to end."""
+        """Send requests until the turn ends on its own or is aborted."""
         self._turns[turn.session] = turn
         self._fleet.counts.turns += 1
         try:
@@ -57,7 +60,7 @@ class Turns:
             del self._turns[turn.session]
 
     async def abort(self, session: str, *, keep: bool) -> None:
-        """End the turn of a session, if it has one, with what it sampled or without."""
+        """End a session's turn, if it has one, and keep or drop the sampled ids."""
         turn = self._turns.get(session)
         if turn is None:
             return
@@ -66,7 +69,11 @@ class Turns:
             await self._end(turn.piece)
 
     def overtake(self) -> list[Piece]:
-        """End the requests in flight, whose turns go on with others; return them, for whoever waits for their end."""
+        """Abort the requests in flight, whose turns other requests continue.
+
+        Returns:
+            The aborted requests, for callers that wait for their end.
+        """
         overtaken = []
         for turn in self._turns.values():
             if turn.piece is not None:
@@ -76,13 +83,13 @@ class Turns:
         return overtaken
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do some work in the background, until `close`."""
+        """Run a coroutine in the background, until `close` at the latest."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """End all background work, and the waits of all turns."""
+        """Cancel all background work, and let turns stop waiting."""
         for turn in self._turns.values():
             turn.ended.set()
         tasks = list(self._background)
@@ -92,8 +99,11 @@ class Turns:
             await asyncio.wait(tasks)
 
     async def _piece(self, turn: Generation, policy: PolicyVersion) -> Completion:
-        """One request's answer, from whichever server can give it; empty where it should not be asked any more."""
-        attempts: Attempts | None = None  # until one fails
+        """Return one request's completion from any server.
+
+        It is empty if the turn is ended or the policy changes before a request succeeds.
+        """
+        attempts: Attempts | None = None  # None until an attempt fails
         while turn.ending is None and policy is self._fleet.policy:
             facts = self._opened()
             if not self._fleet.open.is_set():
@@ -124,8 +134,8 @@ class Turns:
         return empty(policy.version)
 
     def _begun(self, turn: Generation, policy: PolicyVersion, server: Server, facts: ModelFacts) -> Ask:
-        """A request to a server; `turn.piece` is the request while it is in flight."""
-        # All ids have one length: a server ends every request whose id begins with the one that is aborted.
+        """Return a new request to a server. `turn.piece` refers to the request while it is in flight."""
+        # All ids have the same length, because a server aborts every request whose id starts with the aborted one.
         turn.piece = Piece(f"{self._name}-{self._fleet.counts.requests:012d}", server)
         self._fleet.counts.requests += 1
         sampling, stop_ids = turn.sampling, facts.stop_ids
@@ -135,7 +145,7 @@ class Turns:
         return Ask(turn.context, turn.piece.rid, turn.room, sampling, turn.seed, stop_ids, policy)
 
     def _over(self, turn: Generation) -> None:
-        """Note that the request in flight has ended."""
+        """Mark the request in flight as ended."""
         if turn.piece is not None:
             turn.piece.done.set()
             turn.piece = None

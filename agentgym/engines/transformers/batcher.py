@@ -1,8 +1,8 @@
-"""Continuous batching: the choice of the rows that the next forward computes, and the reuse of KV.
+"""Continuous batching: selects the rows that the next forward pass computes, and reuses KV.
 
-A session keeps its slot between turns, with the KV of the ids that its new prompt still begins with. A new session
-copies the KV of a prefix that it shares with another slot, or waits while another slot computes it. Rows that decode
-together read the KV of a prefix that they share once.
+A session keeps its slot between turns, and the KV of the ids that its new prompt still begins with. A new session
+copies the KV of a prefix that it shares with another slot, or waits while another slot computes that prefix. Rows
+that decode together read the KV of a shared prefix once.
 """
 
 import random
@@ -28,29 +28,29 @@ Settle: TypeAlias = Callable[[object], None]
 """Called once with a request's Completion, or with the exception that ended it."""
 
 _SHARED = 16
-"""Ids of the shortest prefix that is shared: waiting for a shorter one costs more than computing it."""
+"""Shortest prefix, in ids, that is shared. Waiting for a shorter one costs more than computing it."""
 _PATIENCE = 4
-"""Decode steps that a few prefilling rows wait for company; many do not wait."""
+"""Decode steps that a few prefilling rows wait for more rows to prefill with. Many rows don't wait."""
 _NARROW = 32
-"""Width up to which a row is padded: that is cheaper than a forward of its own."""
+"""Width up to which rows are padded: padding is then cheaper than a separate forward pass."""
 
 
 @dataclass(slots=True)
 class Stats:
-    """Counters since the engine opened; seconds are wall time in its thread."""
+    """Counters since the engine opened. Seconds are wall time in the engine's thread."""
 
     prefill_tokens: int = 0
     """Prompt ids that went through the model."""
     kept_tokens: int = 0
-    """Prompt ids whose KV the session's slot still held."""
+    """Prompt ids whose KV was still in the session's slot."""
     copied_tokens: int = 0
     """Prompt ids whose KV was copied from another slot."""
     decode_tokens: int = 0
-    """Sampled ids that went through the model within their turn; the last id of a turn never does."""
+    """Sampled ids that went through the model during their turn. A turn's last id never does."""
     sampled_tokens: int = 0
     prefill_steps: int = 0
     decode_steps: int = 0
-    """Forwards of one id per row."""
+    """Forward passes with one id per row."""
     prefill_s: float = 0.0
     decode_s: float = 0.0
     copy_s: float = 0.0
@@ -59,7 +59,7 @@ class Stats:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One turn to sample: validated ids, and the function that takes the answer."""
+    """One turn to sample: validated ids, and the callback that receives the result."""
 
     token_ids: Ints
     session: str
@@ -68,18 +68,18 @@ class Request:
     seed: int
     settle: Settle
     stops: StopTexts | None = None
-    """The texts that end the turn; None where no text does."""
+    """Detects the texts that end the turn; None if there are none."""
     slot: int = -1
-    """The number of its slot; -1 while it waits for one."""
+    """The request's slot; -1 while it waits for one."""
     donor: "Request | None" = None
     """The request that computes a prefix of this one, while this one waits for it."""
     shared: int = 0
-    """Ids of the prefix that `donor` computes."""
+    """Length in ids of the prefix that `donor` computes."""
     versions: list[Version] = field(default_factory=list)
 
 
 class Batcher:
-    """Answers every submitted request once; no thread and no event loop of its own: `step` while it is `busy`."""
+    """Settles every submitted request exactly once. It has no thread or event loop: call `step` while it is `busy`."""
 
     def __init__(self, policy: InferenceModel, *, slots: int, prefill_tokens: int, stop_ids: frozenset[int]) -> None:
         self.policy = policy
@@ -100,11 +100,15 @@ class Batcher:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is unanswered."""
+        """Whether any request is unsettled."""
         return bool(self._live)
 
     def submit(self, request: Request) -> None:
-        """Answer the request at some later step; a session's requests come one after the other."""
+        """Queue a request, which a later step settles.
+
+        Raises:
+            ValueError: If the session's previous request is still generating.
+        """
         if request.session in self._live:
             raise ValueError(f"session: {request.session!r} is still generating")
         self._live[request.session] = request
@@ -116,12 +120,15 @@ class Batcher:
             self._bind(request, slot)
 
     def cancel(self, request: Request) -> None:
-        """Forget a request; its slot is free from the next step on, and its session keeps the KV."""
+        """Forget a request. Its slot is free from the next step on, and its session keeps the KV."""
         if self._live.get(request.session) is request:
             self._leave(request)
 
     def release(self, session: str) -> None:
-        """Forget a session; its slot is the next to be given away, its KV is there for others until then."""
+        """Forget a session, failing its request if it has one.
+
+        Its slot is the next one to be reassigned. Until then other sessions can copy its KV.
+        """
         request = self._live.get(session)
         if request is not None:
             self._leave(request)
@@ -132,13 +139,13 @@ class Batcher:
             self._idle.move_to_end(slot, last=False)
 
     def load_adapter(self, adapter: Adapter | None, version: int) -> None:
-        """Change the weights: a turn with sampled ids goes on with its KV, all other KV is of no use any more."""
+        """Change the weights. Turns with sampled ids continue with their KV; all other KV is invalid from now on."""
         if self._merger.load(adapter):
             self.policy.reread()
         self._swap(version)
 
     def load_weights(self, weights: ModelWeights, version: int) -> None:
-        """Change the weights to those of another model of the same shape, as `load_adapter` does."""
+        """Change the weights to another model's weights of the same shapes, as `load_adapter` does."""
         self._merger.load_weights(weights)
         self.policy.reread()
         self._swap(version)
@@ -153,19 +160,19 @@ class Batcher:
             if not sampled:
                 self._start(request)
             elif request.versions[-1].version != version:
-                # Weights that were changed again before they sampled an id have no span.
+                # Weights that were replaced before any id was sampled from them get no span.
                 spans = [span for span in request.versions if span.start < sampled]
                 request.versions = [*spans, Version(sampled, version)]
 
     def fail_all(self, reason: Callable[[], Exception]) -> None:
-        """Answer every request with an exception of its own."""
+        """Settle every request with a new exception from `reason`."""
         live = list(self._live.values())
         self._live.clear()
         for request in live:
             request.settle(reason())
 
     def step(self) -> None:
-        """Admit what fits, then one forward."""
+        """Admit the requests that fit, then run one forward pass."""
         self._serve_followers()
         while self._queue and self._idle:
             self._admit(self._queue.popleft())
@@ -180,14 +187,21 @@ class Batcher:
             self._advance(one, np.ones_like(one))
 
     def _prefill_is_due(self, decoding: int, prefilling: int) -> bool:
-        """Never twice in a row while others decode; soon for many, after a little patience for few."""
+        """Return whether to prefill now.
+
+        While other rows decode, prefills never run twice in a row. Many rows prefill soon, a few wait a little for
+        more.
+        """
         if not decoding:
             return True
         waited = self._since_prefill
         return waited > 0 and (3 * prefilling >= decoding or waited >= _PATIENCE)
 
     def _prefill_rows(self, many: Ints, todo: Ints) -> tuple[Ints, Ints]:
-        """The longest-waiting row and those that need little padding beside it, and their widths in the budget."""
+        """Return the rows to prefill, and how many ids of each fit the budget.
+
+        They are the longest-waiting row and the rows that need little padding next to it.
+        """
         first_come = many[np.argsort(self._slots.order[many])]
         limit = min(max(int(todo[first_come[0]]), _NARROW), self._prefill_tokens)
         fits = first_come[(4 * todo[first_come] >= limit) | (limit <= _NARROW)]
@@ -196,7 +210,7 @@ class Batcher:
         return rows, np.minimum(todo[rows], limit)
 
     def _advance(self, rows: Ints, width: Ints) -> None:
-        """Compute these rows' next ids, and sample where a row has no more to compute."""
+        """Compute these rows' next ids, and sample for the rows whose ids are all computed."""
         began = perf_counter()
         slots = self._slots
         start = slots.filled[rows]
@@ -225,7 +239,7 @@ class Batcher:
     def _sample(self, rows: Ints, hidden: Tensor) -> None:
         began = perf_counter()
         slots = self._slots
-        # 24 bits: such a uniform is exact in float32 and stays below 1.
+        # With 24 bits, the uniform number is exact in float32 and stays below 1.
         uniform = np.array([self._bits[row](24) for row in rows.tolist()], np.float32) * np.float32(2.0**-24)
         part = None
         if not slots.whole[rows].all():
@@ -242,7 +256,7 @@ class Batcher:
                 self._finish(row, reason)
 
     def _stop_text(self, slot: int) -> FinishReason | None:
-        """How the request's own stop texts end it after its last id; None where they do not."""
+        """Return the finish reason if the request's stop texts end it after its last id, else None."""
         request = self._requests[slot]
         assert request is not None
         if request.stops is None:
@@ -267,7 +281,7 @@ class Batcher:
         request.settle(completion)
 
     def _leave(self, request: Request) -> None:
-        """The request is no longer live; its slot, where it has one, is idle and still its session's."""
+        """Take a request out of the live ones. Its slot, if any, becomes idle but stays with its session."""
         del self._live[request.session]
         if request.slot < 0:
             self._queue.remove(request)
@@ -279,7 +293,7 @@ class Batcher:
             self._followers.remove(request)
 
     def _admit(self, request: Request) -> None:
-        """A new session takes a free slot, or else the one that was idle for longest."""
+        """Give a new session a free slot, or else the slot that has been idle longest."""
         slot, evicted = self._idle.popitem(last=False)
         if evicted is not None:
             del self._sessions[evicted]
@@ -295,11 +309,11 @@ class Batcher:
         self._start(request)
 
     def _start(self, request: Request, *, may_wait: bool = True) -> None:
-        """Begin the prompt with as much KV as there is, in its own slot or another, or will soon be."""
+        """Start the prompt from KV in its slot or another one, or wait for a donor that will compute more."""
         kept = self._slots.begin(request.slot, request.token_ids)
         request.donor = None
         request.versions = [Version(0, self.version)]
-        if may_wait:  # otherwise it is begun again, and was counted
+        if may_wait:  # otherwise it is a restart, which was already counted
             self.stats.kept_tokens += kept
         if len(request.token_ids) - 1 - kept < _SHARED:
             return
@@ -315,13 +329,13 @@ class Batcher:
         self._followers.append(request)
 
     def _serve_followers(self) -> None:
-        """Copy where the donor has come far enough; where it has left, go on with what there is."""
+        """Copy the KV if the donor has computed enough. If the donor has left, continue with the KV that exists."""
         waiting, self._followers = self._followers, []
         for request in waiting:
             donor = request.donor
             assert donor is not None
             if self._requests[donor.slot] is not donor:
-                # Without waiting again: a request that began later may be waiting for this one.
+                # It must not wait again: a request that started later may be waiting for this one.
                 self._start(request, may_wait=False)
             elif self._slots.filled[donor.slot] >= request.shared:
                 request.donor = None
@@ -331,7 +345,7 @@ class Batcher:
                 self._followers.append(request)
 
     def _take(self, request: Request, donor: Donor) -> None:
-        """Copy another slot's KV from where this row's ends."""
+        """Copy another slot's KV, starting where this row's KV ends."""
         began = perf_counter()
         start = int(self._slots.filled[request.slot])
         self.policy.copy(donor.slot, request.slot, slice(start, donor.shared))

@@ -25,34 +25,35 @@ from agentgym.types.arrays import Floats, Ints
 from agentgym.types.completion import Completion, Sampling
 from agentgym.types.weights import Adapter, ModelWeights
 
-if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is written
+if TYPE_CHECKING:  # torch is loaded when an engine opens, not when a config is created
     from agentgym.engines.transformers.batcher import Batcher, Stats
 
 
 @config(frozen=True, kw_only=True)
 class TransformersConfig:
-    """Settings of the embedded engine; the defaults suit a small model on one CPU core."""
+    """Settings of the embedded engine. The defaults suit a small model on one CPU core."""
 
     slots: Positive = 64
-    """Most turns that are sampled at once; other turns wait. Each slot holds the KV cache of a whole context."""
+    """Most turns that are sampled at once; other turns wait. Each slot has the KV cache of a whole context."""
     context_tokens: Positive | None = None
-    """Most ids of a session, prompt and completion together. None: as many as the model has positions, as far as the
-    KV of all slots stays within 1 GiB, and 512 at least."""
+    """Most ids of a session, prompt and completion together. None: the model's number of positions, limited so that the
+    KV of all slots fits in 1 GiB, but at least 512 if the model has as many.
+    """
     prefill_tokens: Positive = 1024
-    """Most ids of one prefill forward, padding included; it bounds the time that decoding turns wait for it."""
+    """Most ids in one prefill forward pass, including padding. It limits how long decoding turns wait for it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """The dtype of weights and KV where the engine loads the model; log-probabilities are always float32. auto is
-    bfloat16 on a GPU that computes in it, and float32 elsewhere."""
+    """The dtype of weights and KV if the engine loads the model. auto is bfloat16 on a GPU that supports it, and
+    float32 elsewhere. Log-probabilities are always float32."""
     device: Name = "auto"
-    """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun each process has
-    the GPU of its local rank."""
+    """The device to load the model to: auto (a GPU if there is one), or a torch device. Under torchrun each process
+    uses the GPU of its local rank."""
     threads: Positive = 1
     """Torch's CPU threads, set for the whole process. More than 1 helps only large models on idle cores."""
 
 
 class _Command(NamedTuple):
     run: Callable[["Batcher"], object]
-    """A function that the thread calls between two steps; it returns `_LATER` where a later step answers."""
+    """A function that the thread calls between two steps. It returns `_LATER` if a later step settles the command."""
     settle: Callable[[object], None]
 
 
@@ -60,25 +61,32 @@ _LATER = object()
 
 
 class TransformersEngine:
-    """Samples in a thread of its own by continuous batching; implements `Engine`, open inside `async with`.
+    """Samples in a separate thread with continuous batching. It implements `Engine`; use it inside `async with`.
 
-    `model` is a folder or hub name of a transformers causal language model and its tokenizer; or a loaded model,
-    with `tokenizer` beside it. A loaded model belongs to the engine from then on: adapters are merged into its
-    weights. A turn ends at an id that the model's generation config or the loaded tokenizer names as its end.
+    A turn ends at any id that the model's generation config or the loaded tokenizer defines as an end token.
+
+    Args:
+        model: A folder or hub name of a transformers causal language model and its tokenizer, or a loaded model. The
+            engine takes over a loaded model: it merges adapters into the weights.
+        config: Settings of the engine; None for the defaults.
+        tokenizer: The chat tokenizer. It is required with a loaded model; None loads the one next to the model.
+
+    Raises:
+        ValueError: If a loaded model is passed without a tokenizer.
     """
 
     def __init__(
         self, model: Any, config: TransformersConfig | None = None, *, tokenizer: ChatTokenizer | None = None
     ) -> None:
         if tokenizer is None and not isinstance(model, str | Path):
-            raise ValueError("tokenizer: a loaded model needs one beside it")
+            raise ValueError("tokenizer: a loaded model needs one; pass tokenizer=...")
         self._model = find_model(model) if isinstance(model, str | Path) else model
         self._config = config or TransformersConfig()
         self._tokenizer = tokenizer
         self._adapter = ""
-        """The folder of the adapter; "" for none, and for one that has no folder."""
+        """The adapter's folder; "" for no adapter, and for one that wasn't loaded from a folder."""
         self._weights = self._policy = ""
-        """Digests of the model as it was loaded, and of the adapter or the weights that it was given."""
+        """Digests of the model as it was loaded, and of the current adapter or weights."""
         self._inbox: SimpleQueue[_Command | None] = SimpleQueue()
         self._batcher: Batcher | None = None
         self._thread: threading.Thread | None = None
@@ -94,14 +102,22 @@ class TransformersEngine:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The chat tokenizer of this engine's model."""
+        """The chat tokenizer of this engine's model.
+
+        Raises:
+            EngineError: If the engine isn't open yet and no tokenizer was passed to it.
+        """
         if self._tokenizer is None:
-            raise EngineError("the engine is not open: use it inside `async with`, or give it a tokenizer")
+            raise EngineError("the engine is not open: use it inside `async with`, or pass a tokenizer")
         return self._tokenizer
 
     @property
     def context_tokens(self) -> int:
-        """The most ids, prompt and completion together, that one request may hold."""
+        """Most ids, prompt and completion together, in one request.
+
+        Raises:
+            EngineError: If the engine isn't open yet and the config doesn't set it.
+        """
         if self._config.context_tokens is not None:
             return self._config.context_tokens
         if self._batcher is None:
@@ -112,18 +128,21 @@ class TransformersEngine:
 
     @property
     def model_name(self) -> str:
-        """The folder or the name of its model, of a loaded model the name that it was loaded by, and its adapter's."""
+        """The model's folder or name, and its adapter's folder if it has one.
+
+        A loaded model's name is the one that it was loaded by.
+        """
         model = str(getattr(self._model, "name_or_path", self._model))
         return f"{model} with {self._adapter}" if self._adapter else model
 
     @property
     def dtype(self) -> str:
-        """The type of the model's weights, such as float32."""
+        """The dtype of the model's weights, such as float32."""
         return self._opened().policy.dtype
 
     @property
     def version(self) -> int:
-        """The policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
+        """Policy version that new tokens are sampled under; 0 before the first `load_adapter`."""
         return 0 if self._batcher is None else self._batcher.version
 
     @property
@@ -136,10 +155,21 @@ class TransformersEngine:
     ) -> Completion:
         """Sample at most `max_tokens` ids after `token_ids`, each with the log-probability it was drawn with.
 
-        The stop id, where one ended the turn, is the last. Ids drawn depend on the arguments and the weights, not on
-        what else is being generated (but for float noise). A turn that a weight swap overtakes goes on, and its
-        `versions` tell where. Raises ValueError for ids outside the vocabulary, a request over the context or a
-        session that is still generating; EngineError where the engine is closed or broke.
+        If a stop id ended the turn, it is the last id. The sampled ids depend on the arguments and the weights, not
+        on other requests that run at the same time (except for float noise). If the weights change during a turn, the
+        turn continues and its `versions` tell from which id on.
+
+        Args:
+            token_ids: The prompt, any sequence of integers.
+            session: Name of the growing context, whose KV is reused.
+            max_tokens: Most ids to sample.
+            sampling: Sampling parameters.
+            seed: Seed of the sampling.
+
+        Raises:
+            ValueError: If ids are outside the vocabulary, the request exceeds the context, or the session is still
+                generating.
+            EngineError: If the engine is closed, or its thread failed.
         """
         from agentgym.engines.transformers.batcher import Batcher, Request
 
@@ -163,15 +193,26 @@ class TransformersEngine:
         return completion
 
     async def release(self, session: str) -> None:
-        """Forget a session; unknown ones are forgotten already."""
+        """Forget a session. Unknown sessions are ignored.
+
+        Args:
+            session: The name that was passed to `generate`.
+        """
         await self._ask(lambda batcher: batcher.release(session))
 
     async def load_adapter(self, adapter: Adapter | str | Path | None, *, version: int) -> None:
-        """Sample new tokens from base plus adapter (None: the base alone, exactly), under `version` from now on.
+        """Sample new tokens from the base model plus an adapter.
 
-        A path is the folder of a saved adapter, such as a run's `adapter/`. The weights change between two steps: a
-        turn that has sampled ids goes on from the KV it has, all other KV is computed anew.
-        Raises ValueError, and changes nothing, for an adapter that does not fit the model.
+        The weights change between two steps. A turn that has sampled ids continues with its KV; all other KV is
+        recomputed.
+
+        Args:
+            adapter: The adapter, or the folder of a saved one, such as a run's `adapter/`. None restores exactly the
+                base model.
+            version: Policy version of tokens sampled from now on.
+
+        Raises:
+            ValueError: If the adapter doesn't fit the model; nothing changes then.
         """
         self._opened()
         read = await opened_adapter(adapter)
@@ -181,9 +222,14 @@ class TransformersEngine:
         self._adapter = str(adapter) if isinstance(adapter, str | Path) else ""
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Sample new tokens from the model with these weights, under `version` from now on, as `load_adapter` does.
+        """Sample new tokens from the model with these weights, as `load_adapter` does with an adapter.
 
-        Raises ValueError, and changes nothing, for weights that the model does not have.
+        Args:
+            weights: Tensors by name. Weights that aren't included are the model's original ones.
+            version: Policy version of tokens sampled from now on.
+
+        Raises:
+            ValueError: If the model doesn't have these weights; nothing changes then.
         """
         self._opened()
         digest = await asyncio.to_thread(digest_of, weights)
@@ -191,14 +237,22 @@ class TransformersEngine:
         self._adapter, self._policy = "", digest
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return what its answers depend on; nothing where it is not open."""
+        """Return digests of what determines the engine's output, or {} if it isn't open."""
         if self._batcher is None:
             return {}
         own = {"weights": self._weights, "adapter": self._policy, "chat": chat_digest(self.tokenizer)}
         return own | {"context_tokens": str(self.context_tokens)}
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Return the log-probability of each id but the first, given those before it, by a plain forward."""
+        """Return the log-probability of each id except the first, given the ids before it, from a plain forward pass.
+
+        Args:
+            token_ids: The ids to score.
+            sampling: Sampling parameters, of which only the temperature matters.
+
+        Raises:
+            ValueError: If ids are outside the vocabulary, or too many for the context.
+        """
         ids = self._checked(token_ids)
         if len(ids) > self.context_tokens:
             raise ValueError(f"token_ids: {len(ids)} do not fit {self.context_tokens} context_tokens")
@@ -208,7 +262,7 @@ class TransformersEngine:
         return scores
 
     async def close(self) -> None:
-        """End the thread; unanswered requests fail with EngineError. Closing twice is harmless."""
+        """Stop the thread. Pending requests fail with EngineError. Closing twice is harmless."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._inbox.put(None)
@@ -220,7 +274,11 @@ class TransformersEngine:
         return self._batcher
 
     def _checked(self, token_ids: Sequence[int]) -> Ints:
-        """The ids as an array of our own; ValueError that names the first bad one."""
+        """Return a copy of the ids as an array.
+
+        Raises:
+            ValueError: If there are no ids, or one is invalid. The message names the first such id.
+        """
         vocabulary = self._opened().policy.vocabulary
         ids = np.array(token_ids)
         if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu" or holds_bool(token_ids):
@@ -241,7 +299,7 @@ class TransformersEngine:
         return await future
 
     def _load(self) -> "Batcher":
-        """Load the model; slow, so it runs outside the event loop."""
+        """Load the model. This is slow, so it runs outside the event loop."""
         with needs_extra():
             from agentgym.engines.transformers.batcher import Batcher
             from agentgym.engines.transformers.model import InferenceModel, default_context, load_model, stop_ids
@@ -263,11 +321,11 @@ class TransformersEngine:
         )
 
     def _run(self, batcher: "Batcher") -> None:
-        """The thread's loop of commands and steps; every request is answered, also where the thread breaks."""
+        """Run commands and steps until the engine closes. Every request is settled, even if the thread fails."""
         try:
             while self._run_commands(batcher):
                 batcher.step()
-        except BaseException as error:  # there is no caller to raise to: the requests get the error
+        except BaseException as error:  # no caller could catch it, so the requests get the error
             batcher.fail_all(partial(_broken, error))
             while (command := self._inbox.get()) is not None:
                 command.settle(_broken(error))
@@ -275,7 +333,7 @@ class TransformersEngine:
             batcher.fail_all(lambda: EngineError("the engine was closed"))
 
     def _run_commands(self, batcher: "Batcher") -> bool:
-        """Run the commands that have come, waiting for one while nothing is sampled; False when the engine closes."""
+        """Run the queued commands, waiting for one if nothing is being sampled. Return False when the engine closes."""
         wait = not batcher.busy
         while True:
             try:
@@ -306,18 +364,18 @@ def _later(submit: Callable[..., None], batcher: "Batcher", **arguments: Any) ->
 
 
 def _broken(cause: BaseException) -> EngineError:
-    error = EngineError(f"the engine's thread broke: {type(cause).__name__}: {cause}")
+    error = EngineError(f"the engine's thread failed: {type(cause).__name__}: {cause}")
     error.__cause__ = cause
     return error
 
 
 def _mailbox() -> tuple[asyncio.Future[Any], Callable[[object], None]]:
-    """A future of this loop, and a function that settles it from another thread."""
+    """Return a future of the running loop, and a function that settles it from another thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(answer: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed, nobody listens
+        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the future
             loop.call_soon_threadsafe(_settle, future, answer)
 
     return future, settle
@@ -333,4 +391,4 @@ def _settle(future: asyncio.Future[Any], answer: object) -> None:
 
 
 def _ignore(_: object) -> None:
-    """Drop the answer of a command that nobody waits for."""
+    """Drop the result of a command that nothing waits for."""

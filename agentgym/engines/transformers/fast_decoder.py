@@ -1,7 +1,8 @@
-"""Dense decoders without their modules: most of a small model's step is the Python around its arithmetic.
+"""Dense decoders that bypass their modules: most of a small model's step is Python overhead around its arithmetic.
 
-Llama, Mistral, Qwen2 and Qwen3 are one computation, with or without biases and norms of queries and keys; their own
-modules do it in five times as many calls. Weights stay the model's: it sees merged adapters, and nothing is copied.
+Llama, Mistral, Qwen2 and Qwen3 are the same computation, with or without biases and norms of queries and keys; their
+own modules take five times as many calls for it. The weights stay the model's tensors, so merged adapters take effect
+and nothing is copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +15,16 @@ from torch.nn import functional
 from agentgym.engines.transformers.shared_prefix import Prefix
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types; beyond these nothing is assumed, and whoever uses this checks it against the model's own logits."""
+"""Supported model types. The caller must still check the result against the model's own logits."""
 
 Update: TypeAlias = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""Takes new keys and values [rows, heads, width, dim] and their layer's number; gives all that may be attended to."""
+"""Takes new keys and values [rows, heads, width, dim] and the layer's index, and returns all that may be attended
+to.
+"""
 
 
 def dense(model: Any, context: int) -> "Dense | None":
-    """The model's decoder for at most `context` positions; None for a model that is computed by its own modules."""
+    """Return a fast decoder for at most `context` positions, or None if the model must run through its own modules."""
     config = model.config.get_text_config()
     if config.model_type not in KNOWN or config.hidden_act != "silu" or model.dtype != torch.float32:
         return None
@@ -30,7 +33,10 @@ def dense(model: Any, context: int) -> "Dense | None":
 
 
 class Dense:
-    """Last hidden states, normed, [rows, width, hidden], of ids at positions, under a mask [rows, 1, width, reach]."""
+    """Computes a decoder's last hidden states, normed, as [rows, width, hidden].
+
+    A call takes ids, their positions, and a mask [rows, 1, width, reach].
+    """
 
     def __init__(self, decoder: Any, context: int) -> None:
         self._embedding = decoder.embed_tokens.weight
@@ -39,7 +45,7 @@ class Dense:
         positions = torch.arange(context, device=self._embedding.device)[None]
         cos, sin = (turn[0] for turn in decoder.rotary_emb(self._embedding, positions))
         half = sin.shape[-1] // 2
-        # The halves of a rotated vector change places, and one changes its sign: here the sine's.
+        # Rotating swaps a vector's halves and negates one of them. Here the sine is negated instead.
         self._turns = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)
 
     def __call__(
@@ -48,7 +54,7 @@ class Dense:
         hidden = functional.embedding(ids, self._embedding)
         turns = self._turns[positions].unsqueeze(3)
         cos, sin = turns[:, :, 0], turns[:, :, 1]
-        added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # once, not in each layer
+        added = torch.zeros_like(mask, dtype=hidden.dtype).masked_fill_(~mask, -torch.inf)  # not in each layer
         for layer in self._layers:
             hidden = layer(hidden, added, cos, sin, update, prefix)
         return self._norm(hidden)
@@ -65,7 +71,7 @@ class _Norm:
 
 
 class _Layer:
-    """One decoder layer; matrices that read the same input are one matrix, of which the modules keep their parts."""
+    """One decoder layer. Matrices with the same input are joined, and the modules keep views of their parts."""
 
     def __init__(self, number: int, layer: Any) -> None:
         self._number = number
@@ -74,7 +80,7 @@ class _Layer:
         self._heads = attention.q_proj.out_features // self._dim
         self._kv_heads = attention.k_proj.out_features // self._dim
         self._scale = attention.scaling
-        # Tensors, not modules: looking an attribute of a module up costs as much as a small operation.
+        # Tensors, not modules: an attribute lookup on a module costs as much as a small operation.
         self._qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
         self._gate_up = joined([mlp.gate_proj, mlp.up_proj])
         self._out = (attention.o_proj.weight, attention.o_proj.bias)
@@ -109,7 +115,7 @@ class _Layer:
         return hidden + functional.linear(functional.silu(gate).mul_(up), *self._down)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """[rows, width, heads x dim] of a query [rows, heads, width, dim]."""
+        """Return the attention output [rows, width, heads x dim] for a query [rows, heads, width, dim]."""
         grouped = self._heads != self._kv_heads
         seen = functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=self._scale, enable_gqa=grouped
@@ -117,12 +123,12 @@ class _Layer:
         return seen.transpose(1, 2).flatten(2)
 
     def _attend_one(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """The same of one query a row, by two products: the fused kernel is made for many, and slower for one."""
+        """Return the same for one query per row, with two products: the fused kernel is slower for a single query."""
         scores = self._scores(query, keys, mask)
         return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(len(query), 1, -1)
 
     def _attend_shared(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, prefix: Prefix) -> Tensor:
-        """The same, where what rows begin with alike is read once for the queries of all of them."""
+        """Return the same, but read the rows' shared prefix only once for all their queries."""
         length, rows, heads = prefix.length, len(query), self._kv_heads
         own = self._scores(query, keys[:, :, length:], mask[..., length:])
         alike = torch.bmm(
@@ -134,14 +140,20 @@ class _Layer:
         return (seen.view(rows, heads, -1, self._dim) + prefix.spread(shared, heads)).view(rows, 1, -1)
 
     def _scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """[rows x key heads, queries, reach] of one query a row; the heads that share a key are its queries."""
+        """Return scores [rows x key heads, queries, reach] for one query per row.
+
+        The heads that share a key are its queries.
+        """
         query = query.reshape(len(query) * self._kv_heads, -1, self._dim)
         mask = mask.expand(-1, self._kv_heads, -1, -1).reshape(-1, 1, keys.shape[2])
         return torch.baddbmm(mask, query, keys.flatten(0, 1).transpose(1, 2), alpha=self._scale)
 
 
 def joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """One weight and bias for the layers' outputs side by side; theirs become parts of it."""
+    """Join linear layers into one weight and bias, with their outputs side by side.
+
+    The layers' own tensors become views of the joined ones.
+    """
     weight = torch.cat([part.weight for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
     row = 0

@@ -1,12 +1,12 @@
-"""The state of the KV slots: the ids of each row, how many of them have KV, and under which weights.
+"""The state of the KV slots: each row's ids, how many of them have KV, and under which weights.
 
-KV depends on ids and weights alone, so any session may use it::
+KV depends only on ids and weights, so any session may use it::
 
     ids      s s s s u u a a e u u u . . .      s system and tools, u user or tool, a sampled, e stop
-    filled   ^^^^^^^^^^^^^^^^                   there is KV up to here
-    length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forwards compute filled..length
+    filled   ^^^^^^^^^^^^^^^^                   KV is computed up to here
+    length   ^^^^^^^^^^^^^^^^^^^^^^^            known ids; the next forward passes compute filled..length
 
-A row with one id to compute decodes, one with more prefills; the last sampled id's KV is left to the next turn.
+A row with one id to compute decodes; a row with more prefills. The KV of a turn's last id is left to the next turn.
 """
 
 from typing import NamedTuple
@@ -22,14 +22,17 @@ ALL = 1 << 40
 
 
 class Donor(NamedTuple):
-    """Another slot, and how many leading ids it shares."""
+    """Another slot, and the number of leading ids that it shares."""
 
     slot: int
     shared: int
 
 
 class Slots:
-    """Rows of ids beside their KV; `active` rows have a request, `runs` is false while one waits for a donor."""
+    """Rows of ids that correspond to the KV.
+
+    `active` rows have a request; `runs` is false while the request waits for a donor.
+    """
 
     def __init__(self, slots: int, context: int) -> None:
         self.ids = np.zeros((slots, context), np.int64)
@@ -40,7 +43,7 @@ class Slots:
         self.top_k = np.full(slots, ALL, np.int64)
         self.whole = np.ones(slots, np.bool_)
         self.active, self.runs = np.zeros((2, slots), np.bool_)
-        # Weights get a number of their own at every swap: two swaps may carry one policy version.
+        # Each swap gives the weights a new number, because two swaps may have the same policy version.
         self._weights = 0
         self._weights_of = np.full(slots, -1, np.int64)
         self._begun = 0
@@ -48,13 +51,13 @@ class Slots:
         self._groups: RowGroups | None = None
 
     def swap(self) -> None:
-        """Note that the weights have changed: earlier KV is neither kept nor copied."""
+        """Note that the weights have changed, so that earlier KV is neither kept nor copied."""
         self._weights += 1
 
     def begin(self, slot: int, ids: Ints) -> int:
-        """Put ids into a row, which computes from where its KV of the current weights ends; return that place.
+        """Put ids into a row, and return the column from which on its KV must be computed.
 
-        The last id is computed in any case: the first sample is drawn from its hidden state.
+        The last id is always computed, because the first sample is drawn from its hidden state.
         """
         kept = 0
         if self._weights_of[slot] == self._weights:
@@ -78,17 +81,17 @@ class Slots:
         return Donor(has, int(ready[has])), Donor(will_have, int(planned[will_have]))
 
     def groups(self, rows: Ints) -> RowGroups | None:
-        """Return these decoding rows by the prefix of their prompts that they share, where there are such."""
+        """Return these decoding rows grouped by shared prompt prefix, or None if sharing isn't worth it."""
         grouped = self._begun, rows.tobytes()
         if grouped != self._grouped:
-            # A prompt's last id may be computed in this very step.
+            # A prompt's last id may be computed in this same step.
             limit = int(self.prompt[rows].min()) - 1
             self._groups = groups(self.ids[rows, :limit], self._weights_of[rows])
             self._grouped = grouped
         return self._groups
 
     def sample_by(self, slot: int, sampling: Sampling) -> None:
-        """Take over the settings that a row's ids are drawn by."""
+        """Set the parameters that a row's ids are sampled with."""
         self.temperature[slot] = sampling.temperature
         self.top_p[slot], self.min_p[slot] = sampling.top_p, sampling.min_p
         self.top_k[slot] = ALL if sampling.top_k is None else sampling.top_k
@@ -102,7 +105,7 @@ class Slots:
 
 
 def _common(rows: Ints, ids: Ints) -> Ints:
-    """The number of leading ids that each row shares with `ids`."""
+    """Return the number of leading ids that each row shares with `ids`."""
     if not len(ids):
         return np.zeros(len(rows), np.int64)
     differs = rows[:, : len(ids)] != ids

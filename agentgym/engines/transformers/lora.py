@@ -1,6 +1,6 @@
-"""What a model samples from: an adapter in it, or other weights of its own, both taken out again exactly.
+"""Loads adapters or other weights into a model, and restores the original weights exactly.
 
-An adapter is merged into float32 weights, and stays beside weights of less.
+An adapter is merged into float32 weights. With lower-precision weights it stays separate.
 """
 
 import re
@@ -20,19 +20,19 @@ class _Delta(NamedTuple):
     a: torch.Tensor
     b: torch.Tensor
     lengths: torch.Tensor | None
-    """The lengths of the merged weight's rows, with DoRA; else None."""
+    """Lengths of the merged weight's rows with DoRA, else None."""
 
     def on(self, device: torch.device) -> "_Delta":
-        """Return the same in float32 on a device."""
+        """Return a float32 copy on the given device."""
         a, b = self.a.to(device, torch.float32), self.b.to(device, torch.float32)
         return _Delta(a, b, None if self.lengths is None else self.lengths.to(device, torch.float32))
 
 
 class Merger:
-    """Puts adapters and weights into a model; it keeps its own, so None restores them and swaps add no error.
+    """Loads adapters and weights into a model. It saves the originals, so None restores them and swaps add no error.
 
-    Weights of less than float32 stay as they are, and their layers add the adapter's part to what they give, as the
-    trainer's do: a sum would be rounded to another policy than the one that is trained.
+    Weights below float32 precision stay unchanged. Their layers add the adapter's part to their output, as the
+    trainer's layers do: rounding a merged sum would give a different policy from the one that is trained.
     """
 
     def __init__(self, model: Any) -> None:
@@ -45,15 +45,20 @@ class Merger:
         self._weights = dict(model.named_parameters())
         self._base: dict[str, torch.Tensor] = {}
         self._own: dict[str, torch.Tensor] = {}
-        """The model's own weights by name, on the CPU, of those that others were loaded over."""
+        """The model's original weights by name, on the CPU, for weights that have been overwritten."""
         self._beside: list[RemovableHandle] = []
 
     @torch.inference_mode()
     def load(self, adapter: Adapter | None) -> bool:
-        """Make the layers base + scale * B @ A; ValueError, with nothing changed, if the adapter does not fit.
+        """Set the layers to base + scale * B @ A.
 
-        With DoRA each row of that is stretched to the length that was trained for it (arXiv 2402.09353). Returns
-        whether other weights than those of layers changed, because whole weights were taken out.
+        With DoRA, each row of the result is rescaled to its trained length (arXiv 2402.09353).
+
+        Returns:
+            Whether other weights than the adapted layers' changed, because whole weights were restored.
+
+        Raises:
+            ValueError: If the adapter doesn't fit; nothing changes then.
         """
         deltas = {} if adapter is None else self._deltas(adapter)
         scale = 0.0 if adapter is None else _scale(adapter.config)
@@ -74,14 +79,20 @@ class Merger:
 
     @torch.inference_mode()
     def load_weights(self, weights: ModelWeights) -> None:
-        """Give the model these weights, in its own type; ValueError, with nothing changed, if they do not fit."""
+        """Copy these weights into the model, in the model's dtype.
+
+        Raises:
+            ValueError: If they don't fit; nothing changes then.
+        """
         for name, weight in weights.tensors.items():
             own = self._weights.get(name)
             if own is None or own.shape != weight.shape:
-                what = "is none of this model" if own is None else f"is {tuple(own.shape)} in this model"
-                raise ValueError(f"weights: {name} of shape {tuple(weight.shape)} {what}; give those of the same model")
+                what = "is not in this model" if own is None else f"is {tuple(own.shape)} in this model"
+                raise ValueError(
+                    f"weights: {name} of shape {tuple(weight.shape)} {what}; use weights of the same model"
+                )
             if not weight.isfinite().all():
-                raise ValueError(f"weights: {name} holds a value that is not finite")
+                raise ValueError(f"weights: {name} contains a value that is not finite")
         self._take_out(self._base.keys())
         for name in self._own.keys() - weights.tensors.keys():
             self._weights[name].copy_(self._own.pop(name))
@@ -92,7 +103,7 @@ class Merger:
             own.copy_(weight)
 
     def _take_out(self, merged: Iterable[str]) -> None:
-        """Give these layers their own weights again, and take away what is beside any layer."""
+        """Restore these layers' original weights, and remove the hooks from every layer."""
         while self._beside:
             self._beside.pop().remove()
         for name in merged:
@@ -103,10 +114,12 @@ class Merger:
         for name, tensor in adapter.tensors.items():
             match = _NAME.fullmatch(name)
             if match is None or match["module"] not in self._modules:
-                raise ValueError(f"adapter: {name} names no linear layer of this model that a LoRA can be merged into")
+                raise ValueError(
+                    f"adapter: {name} is not for a linear layer of this model that a LoRA can be merged into"
+                )
             modules.setdefault(match["module"], {})[match["part"]] = torch.as_tensor(tensor)
         if not modules:
-            raise ValueError("adapter: no tensors; pass None for the base alone")
+            raise ValueError("adapter: no tensors; pass None for the base model alone")
         return {module: self._delta(module, parts, adapter.config) for module, parts in modules.items()}
 
     def _delta(self, module: str, parts: dict[str, torch.Tensor], config: Mapping[str, Any]) -> _Delta:
@@ -115,7 +128,7 @@ class Merger:
             held, missing = (
                 ", ".join(sorted(f"lora_{part}" for part in some)) for some in (parts, wanted - set(parts))
             )
-            raise ValueError(f"adapter: {module} has {held} alone; missing: {missing or 'use_dora in its config'}")
+            raise ValueError(f"adapter: {module} has only {held}; missing: {missing or 'use_dora in its config'}")
         out_features, in_features = self._modules[module].weight.shape
         a, b, lengths, rank = parts["A"], parts["B"], parts.get("magnitude_vector"), int(config["r"])
         if a.shape != (rank, in_features) or b.shape != (out_features, rank):
@@ -124,20 +137,22 @@ class Merger:
                 f"but lora_B @ lora_A is {tuple(b.shape)} @ {tuple(a.shape)}"
             )
         if lengths is not None and lengths.shape != (out_features,):
-            raise ValueError(f"adapter: {module} has {out_features} rows, and {tuple(lengths.shape)} lengths for them")
+            raise ValueError(
+                f"adapter: {module} has {out_features} rows, but its lengths have shape {tuple(lengths.shape)}"
+            )
         if not all(part.isfinite().all() for part in parts.values()):
-            raise ValueError(f"adapter: {module} holds a value that is not finite")
+            raise ValueError(f"adapter: {module} contains a value that is not finite")
         return _Delta(a, b, lengths)
 
 
 def _merged(base: torch.Tensor, delta: _Delta, scale: float) -> torch.Tensor:
-    """Return the weight with its adapter, in float32."""
+    """Return the weight with the adapter merged in, in float32."""
     merged = torch.addmm(base.float(), delta.b, delta.a, alpha=scale)
     return merged if delta.lengths is None else merged * (delta.lengths / merged.norm(dim=1))[:, None]
 
 
 def _adding(delta: _Delta, scale: float, base: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return a hook of a layer that adds the adapter's part in float32 to what the layer gives."""
+    """Return a forward hook that adds the adapter's part, computed in float32, to a layer's output."""
     stretch = (
         None
         if delta.lengths is None
@@ -156,9 +171,13 @@ def _adding(delta: _Delta, scale: float, base: torch.Tensor) -> Callable[..., to
 
 
 def _scale(config: Mapping[str, Any]) -> float:
-    """PEFT's factor: alpha / r, or alpha / sqrt(r) with rsLoRA (Kalajdzievski 2023, arXiv 2312.03732)."""
+    """Return PEFT's scale: alpha / r, or alpha / sqrt(r) with rsLoRA (Kalajdzievski 2023, arXiv 2312.03732).
+
+    Raises:
+        ValueError: If the config has a setting that can't be merged.
+    """
     odd = [name for name in _REFUSED if config.get(name)]
     if odd:
-        raise ValueError(f"adapter: {', '.join(odd)} cannot be merged here")
+        raise ValueError(f"adapter: {', '.join(odd)} cannot be merged by this engine")
     rank = int(config["r"])
     return float(config["lora_alpha"]) / (rank**0.5 if config.get("use_rslora") else rank)

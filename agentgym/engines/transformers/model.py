@@ -1,4 +1,4 @@
-"""A transformers model as the embedded engine uses it: last hidden states over slots of KV, draws and scores."""
+"""A transformers model for the embedded engine: last hidden states over KV slots, sampling, and scores."""
 
 import math
 from pathlib import Path
@@ -15,21 +15,21 @@ from agentgym.hub import gpu_number, loading
 from agentgym.types.arrays import Floats, Ints
 
 KV_BYTES = 1 << 30
-"""Memory for the KV of all slots where the context is not set: 1 GiB."""
+"""Memory for the KV of all slots if the context isn't set: 1 GiB."""
 LEAST_CONTEXT = 512
-"""Ids of context where `KV_BYTES` would hold fewer."""
+"""Smallest default context in ids, even if `KV_BYTES` would hold fewer."""
 _CHECKED_IDS = 8
-"""Ids on which an engine that opens compares its logits with the model's own."""
+"""Number of ids on which an opening engine compares its logits with the model's own."""
 _SCORED_AT_ONCE = 512
-"""Positions whose logits `score` computes in one piece."""
+"""Number of positions whose logits `score` computes at once."""
 _MISMATCH = {torch.float32: 1e-3}
-"""Largest difference of logits from the model's own, by the dtype of its weights."""
+"""Largest allowed difference from the model's own logits, by the dtype of its weights."""
 _MISMATCH_HALF = 0.3
 """The same for 16-bit weights."""
 
 
 class Part(NamedTuple):
-    """The part of each row's distribution that is drawn from."""
+    """Truncation of each row's distribution: only this part is sampled from."""
 
     top_p: Floats
     top_k: Ints
@@ -37,7 +37,7 @@ class Part(NamedTuple):
 
 
 def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
-    """The causal language model of that name or folder, on the device; dtype auto is as `TransformersConfig` says."""
+    """Load a causal language model by name or folder onto a device. See `TransformersConfig` for the dtype "auto"."""
     with needs_extra():
         from transformers import AutoModelForCausalLM
 
@@ -50,9 +50,12 @@ def load_model(name: str | Path, *, dtype: str, device: str) -> Any:
 
 
 def device_of(name: str) -> torch.device:
-    """The torch device of that name; "auto" is a GPU if there is one. Under torchrun a GPU is the process's own.
+    """Return the torch device with this name; "auto" is a GPU if there is one.
 
-    Raises ValueError for what is no device of torch, and for a GPU that is not here.
+    Under torchrun, "cuda" is the process's own GPU.
+
+    Raises:
+        ValueError: If torch has no such device, or the machine has no such GPU.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
@@ -60,12 +63,12 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device: {name!r} is none of torch's; write auto, cpu, cuda or cuda:N") from None
+        raise ValueError(f"device: torch has no device {name!r}; use auto, cpu, cuda or cuda:N") from None
     return torch.device("cuda", gpu_number(name, gpus)) if device.type == "cuda" else device
 
 
 def stop_ids(model: Any) -> set[int]:
-    """The ids that end a turn by the model's generation config, else by its config."""
+    """Return the ids that end a turn according to the model's generation config, or else to its config."""
     stops = _as_set(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
     return stops or _as_set(getattr(model.config.get_text_config(), "eos_token_id", None))
 
@@ -75,9 +78,9 @@ def _as_set(ids: int | list[int] | None) -> set[int]:
 
 
 def default_context(model: Any, slots: int) -> int:
-    """The context that an engine has unless it is set: the model's positions, as far as `KV_BYTES` hold them.
+    """Return the default context: the model's positions, limited to what `KV_BYTES` can hold.
 
-    It is `LEAST_CONTEXT` at least, where the model has as many positions.
+    It is at least `LEAST_CONTEXT` if the model has as many positions.
     """
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or LEAST_CONTEXT
@@ -86,17 +89,17 @@ def default_context(model: Any, slots: int) -> int:
 
 
 def _column_shape(config: Any) -> tuple[int, int, int, int]:
-    """Layers, 2 for keys and values, heads of these, and numbers in a head: the KV of one id."""
+    """Return the shape of one id's KV: layers, 2 for keys and values, heads, and values per head."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return config.num_hidden_layers, 2, heads, head_dim
 
 
 class SlotCache:
-    """Keys and values of every slot, each row written at its own column; stands in for transformers' Cache.
+    """Keys and values of every slot, with each row written at its own column. It replaces transformers' Cache.
 
-    One tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: the idle rows
-    inside a span write there.
+    The data is one tensor `[layers, 2, slots, kv_heads, context + 1, head_dim]`. The last column is never read: idle
+    rows inside a span write there.
     """
 
     is_compileable = False
@@ -104,7 +107,7 @@ class SlotCache:
     def __init__(self, config: Any, slots: int, context: int, *, dtype: torch.dtype, device: torch.device) -> None:
         layers, two, heads, head_dim = _column_shape(config)
         shape = (layers, two, slots, heads, context + 1, head_dim)
-        # Zeros, not empty: a masked column still meets a weight of 0, and 0 times a stray NaN is a NaN.
+        # Zeros, not empty: a masked column still gets weight 0, and 0 times a stray NaN is NaN.
         self._all = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(layer[0], layer[1]) for layer in self._all]
         self._rows: slice | torch.Tensor = slice(0)
@@ -112,38 +115,44 @@ class SlotCache:
         self._reach = 0
 
     def aim(self, rows: slice | torch.Tensor, row_index: torch.Tensor, columns: torch.Tensor, reach: int) -> None:
-        """The next forward's batch is `rows`; it writes at `columns` [rows, width] and reads columns below `reach`."""
+        """Set the next forward pass's batch to `rows`.
+
+        It will write at `columns` [rows, width] and read the columns below `reach`.
+        """
         self._rows, self._row_index, self._columns, self._reach = rows, row_index[:, None], columns, reach
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one layer's new keys and values and return all that the batch may attend to."""
+        """Write one layer's new keys and values, and return all that the batch may attend to."""
         all_keys, all_values = self._layers[layer_idx]
         all_keys[self._row_index, :, self._columns] = keys.transpose(1, 2)
         all_values[self._row_index, :, self._columns] = values.transpose(1, 2)
         return all_keys[self._rows, :, : self._reach], all_values[self._rows, :, : self._reach]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Always 0: the positions are given with every call."""
+        """Return 0: every call passes its positions explicitly."""
         return 0
 
     def copy(self, source: int, target: int, columns: slice) -> None:
-        """The target slot's columns become the source's."""
+        """Copy these columns from the source slot to the target slot."""
         self._all[:, :, target, :, columns] = self._all[:, :, source, :, columns]
 
 
 class InferenceModel:
-    """A causal language model over slots of KV; its log-probabilities are those of its plain forward.
+    """A causal language model over KV slots, whose log-probabilities equal those of a plain forward pass.
 
-    Takes unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and their
-    like) and refuses others with a ValueError. It owns the model: it is put in eval mode, without gradients.
+    It accepts unmodified transformers models whose layers all attend to the whole context (Qwen2, Qwen3, Llama and
+    similar models). It owns the model, and sets it to eval mode without gradients.
+
+    Raises:
+        ValueError: If the model isn't of this kind, or has fewer positions than `context`.
     """
 
     def __init__(self, model: Any, *, slots: int, context: int, threads: int) -> None:
         torch.set_num_threads(threads)
         self.dtype = str(model.dtype).removeprefix("torch.")
-        """The type of the model's weights, such as float32."""
+        """The dtype of the model's weights, such as float32."""
         config = model.config.get_text_config()
         _refuse(config, context)
         model.set_attn_implementation("sdpa")
@@ -158,30 +167,33 @@ class InferenceModel:
         self._dense = dense(model, context)
         if self._dense is not None and self._mismatch() > _MISMATCH[model.dtype]:
             self._dense = None
-        # Some models scale their logits, some cap them, some mask oddly.
+        # Some models scale or cap their logits, or use an unusual mask.
         if not (off := self._mismatch()) <= _MISMATCH.get(model.dtype, _MISMATCH_HALF):
-            raise ValueError(f"{type(model).__name__}: its own logits differ by {off:.1e}; use another engine")
+            raise ValueError(
+                f"{type(model).__name__}: the engine's logits are {off:.1e} off the model's; use another engine"
+            )
 
     def reread(self) -> None:
-        """Compute from now on with what the model's weights are, where parts of them were joined or copied."""
+        """Use the model's current weights from now on, in case some of them were joined or copied."""
         if self._dense is not None:
             self._dense = dense(self.model, self.context)
 
     @torch.inference_mode()
     def forward(self, rows: Ints, ids: Ints, start: Ints, width: Ints, groups: RowGroups | None = None) -> torch.Tensor:
-        """Last hidden state [rows, hidden] of each row after `width` more ids from column `start`.
+        """Return each row's last hidden state [rows, hidden] after computing `width` more ids from column `start`.
 
         ::
 
             rows 2  ids a b c  width 3
-             5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
+                 5      d e .        2      . is padding: its KV lies past the row's end, where the next ids' will be
 
-        `rows` rise; `ids` is [rows, max width]. `groups` of rows begin alike, where each has one id to compute.
+        `rows` must be ascending; `ids` is [rows, max width]. `groups` are rows with a common prefix, and may only be
+        given if each row has one id to compute.
         """
         column = np.minimum(start[:, None] + np.arange(ids.shape[1]), self.context)
         position = np.minimum(column, self.context - 1)
         low, high = int(rows[0]), int(rows[-1]) + 1
-        # A span is read in place, idle rows and all; a gather copies every row's KV at every layer.
+        # A span is read in place, including idle rows; a gather would copy every row's KV at every layer.
         if high - low <= (2 * len(rows) if ids.shape[1] == 1 else len(rows)):
             at = rows - low
             ids, position = _spread(ids, at, high - low, 0), _spread(position, at, high - low, 0)
@@ -210,7 +222,7 @@ class InferenceModel:
     ) -> torch.Tensor:
         positions = self._tensor(position)
         self._cache.aim(where, index, self._tensor(column), reach)
-        # Already four-dimensional, so the model takes the mask as it is.
+        # The mask has four dimensions, so the model uses it unchanged.
         mask = self._positions[:reach] <= positions[:, None, :, None]
         if self._dense is not None:
             return self._dense(self._tensor(ids), mask, positions, self._cache.update, prefix)
@@ -228,10 +240,11 @@ class InferenceModel:
     def draw(
         self, hidden: torch.Tensor, temperature: Floats, uniform: Floats, part: Part | None = None
     ) -> tuple[Ints, Floats]:
-        """One id per row and its log-probability; row i is drawn with `uniform[i]` alone, greedy at temperature 0.
+        """Return one id per row and its log-probability; temperature 0 is greedy.
 
-        The draw is the inverse of the row's cumulative distribution, so it cannot depend on the other rows. With `part`
-        it is from a part of the distribution, and the log-probability is still that in the whole of it.
+        Row i is sampled with `uniform[i]` alone, by inverting the row's cumulative distribution, so the sample can't
+        depend on other rows. With `part`, only a part of the distribution is sampled, but the log-probability is
+        still that of the whole distribution.
         """
         greedy = temperature == 0
         logprobs = self._logprobs(hidden, np.where(greedy, np.float32(1), temperature))
@@ -239,7 +252,8 @@ class InferenceModel:
         if part is not None:
             probs = probs * self._kept(probs, part)
         cumulative = probs.cumsum(-1)
-        # By the row's own total, which rounding leaves a little off 1: an id of probability 0 is never drawn.
+        # Scaled by the row's total, which rounding moves slightly off 1, so that an id of probability 0 is never
+        # drawn.
         level = self._tensor(uniform)[:, None] * cumulative[:, -1:]
         ids = torch.searchsorted(cumulative, level, right=True).clamp_(max=cumulative.shape[-1] - 1)
         if greedy.any():
@@ -248,7 +262,7 @@ class InferenceModel:
         return ids[:, 0].cpu().numpy(), logprobs.gather(-1, ids)[:, 0].cpu().numpy()
 
     def _kept(self, probs: torch.Tensor, part: Part) -> torch.Tensor:
-        """Whether each id is in its row's part: each bound is held against the whole distribution, as SGLang does."""
+        """Return whether each id is in its row's part. As in SGLang, each bound applies to the whole distribution."""
         ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
         likelier = ordered.cumsum(-1) - ordered
         rank = torch.arange(probs.shape[-1], device=self._device)
@@ -259,18 +273,18 @@ class InferenceModel:
 
     @torch.inference_mode()
     def score(self, ids: Ints, temperature: float) -> Floats:
-        """Log-probability of each id but the first, by a plain forward without any kept KV."""
+        """Return the log-probability of each id except the first, from a plain forward pass without cached KV."""
         tokens = self._tensor(ids)[None]
         hidden = self._decoder(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state[0]
         scale = np.full(1, temperature or 1.0, np.float32)
         targets = tokens[0, 1:, None]
-        # In pieces: logits over a whole context of a large vocabulary are bigger than the model's activations.
+        # In chunks: with a large vocabulary, a whole context's logits are bigger than the model's activations.
         pieces = [slice(i, i + _SCORED_AT_ONCE) for i in range(0, len(targets), _SCORED_AT_ONCE)]
         scores = [self._logprobs(hidden[i], scale).gather(-1, targets[i])[:, 0] for i in pieces]
         return torch.cat(scores).cpu().numpy()
 
     def copy(self, source: int, target: int, columns: slice) -> None:
-        """The target slot's KV at these columns becomes the source's."""
+        """Copy these columns' KV from the source slot to the target slot."""
         with torch.inference_mode():
             self._cache.copy(source, target, columns)
 
@@ -283,10 +297,10 @@ class InferenceModel:
 
     @torch.inference_mode()
     def _mismatch(self) -> float:
-        """Return the largest difference of the logits here from the model's own, on a few ids in two parts.
+        """Return the largest difference between these logits and the model's own, on a few ids in two parts.
 
-        With 16-bit weights rounding depends on the width of a forward, so the model computes the ids in one and in two
-        parts, and the smaller difference counts.
+        With 16-bit weights, rounding depends on the width of a forward pass. The model therefore computes the ids in
+        one part and in two, and the smaller difference counts.
         """
         ids = np.arange(min(_CHECKED_IDS, self.context), dtype=np.int64)[None] % self.vocabulary
         half = ids.shape[1] // 2
@@ -303,7 +317,10 @@ class InferenceModel:
 
 
 def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
-    """The array's rows at `at` of a taller one, `fill` in between; the array itself where there is no gap."""
+    """Return a taller array with the rows at the indices `at` and `fill` between them.
+
+    If there is no gap, the array itself is returned.
+    """
     if rows == len(array):
         return array
     taller = np.full((rows, array.shape[1]), fill, array.dtype)
@@ -312,15 +329,15 @@ def _spread(array: Ints, at: Ints, rows: int, fill: int) -> Ints:
 
 
 def _refuse(config: Any, context: int) -> None:
-    """Raise ValueError for a model whose log-probabilities would not be its plain forward's."""
+    """Raise ValueError if the model's log-probabilities would differ from those of a plain forward pass."""
     name = config.model_type
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
         odd = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
-        raise ValueError(f"{name}: layers of {', '.join(odd)}; the embedded engine runs full attention only")
+        raise ValueError(f"{name}: has layers of {', '.join(odd)}; the embedded engine only supports full attention")
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
-        raise ValueError(f"{name}: {rope['rope_type']} rope turns with the batch's longest row; use another engine")
+        raise ValueError(f"{name}: {rope['rope_type']} rope depends on the batch's longest row; use another engine")
     limit = getattr(config, "max_position_embeddings", context)
     if context > limit:
-        raise ValueError(f"context_tokens: {context}, but {name} holds at most {limit}")
+        raise ValueError(f"context_tokens: expected at most {limit} for {name}, got {context}")

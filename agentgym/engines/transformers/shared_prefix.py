@@ -1,12 +1,12 @@
-"""The prefix that rows of a decode step begin with alike: its keys and values are read once for all of a group.
+"""Shared prefixes of the rows in a decode step: a group's common keys and values are read only once.
 
 ::
 
-    row 0   P P P P P a b        P Q  the columns that are shared: read from row 0 for rows 0 and 2, from row 1 for it
-    row 1   Q Q Q Q Q c          alone
-    row 2   P P P P P d e f      a .. each row's own: its prompt's rest, and what it has sampled
+    row 0   P P P P P a b        P Q  shared columns: row 0's are read for rows 0 and 2, row 1's for row 1 alone
+    row 1   Q Q Q Q Q c
+    row 2   P P P P P d e f      a .. each row's own columns: the rest of its prompt, and its sampled ids
 
-Attention over one query a row is bound by reading keys and values, and rollouts of one task have one prompt.
+With one query per row, attention is bound by reading keys and values, and the rollouts of one task share a prompt.
 """
 
 from typing import NamedTuple
@@ -19,25 +19,25 @@ from torch import Tensor
 from agentgym.types.arrays import Ints
 
 _WORTH = 2048
-"""Columns that must be spared in a step: sharing costs some small operations in each layer."""
+"""Fewest columns that sharing must save per step. Sharing adds some small operations to each layer."""
 
 
 class RowGroups(NamedTuple):
-    """Rows by the `length` ids that they begin with; numbers are of rows in the step."""
+    """Rows grouped by their first `length` ids. The numbers are row indices within the step."""
 
     length: int
     leaders: Ints
     """One row of each group."""
     members: Ints
-    """[groups, most rows of a group]; a smaller group repeats its leader."""
+    """[groups, rows of the largest group]; smaller groups are padded with their leader."""
     places: Ints
-    """Where each row stands among the members, counted through."""
+    """Index of each row in the flattened members."""
 
 
 def groups(ids: Ints, weights: Ints) -> RowGroups | None:
-    """Group rows by what they share of `ids` [rows, columns] under the same weights; None where that spares little.
+    """Group rows of `ids` [rows, columns] by a common prefix under the same weights, or return None if it saves little.
 
-    All groups share the same number of columns: that which spares the most reading.
+    All groups share the same number of columns: the number that saves the most reading.
     """
     rows, limit = ids.shape
     if (rows - 1) * limit < _WORTH:
@@ -56,7 +56,7 @@ def groups(ids: Ints, weights: Ints) -> RowGroups | None:
 
 
 def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
-    """Groups of rows in this order, where some of them begin a new one."""
+    """Build the groups from rows in this order, where `begins` tells which of them start a new group."""
     group = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
     place = np.arange(len(order)) - first[group]
@@ -68,10 +68,10 @@ def _grouped(length: int, order: Ints, begins: NDArray[np.bool_]) -> RowGroups:
 
 
 class Prefix:
-    """A step's groups on the device of its keys and values."""
+    """A step's groups, on the device of its keys and values."""
 
     def __init__(self, groups: RowGroups, at: Ints, rows: int, device: torch.device) -> None:
-        """Take the groups of rows that stand at `at` among the `rows` of the keys and values."""
+        """Place the groups' rows at the indices `at` among the `rows` rows of the keys and values."""
         places = np.zeros(rows, np.int64)
         places[at] = groups.places
         self.length = groups.length
@@ -81,17 +81,20 @@ class Prefix:
         self._places = torch.from_numpy(places).to(device)
 
     def read(self, kept: Tensor) -> Tensor:
-        """Each group's keys or values [groups x heads, length, dim], of all rows' [rows, heads, columns, dim]."""
+        """Return each group's keys or values, [groups x heads, length, dim].
+
+        They are read from those of all rows, [rows, heads, columns, dim].
+        """
         return kept[:, :, : self.length].index_select(0, self._leaders).flatten(0, 1)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """[groups x heads, most x queries, ..] of each row's [rows, heads, queries, ..]."""
+        """Return each row's [rows, heads, queries, ..] by group: [groups x heads, most x queries, ..]."""
         heads, queries, size = rows.shape[1:]
         members = rows.index_select(0, self._members).view(*self._shape, heads, queries, size)
         return members.transpose(1, 2).reshape(-1, self._shape[1] * queries, size)
 
     def spread(self, groups: Tensor, heads: int) -> Tensor:
-        """[rows, heads, queries, ..] of what `gather` returned the shape of."""
+        """Return rows [rows, heads, queries, ..] from groups in the shape that `gather` returns."""
         most = self._shape[1]
         members = groups.view(self._shape[0], heads, most, -1, groups.shape[-1]).transpose(1, 2).flatten(0, 1)
         return members.index_select(0, self._places)

@@ -160,7 +160,7 @@ def test_an_address_that_cannot_be_is_refused_by_its_field(url: str) -> None:
 async def test_where_nobody_listens_the_error_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(EngineError, match=r"nobody answers there \(.*\); is it running\?"):
+    with pytest.raises(EngineError, match=r"cannot connect \(.*\); is it running\?"):
         async with ag.Endpoint(f"http://127.0.0.1:{port}/v1"):
             pass
 
@@ -370,7 +370,7 @@ async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
 
 async def test_a_run_refuses_an_endpoint_before_it_begins() -> None:
     run = ag.RunConfig(recipe="r", env="no_such:Env", model="tiny")
-    with pytest.raises(ValueError, match=r"^engine: Endpoint gives neither token ids nor log-probabilities"):
+    with pytest.raises(ValueError, match=r"^engine: Endpoint returns neither token ids nor log-probabilities"):
         await ag.train_policy(run, engine=ag.Endpoint("http://localhost:1/v1", model="m"))
 
 

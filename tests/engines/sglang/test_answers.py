@@ -73,5 +73,5 @@ def test_broken_facts_are_an_engine_error(odd: Any) -> None:
     for info in (odd, {"max_req_input_len": odd, "model_path": "x"}):
         if isinstance(odd, int) and info is not odd:
             continue  # a whole number, however large, is a length
-        with pytest.raises(EngineError, match="not what an SGLang server says"):
+        with pytest.raises(EngineError, match="not an SGLang server's response"):
             server_facts(info, "http://x")

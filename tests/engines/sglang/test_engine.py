@@ -139,25 +139,27 @@ LYING = {"finish_reason": {"type": "stop"}}
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(generated([10], meta_info=LYING), "1 ids and sent the log-probabilities of 0", id="no_logprobs"),
-        pytest.param(generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids and sent .* of 3", id="lengths"),
-        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "other ones", id="other_ids"),
+        pytest.param(generated([10], meta_info=LYING), "1 ids, but returned 0 log-probabilities", id="no_logprobs"),
+        pytest.param(
+            generated([10, 11, 12]) | {"output_ids": [10, 11]}, "2 ids, but returned 3 log-probabilities", id="lengths"
+        ),
+        pytest.param(generated([10, 11]) | {"output_ids": [10, 12]}, "or those of others", id="other_ids"),
         pytest.param(generated([10]) | {"output_ids": "10"}, "sampled '10' ids", id="ids_as_text"),
         pytest.param(generated([10.5]), "cannot be interpreted as an integer", id="half_an_id"),  # type: ignore[list-item]
         pytest.param(generated([1 << 70]), "too big|as an integer", id="a_huge_id"),
         pytest.param(generated([]), "empty without an abort", id="nothing"),
         pytest.param(generated([512]), "outside the vocabulary", id="vocabulary"),
-        pytest.param(generated([10] * 4), "sampled 4 ids where 3 were asked for", id="too_many"),
-        pytest.param(generated([10], "banana"), "ended a request by 'banana'", id="reason"),
+        pytest.param(generated([10] * 4), "sampled 4 ids, but at most 3 were requested", id="too_many"),
+        pytest.param(generated([10], "banana"), "ended a request with finish reason 'banana'", id="reason"),
         pytest.param({"text": "hello"}, "has no output_ids", id="text_only"),
         pytest.param([generated([10])], "has no output_ids", id="a_list"),
         pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno", "has no output_ids", id="no_json"),
-        pytest.param(b"\0\0\0\0\r\n\r\n", "no HTTP/1", id="no_http"),
+        pytest.param(b"\0\0\0\0\r\n\r\n", "not HTTP/1", id="no_http"),
         pytest.param((400, {"error": "bad field"}), "/generate: 400: bad field", id="refused"),
         pytest.param((400, {"error": {"message": "too long"}}), "/generate: 400: too long", id="refused_in_detail"),
         pytest.param(
             generated([10], meta_info=LYING | {"output_token_logprobs": [[None, 10, None]]}),
-            "no rows of value and id",
+            "not rows of value and id",
             id="a_logprob_that_is_none",
         ),
         pytest.param(
@@ -203,7 +205,7 @@ async def test_without_another_server_the_turn_is_an_engine_error_that_says_so()
     async with over(peer) as engine:
         await say(engine)
         await peer.die()
-        with pytest.raises(EngineError, match=f"no server is left of {peer.url}"):
+        with pytest.raises(EngineError, match=f"no server is left: {peer.url}"):
             await say(engine)
 
 
@@ -336,7 +338,7 @@ async def test_a_server_that_scales_by_the_rank_gets_the_alpha_that_makes_up_for
     config = {"r": 16, "lora_alpha": 32, "use_rslora": True, "use_dora": False}
     async with over(Peer(sglang(load_lora_adapter_from_tensors=load))) as engine:
         await engine.load_adapter(Adapter(config=config, tensors=ADAPTER.tensors), version=1)
-        with pytest.raises(ValueError, match="use_dora is not served"):
+        with pytest.raises(ValueError, match="use_dora is not supported"):
             await engine.load_adapter(Adapter(config=config | {"use_dora": True}, tensors=ADAPTER.tensors), version=2)
         assert engine.version == 1
     assert loaded == [config | {"use_rslora": False, "lora_alpha": 128.0}]
@@ -346,9 +348,9 @@ async def test_an_adapter_that_one_server_refuses_is_taken_back_from_the_other()
     refusal = (400, {"success": False, "error_message": "rank 64 is over 16"})
     picky, easy = Peer(sglang(load_lora_adapter_from_tensors=giving(refusal))), Peer(sglang())
     async with over(picky, easy) as engine:
-        with pytest.raises(ValueError, match=r"adapter: .* refused it: rank 64 is over 16"):
+        with pytest.raises(ValueError, match=r"adapter: .* rejected it: rank 64 is over 16"):
             await engine.load_adapter(ADAPTER, version=1)
-        with pytest.raises(ValueError, match="adapter: a is a ndarray"):
+        with pytest.raises(ValueError, match="adapter: a must be a torch tensor, got ndarray"):
             await engine.load_adapter(Adapter(config={}, tensors={"a": np.zeros(1)}), version=1)
         assert engine.version == 0
         assert easy.asked["/unload_lora_adapter"] == 1
@@ -399,12 +401,12 @@ async def test_closing_fails_what_is_in_flight_and_leaves_nothing(no_leaks: None
 
 async def test_nobody_at_the_url_is_an_engine_error() -> None:
     engine = SGLangEngine.attach("http://127.0.0.1:1", model=MODEL, tokenizer=ByteTokenizer())
-    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: no server answers; check the url"):
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:1: no response; check the URL"):
         await engine.__aenter__()
 
 
 def test_what_names_no_server_or_too_many_is_refused() -> None:
-    with pytest.raises(ValueError, match="urls: at least one"):
+    with pytest.raises(ValueError, match="urls: expected at least one"):
         SGLangEngine.attach()
     with pytest.raises(ValueError, match="appear twice"):
         SGLangEngine.attach("http://a", "http://a")
@@ -426,5 +428,5 @@ async def test_the_last_id_of_a_vocabulary_is_scored_although_the_server_writes_
         if fits:
             assert (await engine.score([5, 7, 9, 3], sampling=Sampling())).tolist() == [-0.5] * 3
         else:
-            with pytest.raises(EngineError, match="scored other ids than it was asked to"):
+            with pytest.raises(EngineError, match="scored different ids from the requested ones"):
                 await engine.score([5, 7, 9, 3], sampling=Sampling())

@@ -47,10 +47,14 @@ async def test_an_answer_is_its_status_and_its_body(sent: Any, status: int, body
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", "no HTTP/1", id="another_protocol"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "the length '-5'", id="negative_length"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the length 'zz'", id="bad_chunk"),
-        pytest.param(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 18), "no end of its head", id="endless_head"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", "not HTTP/1", id="another_protocol"),
+        pytest.param(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n", "an invalid length: '-5'", id="negative_length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "an invalid length: 'zz'", id="bad_chunk"
+        ),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nX: " + b"x" * (1 << 18), "headers of the server's response exceed", id="endless_head"
+        ),
     ],
 )
 async def test_what_is_no_http_is_a_wire_error(sent: bytes, said: str) -> None:
@@ -96,7 +100,7 @@ async def test_an_answer_that_takes_too_long_is_a_connection_error() -> None:
 
     async with Peer({"/x": wait}) as peer:
         client = JsonClient(peer.url)
-        with pytest.raises(ConnectionError, match=r"no answer within 0\.05 s"):
+        with pytest.raises(ConnectionError, match=r"no response within 0\.05 s"):
             await client.post("/x", {}, timeout_s=0.05)
 
 

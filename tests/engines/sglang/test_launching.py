@@ -49,11 +49,11 @@ def test_servers_get_gpus_of_their_own(settings: Any, trainers: list[int], place
 @pytest.mark.parametrize(
     ("settings", "trainers", "said"),
     [
-        ({"servers": 8}, [0], r"servers, tp: 8 servers with tp=1 take 8 GPUs; .* sees 8 .* trainer holds 1 of them"),
-        ({"servers": 2, "tp": 4}, [0, 1], "servers, tp: 2 servers with tp=4 take 8 GPUs"),
-        ({"gpus": (8,)}, [0], r"gpus: \[8\] are not there; this process sees 8"),
-        ({"gpus": (0,)}, [0], r"gpus: \[0\] are those of the trainer.*colocate='keep'"),
-        ({"gpus": (1, 2)}, [0], "gpus: 1 servers with tp=1 take 1 GPUs, and 2 are named"),
+        ({"servers": 8}, [0], r"servers, tp: 8 servers with tp=1 need 8 GPUs; .* sees 8 .* trainer uses 1 of them"),
+        ({"servers": 2, "tp": 4}, [0, 1], "servers, tp: 2 servers with tp=4 need 8 GPUs"),
+        ({"gpus": (8,)}, [0], r"gpus: \[8\] do not exist; this process sees 8"),
+        ({"gpus": (0,)}, [0], r"gpus: \[0\] are used by the trainer.*colocate='keep'"),
+        ({"gpus": (1, 2)}, [0], "gpus: 1 servers with tp=1 need 1 GPUs, but 2 are listed"),
     ],
 )
 def test_servers_that_do_not_fit_are_refused_by_the_names_of_the_settings(
@@ -66,10 +66,10 @@ def test_servers_that_do_not_fit_are_refused_by_the_names_of_the_settings(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"gpus": (1, 1)}, r"^gpus: \[1, 1\] names one twice"),
-        ({"gpus": (1,), "urls": ("http://a",)}, "^gpus: it is for servers that are launched"),
-        ({"colocate": "keep", "urls": ("http://a",)}, "^colocate: it is for servers that are launched"),
-        ({"arguments": "--tp 2"}, "^arguments: --tp is set by a field of its own.*; set tp"),
+        ({"gpus": (1, 1)}, r"^gpus: \[1, 1\] contains one twice"),
+        ({"gpus": (1,), "urls": ("http://a",)}, "^gpus: only for launched servers"),
+        ({"colocate": "keep", "urls": ("http://a",)}, "^colocate: only for launched servers"),
+        ({"arguments": "--tp 2"}, "^arguments: --tp is not allowed; set tp"),
         ({"arguments": "--dp-size=2"}, "^arguments: --dp-size .*launch more servers instead"),
         ({"arguments": "--base-gpu-id 4"}, "^arguments: --base-gpu-id .*set gpus"),
     ],
@@ -121,7 +121,7 @@ async def test_a_launched_server_that_dies_is_started_again_and_has_the_current_
             assert (engine.counts.restarts, engine.counts.revived_servers) == (restarts, restarts)
         with suppress(ConnectionError):
             await engine._fleet.servers[0].client.post("/die", {})
-        with pytest.raises(EngineError, match=r"no server is left .* ended: "):
+        with pytest.raises(EngineError, match=r"no server is left: .* ended: "):
             await say(engine)
 
 

@@ -79,7 +79,7 @@ async def test_a_turn_that_waited_long_enough_is_an_engine_error_that_names_the_
     peer = Peer(sglang())
     async with over(peer, wait_s=0.2) as engine:
         await peer.die()
-        with pytest.raises(EngineError, match=r"generate: .*no server is left of .*server_wait_s: waited for 0\.2 s"):
+        with pytest.raises(EngineError, match=r"generate: .*no server is left: .*server_wait_s: waited for 0\.2 s"):
             await say(engine)
 
 
@@ -312,10 +312,10 @@ async def test_with_an_adapter_the_version_is_the_adapters_whatever_the_base_wei
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([[None, 1], [None, 2]], "no rows of value and id"),
-        ([[None, 1], [float("nan"), 2]], "every one must be finite"),
-        ([[None, 1], [-0.5, 3]], "other ids"),
-        ([[None, 1], None], "no rows of value and id"),
+        ([[None, 1], [None, 2]], "not rows of value and id"),
+        ([[None, 1], [float("nan"), 2]], "must all be finite"),
+        ([[None, 1], [-0.5, 3]], "different ids"),
+        ([[None, 1], None], "not rows of value and id"),
     ],
 )
 async def test_a_score_that_is_not_what_it_should_be_is_an_engine_error(rows: Any, said: str) -> None:
@@ -338,9 +338,9 @@ async def test_true_is_no_id() -> None:
 @pytest.mark.parametrize(
     ("paths", "said"),
     [
-        ({"ready": giving((404, None))}, "has no /ready: it is no SGLang server, or an older one than 0.5.23"),
-        ({"server_info": giving((404, "<!DOCTYPE html>" * 99))}, "has no /server_info, so it is no SGLang server"),
-        ({"server_info": giving("hello")}, "not what an SGLang server says of itself"),
+        ({"ready": giving((404, None))}, "has no /ready: it is not an SGLang server, or is older than 0.5.23"),
+        ({"server_info": giving((404, "<!DOCTYPE html>" * 99))}, "has no /server_info, so it is not an SGLang server"),
+        ({"server_info": giving("hello")}, "not an SGLang server's response"),
     ],
 )
 async def test_what_is_no_sglang_server_of_today_is_refused_in_a_line(paths: Any, said: str) -> None:
@@ -395,7 +395,7 @@ async def test_a_server_of_another_vocabulary_is_refused_before_it_gets_an_id_th
     other = json.loads((MODEL / "config.json").read_text()) | {"vocab_size": 300}
     (tmp_path / "config.json").write_text(json.dumps(other))
     info = {"max_req_input_len": 401, "model_path": str(tmp_path)}
-    with pytest.raises(ValueError, match=r"model: .* has a vocabulary of 512, and the server serves .* with 300"):
+    with pytest.raises(ValueError, match=r"model: .* has a vocabulary of 512, but the server serves .* with 300"):
         async with over(Peer(sglang(server_info=giving(info)))):
             pass
 

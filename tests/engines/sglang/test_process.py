@@ -102,7 +102,7 @@ async def test_a_server_that_ends_while_it_starts_is_an_engine_error_with_the_en
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(3)"]
     process = ServerProcess(command, tmp_path / "log")
     await process.start()
-    with pytest.raises(EngineError, match=r"(?s)ended while it started: no such model\n\[ended with exit code 3\]"):
+    with pytest.raises(EngineError, match=r"(?s)ended during startup: no such model\n\[ended with exit code 3\]"):
         await process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=60, progress=said.append)
     await process.close()
 
@@ -144,7 +144,9 @@ async def test_a_server_has_time_to_tidy_up_before_it_is_killed(tmp_path: Path) 
 
 async def test_no_such_program_is_an_engine_error_that_names_it(tmp_path: Path) -> None:
     engine = SGLangEngine.launch(MODEL, SGLangConfig(command="/no/such/python -m sglang.launch_server"))
-    with pytest.raises(EngineError, match="command: there is no program '/no/such/python'"):
+    with pytest.raises(
+        EngineError, match="command: cannot launch a server, because there is no program '/no/such/python'"
+    ):
         await engine.__aenter__()
 
 
@@ -154,7 +156,7 @@ async def test_a_program_that_cannot_run_is_one_line_and_no_traceback(tmp_path: 
     broken.chmod(0o755)
     process = ServerProcess([str(broken)], tmp_path / "log")
     await process.start()
-    with pytest.raises(EngineError, match=r"while it started: \[cannot run .*broken: No such file or directory\]$"):
+    with pytest.raises(EngineError, match=r"during startup: \[cannot run .*broken: No such file or directory\]$"):
         await process.ready(JsonClient(f"http://127.0.0.1:{free_port()}"), startup_s=60, progress=None)
     await process.close()
 
@@ -166,7 +168,7 @@ async def test_a_launched_server_without_ready_is_too_old_and_is_not_waited_for(
     process = ServerProcess(command, tmp_path / "log")
     await process.start()
     client = JsonClient(f"http://127.0.0.1:{port}")
-    with pytest.raises(EngineError, match=r"no /ready: it is no SGLang server, or an older one than 0\.5\.23"):
+    with pytest.raises(EngineError, match=r"no /ready: it is not an SGLang server, or is older than 0\.5\.23"):
         await process.ready(client, startup_s=600, progress=None)
     client.close()
     await process.close()

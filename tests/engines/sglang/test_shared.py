@@ -285,14 +285,14 @@ async def test_the_weights_of_a_whole_model_reach_the_server_and_are_set_back() 
             pushed = dict(held.weights)
             await engine.pull(await engine.push(weights, version=2))
             strange = ModelWeights(tensors={}, files={"strange": torch.zeros(1)})
-            with pytest.raises(ValueError, match=r"^weights: strange is no weight in the files of"):
+            with pytest.raises(ValueError, match=r"^weights: strange is not a weight in the files of"):
                 await engine.load_weights(strange, version=3)
         assert held.order.count("update_weights_from_tensor") > 4
     assert pushed.keys() == given.keys()
     assert all(torch.equal(pushed[name], weight) for name, weight in given.items())
     assert all(torch.equal(held.weights[name], weight.to(held.weights[name])) for name, weight in own.items())
     async with held.peer() as peer, client(peer) as engine:
-        with pytest.raises(ValueError, match=r"^adapters: tensors gives no whole weights .*set adapters=merged"):
+        with pytest.raises(ValueError, match=r"^adapters: tensors cannot push whole weights .*set adapters=merged"):
             await engine.load_weights(weights, version=1)
 
 
@@ -300,7 +300,7 @@ async def test_a_server_whose_weights_broke_off_gets_no_request(trained: Adapter
     held = WeightsHeld()
     async with held.peer() as peer, client(peer, adapters="merged") as engine:
         held.refuse = True
-        with pytest.raises(ValueError, match=r"refused it: .*no such weight"):
+        with pytest.raises(ValueError, match=r"rejected it: .*no such weight"):
             await engine.load_adapter(trained, version=1)
         with pytest.raises(EngineError, match="no server is left"):
             await say(engine)
@@ -325,7 +325,7 @@ def test_merged_weights_are_those_of_peft(trained: Adapter, tmp_path: Path) -> N
     )
     sides = {f"base_model.model.strange.lora_{side}.weight": torch.zeros(1, 1) for side in "AB"}
     strange = Adapter(config={"r": 1, "lora_alpha": 1}, tensors=sides)
-    with pytest.raises(ValueError, match=r"adapter: strange\.weight is no weight in the files"):
+    with pytest.raises(ValueError, match=r"adapter: strange\.weight is not a weight in the files"):
         MergedWeights(MODEL, bucket_bytes=1).of(strange)
 
 

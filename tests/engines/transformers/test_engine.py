@@ -533,7 +533,7 @@ def test_after_a_swap_nothing_old_is_kept_or_copied(model: Any, origin: Any) -> 
     ("spoil", "says"),
     [
         (lambda config, tensors: tensors.clear(), "no tensors"),
-        (lambda config, tensors: tensors.pop(next(k for k in tensors if "lora_A" in k)), "lora_B alone"),
+        (lambda config, tensors: tensors.pop(next(k for k in tensors if "lora_A" in k)), "only lora_B"),
         (lambda config, tensors: config.update(r=3), "r is 3"),
         (lambda config, tensors: config.update(use_dora=True), "missing: lora_magnitude_vector"),
         (lambda config, tensors: config.update(rank_pattern={"q_proj": 2}), "rank_pattern"),
@@ -666,11 +666,11 @@ def test_other_full_attention_models_work(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "says"),
     [
-        ("Mistral", {"sliding_window": 16}, "full attention only"),
+        ("Mistral", {"sliding_window": 16}, "only supports full attention"),
         ("Qwen3", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding_attention"),
-        ("Granite", {"logits_scaling": 2.0}, "its own logits differ"),
+        ("Granite", {"logits_scaling": 2.0}, "logits are .* off the model's"),
         ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic rope"),
-        ("Qwen3", {"max_position_embeddings": 64}, "holds at most 64"),
+        ("Qwen3", {"max_position_embeddings": 64}, "expected at most 64 for"),
     ],
 )
 def test_a_model_that_would_get_wrong_logprobs_is_refused(kind: str, changes: dict[str, Any], says: str) -> None:
@@ -691,7 +691,7 @@ def test_a_16_bit_model_whose_logits_depend_on_the_width_of_a_forward_is_not_ref
 
 
 def test_a_16_bit_model_that_scales_its_logits_is_refused() -> None:
-    with pytest.raises(ValueError, match="its own logits differ"):
+    with pytest.raises(ValueError, match=r"logits are .* off the model's"):
         batcher_over(build("Granite", logits_scaling=2.0).to(torch.bfloat16))
 
 

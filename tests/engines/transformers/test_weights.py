@@ -80,11 +80,11 @@ async def test_the_models_own_weights_come_back_exactly_whatever_was_loaded() ->
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"strange.weight": torch.zeros(2)}, r"^weights: strange\.weight of shape \(2,\) is none of this model"),
+        ({"strange.weight": torch.zeros(2)}, r"^weights: strange\.weight of shape \(2,\) is not in this model"),
         ({"model.norm.weight": torch.zeros(2)}, r"^weights: model\.norm\.weight of shape \(2,\) is \(\d+,\) in this"),
         (
             {"model.norm.weight": torch.full((64,), torch.nan)},
-            r"^weights: model\.norm\.weight holds a value that is not",
+            r"^weights: model\.norm\.weight contains a value that is not",
         ),
     ],
 )

@@ -1,1 +1,1 @@
-"""SGLang servers that an engine starts: their GPUs, processes and logs."""
+"""SGLang servers that an engine launches: their GPUs, processes and logs."""

@@ -1,4 +1,4 @@
-"""The opening of servers: those that run already, and those that are launched."""
+"""Connects to running servers, or launches new ones."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,10 +23,20 @@ async def open_servers(
     *,
     trainers: Sequence[int] = (),
 ) -> list[Server]:
-    """Servers that take requests; closing the stack closes their connections and ends those that were launched.
+    """Return servers that accept requests.
 
-    `trainers` are the GPUs that a launched server may not use, see `place_servers`. Raises EngineError, with the end
-    of a launched server's log, where one does not come up.
+    Closing the stack closes their connections and terminates the launched servers.
+
+    Args:
+        stack: The exit stack that owns the servers.
+        config: The servers to attach to or to launch.
+        model: The model of launched servers.
+        folder: Folder of the launched servers' logs.
+        progress: Called with startup messages of launched servers.
+        trainers: GPUs that launched servers may not use, see `place_servers`.
+
+    Raises:
+        EngineError: If a server doesn't become ready. For a launched server, the message quotes the end of its log.
     """
     if config.urls:
         servers = [Server(url, api_key=config.api_key) for url in config.urls]
@@ -41,16 +51,18 @@ async def open_servers(
         async with asyncio.TaskGroup() as waiting:
             for server in servers:
                 waiting.create_task(_ready(server, config, progress))
-    except ExceptionGroup as failed:  # Not `except*`: what is raised in that is wrapped again.
+    except ExceptionGroup as failed:  # Not `except*`, which would wrap exceptions raised inside it.
         first = failed.exceptions[0]
         raise (first if isinstance(first, EngineError) else failed) from None
     return servers
 
 
 async def facts_of(server: Server, *, merged: bool) -> ServerFacts:
-    """The settings that a server reports; EngineError where it cannot be reached.
+    """Return the settings that a server reports.
 
-    Raises ValueError where it takes adapters and is to have them `merged` into its weights.
+    Raises:
+        EngineError: If the server can't be reached.
+        ValueError: If the server was started with LoRA support, but adapters are to be `merged` into its weights.
     """
     try:
         facts = await server.facts()
@@ -79,6 +91,6 @@ async def _ready(server: Server, config: SGLangConfig, progress: Progress | None
         return
     status = await server.ready(config.health_s)
     if status is None:
-        raise EngineError(f"{server}: no server answers; check the url, or start the server")
+        raise EngineError(f"{server}: no response; check the URL, or start the server")
     if status == 404:
         raise EngineError(f"{server}: {NOT_SGLANG}")

@@ -1,4 +1,4 @@
-"""The GPUs of launched servers and of the processes that train."""
+"""Assigns GPUs to launched servers and to training processes."""
 
 import os
 from collections.abc import Sequence
@@ -8,20 +8,27 @@ from agentgym.engines.sglang.config import SGLangConfig
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none on a machine without."""
+    """Return this process's GPUs as named in CUDA_VISIBLE_DEVICES, or an empty list on a machine without GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
-    return [str(number) for number in range(len(devices))]  # a container's are numbered from 0
+    return [str(number) for number in range(len(devices))]  # in a container they are numbered from 0
 
 
 def place_servers(config: SGLangConfig, visible: Sequence[str], *, trainers: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return the GPUs of each server to launch, `tp` for each: no two servers share one, nor does one with a trainer.
+    """Return the GPUs of each server to launch, `tp` per server. On a machine without GPUs they are empty.
 
-    `trainers` are the places, among the visible GPUs, of those that train. Without `config.gpus` servers get the
-    others, in their order; with `config.colocate` also those of the trainers. Raises ValueError, naming the setting,
-    where they do not fit. Without a GPU on this machine nothing is placed.
+    No two servers share a GPU, and no server shares one with a trainer unless `config.colocate` allows it.
+
+    Args:
+        config: The servers to launch. Without `config.gpus` they get the GPUs that no trainer uses, in order; with
+            `config.colocate` also the trainers' GPUs.
+        visible: The GPUs that this process sees.
+        trainers: Indices of the trainers' GPUs among the visible ones.
+
+    Raises:
+        ValueError: If the servers don't fit on the GPUs. The message names the setting.
     """
     if not visible and not config.gpus:
         return [()] * config.servers
@@ -40,21 +47,21 @@ def _free(config: SGLangConfig, visible: Sequence[str], trainers: Sequence[int])
 def _refuse(
     config: SGLangConfig, chosen: Sequence[int], wanted: int, visible: Sequence[str], trainers: Sequence[int]
 ) -> None:
-    asked = f"{config.servers} servers with tp={config.tp} take {wanted} GPUs"
+    asked = f"{config.servers} servers with tp={config.tp} need {wanted} GPUs"
     there = f"this process sees {len(visible)} ({', '.join(visible) or 'none'})"
     beyond = [place for place in chosen if place >= len(visible)]
     if beyond:
-        raise ValueError(f"gpus: {beyond} are not there; {there}, numbered from 0")
+        raise ValueError(f"gpus: {beyond} do not exist; {there}, numbered from 0")
     shared = sorted(set(chosen) & set(trainers))
     if config.gpus and shared and config.colocate == "off":
         raise ValueError(
-            f"gpus: {shared} are those of the trainer, one for each process; give the servers others, or share them "
+            f"gpus: {shared} are used by the trainer, one per process; assign others to the servers, or share them "
             "with colocate='keep' or 'drop'"
         )
     if config.gpus and len(chosen) != wanted:
-        raise ValueError(f"gpus: {asked}, and {len(chosen)} are named; name {wanted}, or change servers or tp")
+        raise ValueError(f"gpus: {asked}, but {len(chosen)} are listed; list {wanted}, or change servers or tp")
     if len(chosen) < wanted:
-        held = f", and the trainer holds {len(trainers)} of them" if trainers and config.colocate == "off" else ""
+        held = f", and the trainer uses {len(trainers)} of them" if trainers and config.colocate == "off" else ""
         raise ValueError(
             f"servers, tp: {asked}; {there}{held}; launch fewer, start fewer trainers, or set colocate='keep' or 'drop'"
         )

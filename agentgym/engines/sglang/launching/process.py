@@ -1,4 +1,4 @@
-"""Launched server processes: each is watched while it starts and ended when its owner ends."""
+"""Launched server processes, which are watched during startup and terminated with their owner."""
 
 import asyncio
 import os
@@ -15,26 +15,30 @@ from agentgym.engines.sglang.http import JsonClient
 from agentgym.errors import EngineError
 
 Progress = Callable[[str], None]
-"""A function that is called with a short text on what a server is doing while it starts."""
+"""A function that is called with a short message about a server's startup."""
 
 _POLL_S = 0.25
 _GRACE_S = 10.0
-"""Seconds for a server to end by itself before it is killed: SGLang looks for a signal every 5 s, then cleans up."""
-NOT_SGLANG = "has no /ready: it is no SGLang server, or an older one than 0.5.23; install that or a newer one"
+"""Seconds for a server to exit before it is killed. SGLang checks for a signal every 5 s, then cleans up."""
+NOT_SGLANG = "has no /ready: it is not an SGLang server, or is older than 0.5.23; install SGLang 0.5.23 or newer"
 _LOG_TAIL = 20
-"""Lines at the end of a server's log that an error quotes."""
+"""Number of lines from the end of a server's log that an error quotes."""
 _SUPERVISE = Path(__file__).with_name("supervise.py")
 _TORCHRUNS = (
     *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
     *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
 )
-"""Variables by which torchrun tells a process its place among those that train, beside TORCHELASTIC_*: a server that
-finds them waits for a group that is not its own."""
+"""Variables, besides TORCHELASTIC_*, in which torchrun tells a training process its rank. A server that inherited
+them would wait for the trainers' process group.
+"""
 
 
 def server_environment(gpus: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a launched server: this process's, without torchrun's, with these GPUs alone if any."""
+    """Return a launched server's environment, limited to `gpus` if any are given.
+
+    It is this process's environment without torchrun's variables.
+    """
     kept = {name: value for name, value in os.environ.items() if not _is_torchruns(name)}
     return kept | {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
@@ -44,14 +48,17 @@ def _is_torchruns(name: str) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on."""
+    """Return an unused TCP port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
 class ServerProcess:
-    """One command and all processes that it starts: ended by `close`, and when this Python process ends in any way."""
+    """A command and all processes that it starts.
+
+    They end on `close`, and when this Python process ends, however it ends.
+    """
 
     def __init__(
         self,
@@ -64,7 +71,7 @@ class ServerProcess:
     ) -> None:
         self.command, self.log, self.gpus, self._grace_s = tuple(command), log, tuple(gpus), grace_s
         self.restarts_left = restarts
-        """Times that the command may be started again after it ended."""
+        """Number of times that the command may still be restarted after it ended."""
         self._supervisor: asyncio.subprocess.Process | None = None
 
     @property
@@ -74,14 +81,18 @@ class ServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the session that the server and its children run in; None where nothing runs."""
+        """Id of the session that the server and its children run in; None if nothing is running."""
         running = self._supervisor is not None and self._supervisor.returncode is None
         return self._supervisor.pid if running and self._supervisor is not None else None
 
     async def start(self) -> None:
-        """Start the command; EngineError where its program is not installed."""
+        """Start the command.
+
+        Raises:
+            EngineError: If its program isn't installed.
+        """
         if shutil.which(self.command[0]) is None:
-            raise EngineError(f"command: there is no program {self.command[0]!r} to launch a server with")
+            raise EngineError(f"command: cannot launch a server, because there is no program {self.command[0]!r}")
         with self.log.open("ab") as log:
             self._supervisor = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(_SUPERVISE), str(self._grace_s), *self.command),
@@ -93,15 +104,21 @@ class ServerProcess:
             )
 
     async def restart(self) -> None:
-        """Start the command again after it ended; its log goes on behind what it said before."""
+        """Start the command again after it ended. The output is appended to the same log."""
         self.restarts_left -= 1
         await self.close()
         await self.start()
 
     async def ready(self, client: JsonClient, *, startup_s: float, progress: Progress | None) -> None:
-        """Wait until the server is ready; EngineError with the end of its log where it ends or takes too long.
+        """Wait until the server is ready.
 
-        `progress` is told each new last line of the log, with the seconds that have passed and the most that there are.
+        Args:
+            client: A client of the server.
+            startup_s: Most seconds to wait.
+            progress: Called with each new last line of the log, and with the elapsed and maximum seconds.
+
+        Raises:
+            EngineError: If the server ends or takes too long. The message quotes the end of its log.
         """
         began, last = time.monotonic(), ""
         try:
@@ -117,7 +134,7 @@ class ServerProcess:
 
     async def _is_ready(self, client: JsonClient) -> bool:
         if self.pid is None:
-            raise EngineError(f"the server ended while it started: {self._why()}")
+            raise EngineError(f"the server ended during startup: {self._why()}")
         with suppress(ConnectionError):
             status = (await client.get("/ready", timeout_s=5.0)).status
             if status == 404:
@@ -129,23 +146,23 @@ class ServerProcess:
         tail = self.log_tail()
         if "No module named 'sglang" in tail or "No module named sglang" in tail:
             return (
-                f"{self.command[0]} has no SGLang: name a Python that has it in AGENTGYM_SGLANG; see docs/sglang.md of "
-                "a checkout"
+                f"{self.command[0]} has no SGLang: set AGENTGYM_SGLANG to a command whose Python has it; see "
+                "docs/sglang.md in a checkout"
             )
         return tail
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:
-        """The last lines of the server's log that are not empty."""
+        """Return the last nonempty lines of the server's log."""
         with suppress(OSError):
             said = self.log.read_bytes()[-(1 << 14) :].decode(errors="replace").splitlines()
             return "\n".join([line for line in said if line.strip()][-lines:])
         return ""
 
     async def close(self) -> None:
-        """End the command and all that it started; closing twice is harmless."""
+        """Terminate the command and everything it started. Closing twice is harmless."""
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None:
             return
         assert supervisor.stdin is not None
-        supervisor.stdin.close()  # it then ends the server and itself
+        supervisor.stdin.close()  # the supervisor then terminates the server and itself
         await asyncio.shield(supervisor.wait())

@@ -1,7 +1,7 @@
-"""A process supervisor: it runs a command until its own stdin is closed, then ends the command and all it started.
+"""A process supervisor: runs a command until its stdin is closed, then terminates the command and all it started.
 
-Run as `python -I -S supervise.py GRACE_S COMMAND...`, as the leader of a session; it is a script, so it imports the
-standard library only. Stdin is closed however the parent ends, also by SIGKILL.
+Run it as `python -I -S supervise.py GRACE_S COMMAND...`, as a session leader. It is a script, so it imports only the
+standard library. Its stdin is closed however the parent ends, even by SIGKILL.
 """
 
 import ctypes
@@ -16,9 +16,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(grace_s: float, command: list[str]) -> None:
-    """Run the command; this does not return, for at its end it kills its own process group.
+    """Run the command. This never returns, because it kills its own process group at the end.
 
-    A command that is told to end has `grace_s` seconds to do so; then its whole process group is killed.
+    When the command is terminated, it has `grace_s` seconds to exit; then its whole process group is killed.
     """
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=partial(die_with, os.getpid()))
@@ -41,7 +41,10 @@ def _end_at_the_end_of_stdin(child: "subprocess.Popen[bytes]", grace_s: float) -
 
 
 def die_with(supervisor: int) -> None:
-    """Have the kernel kill this process when its parent, the supervisor, ends; end it where that has happened."""
+    """Have the kernel kill this process when its parent, the supervisor, ends.
+
+    If the supervisor has ended already, kill it now.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:

@@ -1,1 +1,1 @@
-"""Policies on their way to servers: adapters and merged weights, packed as requests."""
+"""Policies to upload to servers: adapters and merged weights, packed as requests."""

@@ -1,4 +1,4 @@
-"""A model's weights on their way to servers: with an adapter merged into those of its files, or trained whole."""
+"""Weights to upload to servers: a model's files with an adapter merged in, or weights that were trained whole."""
 
 import json
 import re
@@ -16,10 +16,11 @@ _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class MergedWeights:
-    """Gives the weights that training changes, merged with an adapter or as they are; it remembers which to set back.
+    """Yields the weights that training changes, and remembers which ones to restore later.
 
-    Sums are made in float32, and rounded to the type of the model's files unless they are to be `exact`: in bfloat16,
-    what is smaller than half the distance of two numbers is lost, which the proof after a sync notices.
+    Adapters are merged in float32, and the sums are rounded to the dtype of the model's files unless `exact`. In
+    bfloat16, changes smaller than half the distance between two numbers are lost, which the check after a weight sync
+    detects.
     """
 
     def __init__(self, model: str | Path, *, bucket_bytes: int, exact: bool = False) -> None:
@@ -28,9 +29,12 @@ class MergedWeights:
         self._changed: set[str] = set()
 
     def of(self, policy: Adapter | ModelWeights | None) -> Callable[[], Iterator[Bucket]]:
-        """Return what gives the changed weights under a policy, or the model's own for None, in buckets.
+        """Return a function that yields the changed weights under a policy in buckets, or the original ones for None.
 
-        Raises ValueError for a policy with a weight that the model's files do not have; it reads the files' names.
+        It reads the names in the model's files.
+
+        Raises:
+            ValueError: If the policy has a weight that the model's files don't have.
         """
         self._files = self._files or _files(self._model)
         if isinstance(policy, ModelWeights):
@@ -40,7 +44,7 @@ class MergedWeights:
         strange = sorted(pairs.keys() - self._files.keys())
         if strange:
             raise ValueError(
-                f"adapter: {strange[0]} is no weight in the files of {self._model}, so the adapter cannot be merged "
+                f"adapter: {strange[0]} is not a weight in the files of {self._model}, so the adapter cannot be merged "
                 "into it; set the engine's adapters to tensors"
             )
         self._changed |= pairs.keys()
@@ -48,18 +52,18 @@ class MergedWeights:
         return partial(self._buckets, partial(self._sums, sorted(self._changed), pairs, scale))
 
     def _whole(self, weights: ModelWeights) -> Callable[[], Iterator[Bucket]]:
-        """Return what gives these weights, and the model's own of those that an earlier policy changed."""
+        """Return a function that yields these weights, and restores those that only an earlier policy changed."""
         strange = sorted(weights.files.keys() - self._files.keys())
         if strange:
             raise ValueError(
-                f"weights: {strange[0]} is no weight in the files of {self._model}, whose names servers know; give the "
-                "weights of the same model, or sample with the embedded engine"
+                f"weights: {strange[0]} is not a weight in the files of {self._model}, whose names the servers use; "
+                "use weights of the same model, or sample with the embedded engine"
             )
         rest = sorted(self._changed - weights.files.keys())
         self._changed |= weights.files.keys()
 
         def give() -> Iterator[tuple[str, Any]]:
-            # A copy of its own: of a weight that is cut from a larger one, all of that would be packed.
+            # Cloned, because packing a slice of a larger tensor would pack all of that tensor.
             yield from ((name, weight.clone()) for name, weight in weights.files.items())
             yield from ((name, _read(self._files[name], name)) for name in rest)
 
@@ -93,7 +97,7 @@ def _merged(base: Any, pair: Mapping[str, Any] | None, scale: float) -> Any:
 
 
 def _pairs(adapter: Adapter) -> dict[str, dict[str, Any]]:
-    """Return both sides of each adapted weight by its name in the model's files."""
+    """Return lora_A and lora_B of each adapted weight, by the weight's name in the model's files."""
     pairs: dict[str, dict[str, Any]] = {}
     for name, tensor in adapter.tensors.items():
         match = _NAME.fullmatch(name)
@@ -102,12 +106,16 @@ def _pairs(adapter: Adapter) -> dict[str, dict[str, Any]]:
         pairs.setdefault(f"{match['module']}.weight", {})[match["side"]] = tensor
     halves = sorted(name for name, pair in pairs.items() if pair.keys() != {"A", "B"})
     if halves:
-        raise ValueError(f"adapter: {halves[0]} has one of lora_A and lora_B alone")
+        raise ValueError(f"adapter: {halves[0]} has only one of lora_A and lora_B")
     return pairs
 
 
 def _files(model: str | Path) -> dict[str, Path]:
-    """Return the file of each weight of a model, a folder or hub name; ValueError for one without safetensors."""
+    """Return the file of each weight of a model, given as a folder or hub name.
+
+    Raises:
+        ValueError: If the model has no safetensors files.
+    """
     with needs_extra():
         from safetensors import safe_open
     folder = Path(model) if Path(model).is_dir() else _fetched(str(model))
@@ -115,7 +123,7 @@ def _files(model: str | Path) -> dict[str, Path]:
         return {name: folder / file for name, file in json.loads((folder / _INDEX).read_text())["weight_map"].items()}
     if not (folder / _WHOLE).is_file():
         raise ValueError(
-            f"adapters: {folder} has no {_WHOLE}, which merging reads; set the engine's adapters to tensors"
+            f"adapters: {folder} has no {_WHOLE}, which merging needs; set the engine's adapters to tensors"
         )
     with safe_open(folder / _WHOLE, framework="pt") as file:
         return dict.fromkeys(file.keys(), folder / _WHOLE)

@@ -1,4 +1,4 @@
-"""Policies on their way to servers: named, and packed once for all servers."""
+"""Policies to upload to servers: named, and packed once for all servers."""
 
 import base64
 import json
@@ -11,26 +11,26 @@ from typing import Any, NamedTuple, Protocol
 from agentgym.types.weights import Adapter
 
 Bucket = Sequence[tuple[str, Any]]
-"""Tensors of a model by the names of its files."""
+"""A model's tensors, by their names in the model's files."""
 
 
 class PolicyVersion(NamedTuple):
-    """The weights that new tokens are sampled from, by the names that the servers know them by; it can be pickled."""
+    """The weights that new tokens are sampled from, by the names that the servers know. It can be pickled."""
 
     lora: str | None
-    """The name of the adapter beside the weights; None for the weights alone."""
+    """Name of the adapter; None for the weights alone."""
     version: int
     weights: str = ""
-    """The name of the weights; empty for the model's own."""
+    """Name of the weights; empty for the model's original ones."""
     digest: str = ""
-    """What tells the adapter or the weights from others (`digest_of`); empty for the model's own."""
+    """Digest of the adapter or weights (`digest_of`); empty for the model's original weights."""
 
 
 class Payload(Protocol):
-    """A packed policy; its owner keeps it while the policy is current, for a server that is started again."""
+    """A packed policy. Its owner keeps it while the policy is current, in case a server is restarted."""
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Give path and body of the requests that load it into a server of `tp` processes."""
+        """Yield path and body of the requests that load the policy into a server with `tp` processes."""
         ...
 
 
@@ -42,12 +42,12 @@ class AdapterFolder:
     folder: Path
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Give the one request that names the folder."""
+        """Yield the one request that names the folder."""
         yield "/load_lora_adapter", json.dumps({"lora_name": self.lora, "lora_path": str(self.folder)}).encode()
 
 
 class PackedAdapter:
-    """An adapter as a request's body, made when it is packed: it may be some hundred megabytes."""
+    """An adapter as a request body, built in advance because it may have some hundred megabytes."""
 
     def __init__(self, lora: str, adapter: Adapter, *, tps: Sequence[int]) -> None:
         packed = packed_tensors(adapter.tensors)
@@ -55,7 +55,7 @@ class PackedAdapter:
         self._bodies = {tp: f'{named},"serialized_named_tensors":{_for_each(packed, tp)}}}'.encode() for tp in set(tps)}
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Give the one request that holds the adapter, once for each process of the server."""
+        """Yield the one request with the adapter, repeated for each process of the server."""
         yield "/load_lora_adapter_from_tensors", self._bodies[tp]
 
 
@@ -67,7 +67,7 @@ class Weights:
     buckets: Callable[[], Iterator[Bucket]]
 
     def requests(self, tp: int) -> Iterator[tuple[str, bytes]]:
-        """Give one request for each bucket; making the next one takes time."""
+        """Yield one request per bucket. Each takes time to build."""
         for bucket in self.buckets():
             packed = packed_tensors(dict(bucket), listed=True)
             body = f'{{"flush_cache":false,"weight_version":"{self.version}",'
@@ -75,16 +75,17 @@ class Weights:
 
 
 def packed_tensors(tensors: Mapping[str, Any], *, listed: bool = False) -> str:
-    """Return tensors as a server unpickles them, by name or as a list of pairs.
+    """Pack tensors as a server unpickles them, by name or as a list of pairs.
 
-    Raises ValueError for other than torch's, which would end the server.
+    Raises:
+        ValueError: If a tensor isn't a torch tensor, which would crash the server.
     """
     for name, tensor in tensors.items():
         if not type(tensor).__module__.startswith("torch"):
-            raise ValueError(f"adapter: {name} is a {type(tensor).__name__}, and a server takes torch tensors")
+            raise ValueError(f"adapter: {name} must be a torch tensor, got {type(tensor).__name__}")
     return base64.b64encode(pickle.dumps(list(tensors.items()) if listed else dict(tensors))).decode()
 
 
 def _for_each(packed: str, tp: int) -> str:
-    """Return the JSON array in which each of a server's processes reads an entry of its own."""
+    """Return a JSON array with one entry for each of a server's processes."""
     return "[" + ",".join([f'"{packed}"'] * tp) + "]"
