@@ -262,7 +262,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
         batch = value_samples(batches[0], trainer.values)
         before = trainer.snapshot().state["critic"]["weights"]["outer.bias"].clone()
         untrained = tuple(replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in batch)
-        with pytest.raises(RuntimeWarning, match="without a step"):
+        with pytest.raises(RuntimeWarning, match="without an optimizer step"):
             trainer.train(replace(batch, samples=untrained))
         assert not torch.equal(trainer.snapshot().state["critic"]["weights"]["outer.bias"], before)
 
