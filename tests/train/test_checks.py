@@ -41,13 +41,13 @@ def long(row: Sample, length: int) -> Sample:
 
 
 SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
-    "an id above the vocabulary": (lambda row: tokens(row, -1, 48), "token id 48, and the model's ids are 0 to 47"),
-    "a negative id": (lambda row: tokens(row, 0, -1), "token id -1, and the model's ids are 0 to 47"),
+    "an id above the vocabulary": (lambda row: tokens(row, -1, 48), "token id 48, but the model's ids are 0 to 47"),
+    "a negative id": (lambda row: tokens(row, 0, -1), "token id -1, but the model's ids are 0 to 47"),
     "an id of the prompt": (lambda row: replace(row, prompt_ids=np.array([999])), "token id 999"),
-    "too many positions": (lambda row: long(row, 257), r"257 tokens, and the model's positions end at 256"),
+    "too many positions": (lambda row: long(row, 257), r"257 tokens, but the model has only 256 positions"),
     "a probability above 1": (
         lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
-        "log-probability 0.5 above 0",
+        "log-probability 0.5, which is above 0",
     ),
     "a log-probability that is no number": (
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
@@ -218,4 +218,4 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(tiny_model: Path) -> None
 
 
 def test_an_unknown_device_is_refused(tiny_model: Path) -> None:
-    refused(tiny_model, "^device: 'gpu' is none of auto, cpu, cuda", replace(PLAIN, device="gpu"))
+    refused(tiny_model, "^device: expected auto, cpu, cuda or cuda:N, got 'gpu'", replace(PLAIN, device="gpu"))

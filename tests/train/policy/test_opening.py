@@ -190,7 +190,7 @@ def test_the_share_of_weights_with_an_adapter_is_a_metric_of_each_step_and_what_
         metrics = trainer.train(build_samples(grown(1)))
     assert 0 < metrics["train/adapter_coverage"] < 1
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "self_attn.q_proj; without one: mlp.down_proj" in said
+    assert "self_attn.q_proj; layers without an adapter: mlp.down_proj" in said
 
 
 # Types and devices
