@@ -121,7 +121,7 @@ def test_any_padding_id_in_a_models_config_gives_the_same_step(
 def test_a_padding_id_above_the_vocabulary_is_refused_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
     vocabulary = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
     copy = edited(tiny_model, tmp_path, pad_token_id=vocabulary)
-    refused(copy, f"^model: .*pad_token_id is {vocabulary}, and .* 0 to {vocabulary - 1}; set it to null")
+    refused(copy, f"^model: .*pad_token_id is {vocabulary}, but .* 0 to {vocabulary - 1}; set it to null")
 
 
 def edited(model: Path, folder: Path, **settings: Any) -> Path:

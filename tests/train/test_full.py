@@ -151,7 +151,7 @@ def test_what_cannot_be_merged_says_what_to_do(
     assert "belongs to a run that trains an adapter; merge that run's adapter/ folder" in capsys.readouterr().err
     checkpoint = str(alone[0] / "step-000001")
     assert command(["merge", checkpoint, str(tmp_path / "out"), "--base", str(TINY)]) == 1
-    assert "is not the model that was trained; give that one" in capsys.readouterr().err
+    assert "is not the model that was trained; pass that model" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -58,14 +58,14 @@ class Smear(nn.Module):
 def test_a_model_that_mixes_samples_outside_of_its_layers_is_refused(layout: Any) -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
-    with pytest.raises(ValueError, match=rf"^layout: llama is not right in layout {layout} \(its states are"):
+    with pytest.raises(ValueError, match=rf"^layout: llama gives wrong results in layout {layout} \(its states are"):
         attend_in_rows(model, (layout,))
 
 
 def test_a_model_that_padding_changes_is_refused() -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
-    with pytest.raises(ValueError, match=r"^layout: llama is not right in padded rows .*train another model"):
+    with pytest.raises(ValueError, match=r"^layout: llama gives wrong results in padded rows .*train another model"):
         check_padded(model)
 
 
@@ -164,7 +164,7 @@ def test_an_adapter_of_a_wrapper_for_images_names_no_layer_of_the_images(familie
 
 
 def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="lora_targets: experts names nothing in this model"):
+    with pytest.raises(ValueError, match="lora_targets: experts matches nothing in this model"):
         load(tiny_model, targets=("experts",))
 
 
@@ -179,7 +179,7 @@ def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> N
 def test_the_output_layer_and_embeddings_are_refused_as_what_they_are(
     tiny_model: Path, targets: tuple[str, ...], said: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^lora_targets: {said}, which takes no adapter; leave it out"):
+    with pytest.raises(ValueError, match=f"^lora_targets: {said}, which can't have an adapter; leave it out"):
         load(tiny_model, targets=targets)
 
 
