@@ -118,7 +118,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """Return the state in one step's folder.
 
     Raises:
-        ValueError: If a file differs from what was written or can't be read; the message says what is wrong.
+        ValueError: If a file has changed since it was written or can't be read; the message explains it.
     """
     import torch
 
@@ -134,7 +134,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def check_step(path: Path) -> None:
-    """Raise ValueError, saying what is wrong, if a file in one step's folder differs from what was written."""
+    """Raise ValueError if a file in one step's folder is unreadable or has changed since it was written."""
     try:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}

@@ -56,7 +56,7 @@ class TrainConfig:
     """Number of optimizer steps over which the learning rate rises linearly from lr / warmup_steps to lr. 0 starts at
     lr."""
     decay_steps: Positive | None = None
-    """Number of optimizer steps after the warm-up over which the learning rate falls to lr / 10, where it stays. None
+    """Number of optimizer steps after the warm-up over which the learning rate falls to lr / 10 and stays there. None
     keeps it at lr."""
     decay: Literal["linear", "cosine"] = "linear"
     """Shape of the learning rate's decay; applies only if decay_steps is set."""

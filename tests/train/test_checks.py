@@ -165,7 +165,8 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     refused(
-        copy, r"^model: the checkpoint in .* lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"
+        copy,
+        r"^model: the checkpoint in .* lacks 1 of the model's weights, such as model\.layers\.1\.mlp\.up_proj\.weight",
     )
 
 

@@ -253,7 +253,7 @@ def test_values_that_nothing_is_to_learn_from_can_be_let_go(tiny_model: Path, ba
 
 
 def test_what_gives_no_values_is_refused_by_name(batches: list[list[Group]]) -> None:
-    with pytest.raises(ValueError, match=r"^values_of: give a function, such as trainer\.values, got"):
+    with pytest.raises(ValueError, match=r"^values_of: expected a function, such as trainer\.values, got"):
         value_samples(batches[0], object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^how: must be an instance of GAEConfig, got 0\.5$"):
         value_samples(batches[0], lambda samples: {}, 0.5)  # type: ignore[arg-type]

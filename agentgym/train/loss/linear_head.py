@@ -1,5 +1,4 @@
-"""Log-probabilities under a linear output layer, with gradients computed in the forward pass if they are known
-there."""
+"""Log-probabilities under a linear output layer, with gradients computed in the forward pass if possible."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -181,7 +181,7 @@ def _alone(decoder: Any, samples: Sequence[Sample]) -> Tensor:
 
 @torch.no_grad()
 def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tensor, layout: Layout) -> str | None:
-    """Return what is wrong with the states in this layout, or None if they match those of each sequence alone."""
+    """Return the error of the states in this layout, or None if they match those of each sequence alone."""
     inputs = _on(model, lay_out(samples, layout=layout, pad_id=0))
     try:
         hidden_BTH = decoder(**inputs.arguments(), use_cache=False).last_hidden_state

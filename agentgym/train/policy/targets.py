@@ -57,7 +57,7 @@ def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
         raise ValueError(f"lora_targets: {name} is {_ends(model)[name]}, which can't have an adapter; leave it out")
     if asked - known or not targets:
         raise ValueError(
-            f"lora_targets: {', '.join(sorted(asked - known)) or 'the empty list'} matches no linear layer of this model"
+            f"lora_targets: {', '.join(sorted(asked - known)) or 'an empty list'} matches no linear layer of this model"
             f"{f' that {ALL_LINEAR} leaves out' if everything else ''}; "
             f"choose from {', '.join(sorted(names))}, or use only {ALL_LINEAR}"
         )

@@ -58,7 +58,9 @@ class Smear(nn.Module):
 def test_a_model_that_mixes_samples_outside_of_its_layers_is_refused(layout: Any) -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
-    with pytest.raises(ValueError, match=rf"^layout: llama gives wrong results in layout {layout} \(its states are"):
+    with pytest.raises(
+        ValueError, match=rf"^layout: llama gives wrong results in layout {layout} \(its hidden states are"
+    ):
         attend_in_rows(model, (layout,))
 
 
@@ -84,7 +86,7 @@ def test_a_model_without_causal_attention_is_refused() -> None:
     from transformers import BertConfig, BertLMHeadModel
 
     config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    with pytest.raises(ValueError, match=r"^layout: bert is not right in"):
+    with pytest.raises(ValueError, match=r"^layout: bert gives wrong results in"):
         attend_in_rows(BertLMHeadModel(config).eval())
 
 
