@@ -153,8 +153,8 @@ def teacher_samples(
         merge: Make one sample per segment, instead of one per turn.
 
     Raises:
-        ValueError: If a segment has no advantages, in which case the message names it, or if a rollout id appears
-            twice.
+        ValueError: If a segment has no advantages, in which case the message names it, if a rollout id appears twice,
+            or if a rollout has no token ids.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)

@@ -1,4 +1,4 @@
-"""Advantages of turns from a value function: GAE over a rollout's turns, and the returns that the critic learns. Numpy.
+"""Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. Numpy only.
 
 A step is a turn: the env responds to turns and rewards turns, so lambda and gamma are per turn, and all tokens of a
 turn have its advantage. V(t) is the value of the state before turn t. With T turns and their rewards r, the last of
@@ -41,8 +41,8 @@ class GAEConfig:
     gamma: UpTo1 = 1.0
     """Discount factor per turn, in 0..1. Below 1, the objective differs from the reward."""
     lam: UpTo1 = 0.95
-    """Weight of observed rewards against the critic's values, in 0..1: 1 uses only the observed rewards after a turn, 0
-    only the value of the next turn."""
+    """Lambda of GAE, in 0..1, which weighs observed rewards against the critic's values: 1 uses only the rewards
+    observed from a turn on, 0 only the turn's reward and the value of the next turn."""
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> NDArray[np.float64]:

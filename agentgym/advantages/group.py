@@ -295,7 +295,7 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Number the names in order of first appearance, and return each name's number and how many there are."""
+    """Assign numbers to the names in order of first appearance; return each name's number and their count."""
     probed = names[:PROBED]
     if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names

@@ -79,7 +79,7 @@ async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resum
     whole = replace(batch(0, 1), samples=tuple(moving_samples(1)))
     async with Trainer("tiny", config) as trainer:
         await trainer.step(whole)
-        with pytest.raises(ValueError, match="group 'task-0', place 0"):
+        with pytest.raises(ValueError, match="group 'task-0', position 0"):
             await trainer.step(whole)
         trainer.checkpoint(tmp_path, 1)
     async with Trainer("tiny", config) as resumed:

@@ -52,8 +52,7 @@ class Inputs(ABC):
         return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """Return the values at the samples' tokens, 0 for untrained ones; a shared value gets the sum of the
-        gradients."""
+        """Return the values at the samples' tokens, 0 for untrained ones; a shared value sums its gradients."""
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
         return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.index_M))
 
