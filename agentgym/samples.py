@@ -1,8 +1,8 @@
-"""The seam between rollouts and training: rollouts cut into samples, with the advantage of each token. Numpy only.
+"""From rollouts to training: rollouts cut into samples, with an advantage for each token. Numpy only.
 
-A rollout counts once in its group's baseline (`agentgym.advantages.group`), however many segments or samples it became.
-A role with a reward of its own has a baseline of its own, in which each rollout counts once, too.
-Its samples are found by its id: their order means nothing.
+A rollout counts once in its group's baseline (`agentgym.advantages.group`), however many segments or samples it
+becomes. A role with its own reward has its own baseline, in which each rollout counts once, too. The order of the
+samples has no meaning: a rollout's samples are found by its id.
 """
 
 from collections import Counter
@@ -31,24 +31,25 @@ class SampleBatch(Sequence[Sample]):
 
     samples: tuple[Sample, ...]
     groups: int
-    """Number of groups that came in."""
+    """Number of input groups."""
     groups_without_signal: int
-    """Number of groups that were left out because all of their advantages are 0, as equal rewards give."""
+    """Number of groups that were left out because all of their advantages are 0, for example with equal rewards."""
     rollouts: int
-    """Number of rollouts that came in."""
+    """Number of input rollouts."""
     rollouts_failed: int
-    """Number of rollouts with reward None, which are in no baseline and in no sample."""
+    """Number of rollouts with reward None, which are in no baseline and no sample."""
     rollouts_trained: int
     """Number of rollouts with at least one sample in this batch."""
     trained_tokens: int
     """Number of tokens whose loss mask is true."""
     untrained_tokens: int
-    """Number of sampled tokens of scored rollouts that no sample may hold: of other models, with `train=False`, of
-    failed branches, or of branches where advantages are not made of them."""
+    """Number of sampled tokens in scored rollouts that are never trained: of other models, of segments with
+    `train=False`, of failed branches, and of all branches if the advantages aren't estimated from branches."""
     places: Mapping[tuple[str, int], str] = field(default_factory=dict)
-    """The ids of the groups by their places (`Group.place`); a trainer refuses one that it has trained on before."""
+    """Group ids by their position in the task order (`Group.place`). A trainer refuses a group that it has trained on
+    before."""
     returns: Mapping[SampleKey, Floats] = field(default_factory=dict)
-    """What a critic learns: the return from each turn on, by rollout id, segment and step; none without a critic."""
+    """Targets of the critic: the return from each turn on, by rollout id, segment and step; empty without a critic."""
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -91,25 +92,34 @@ def build_samples(
     ::
 
         segment         P  P  a  a  e  a          P prompt, a sampled, e from the environment
-        merge=True      P  P| a  a  e  a          one sample a segment, mask 1 1 0 1
-        merge=False     P  P| a  a                one sample a turn, mask 1 1,
-                        P  P  a  a  e| a          and its prompt is all that stands before the turn, mask 1
+        merge=True      P  P| a  a  e  a          one sample per segment, mask 1 1 0 1
+        merge=False     P  P| a  a                one sample per turn, mask 1 1,
+                        P  P  a  a  e| a          its prompt is everything before the turn, mask 1
 
-    The gradient is the same either way; merged, each token is computed once. The arrays are views of the segments'.
+    The gradient is the same either way; merged, each token is computed once. The arrays are views of the segments'
+    arrays.
 
-    With `credit` "outcome" every sampled token has the advantage of its rollout. With "turn" each turn has
-    an advantage of its own, from the rewards that the environment's steps gave from that turn on (`turn_advantages`).
-    With "branches" the turns between two states with branches have one, estimated from what the branches came to, and
-    the branches are samples, too (`agentgym.advantages.estimates`); on the other levels they are none.
-    A segment of a role has the advantage of that role's reward among those of the same role in the group instead.
-    Segments that are not trained (`Segment.trained`) make no samples, and their tokens are counted.
+    A segment of a role gets the advantage of that role's reward, compared with the same role's rewards in the group.
+    Segments that aren't trained (`Segment.trained`) make no samples, but their tokens are counted. Failed rollouts and
+    groups without a signal (see `agentgym.advantages.group`) are left out and counted. Two groups with the same id
+    share a baseline.
 
-    Failed rollouts and groups without a signal (see `agentgym.advantages.group`) are left out and counted. Two groups
-    with one id share a baseline. Raises ValueError for a rollout id that appears twice, and with "branches" where none
-    of the rollouts was played with `branching`.
+    Args:
+        groups: The groups to train on.
+        advantage_estimator: The estimator of `agentgym.advantages.group`.
+        merge: Make one sample per segment, instead of one per turn.
+        credit: "outcome" gives every sampled token the advantage of its rollout. "turn" gives each turn a separate
+            advantage, from the rewards of the environment's steps from that turn on (`turn_advantages`). "branches"
+            gives the turns between two states with branches one advantage, estimated from the results of the branches,
+            and also makes samples of the branches (`agentgym.advantages.estimates`); on the other levels branches make
+            none.
+
+    Raises:
+        ValueError: If a rollout id appears twice, if a rollout has no token ids, if `credit` is unknown or needs a
+            critic, or if no rollout was run with `branching` with "branches".
     """
     if credit not in get_args(CreditLevel):
-        raise ValueError(f"credit: {credit!r} is none of {', '.join(get_args(CreditLevel))}")
+        raise ValueError(f"credit: expected one of {', '.join(get_args(CreditLevel))}, got {credit!r}")
     if credit not in LEVELS:
         raise ValueError("credit: value needs a critic; use value_samples(groups, trainer.values)")
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -131,11 +141,20 @@ def build_samples(
 def teacher_samples(
     groups: Sequence[Group], advantages: Mapping[tuple[str, int], Floats], *, merge: bool = True
 ) -> SampleBatch:
-    """Cut the rollouts of these groups into samples with an advantage for each token, as `teacher_advantages` gives.
+    """Cut the rollouts of these groups into samples with given advantages of each token.
 
-    `advantages` has those of a segment's tokens by the rollout's id and the segment's index. The samples are those of
-    `build_samples`. Every scored rollout is trained, whatever its reward: a group has a signal where an advantage is
-    not 0. Raises ValueError that names a segment without advantages, and for a rollout id that appears twice.
+    The samples are those of `build_samples`. Every scored rollout is trained, whatever its reward; a group has a signal
+    if any advantage isn't 0.
+
+    Args:
+        groups: The groups to train on.
+        advantages: The advantages of a segment's tokens, by rollout id and segment index, as `teacher_advantages`
+            returns them.
+        merge: Make one sample per segment, instead of one per turn.
+
+    Raises:
+        ValueError: If a segment has no advantages, in which case the message names it, if a rollout id appears twice,
+            or if a rollout has no token ids.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
@@ -164,15 +183,23 @@ def value_samples(
     values_of: Callable[[Sequence[Sample]], Mapping[SampleKey, Floats]],
     how: GAEConfig = GAEConfig(),  # noqa: B008  frozen
 ) -> SampleBatch:
-    """Cut the rollouts of these groups into samples with GAE's advantages, one sample a segment.
+    """Cut the rollouts of these groups into samples with advantages from GAE, one sample per segment.
 
-    `values_of` gives the value of the state before each token of the loss masks of the samples that it is called with,
-    once: `Trainer.values` is one, and the next step of that trainer teaches it the `returns` of the batch. All
-    scored rollouts are trained, for each has its baseline in itself. Raises ValueError, naming the rollout, where
-    no turn follows another (`turn_order`), where a value is missing, and for a rollout id that appears twice.
+    All scored rollouts are trained, because each has its own baseline.
+
+    Args:
+        groups: The groups to train on.
+        values_of: Called once with samples; returns the value of the state before each token of their loss masks. Use
+            `Trainer.values`; that trainer's next step trains its critic on the batch's `returns`.
+        how: The settings of GAE.
+
+    Raises:
+        ValueError: If a rollout's turns don't follow one another (`turn_order`) or a value is missing, in which case
+            the message names the rollout; if a rollout id appears twice; if a rollout has no token ids; or if
+            `values_of` isn't callable or `how` isn't a `GAEConfig`.
     """
     if not callable(values_of):
-        raise ValueError(f"values_of: give a function, such as trainer.values, got {values_of!r}")
+        raise ValueError(f"values_of: expected a function, such as trainer.values, got {values_of!r}")
     require_instance("how", how, GAEConfig)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     _refuse_repeated_ids(rollouts)
@@ -195,24 +222,28 @@ def _no_tokens(segment: Segment) -> Floats:
 
 
 def _trained(rollout: Rollout, *, branches: bool = False) -> list[Segment]:
-    """Return the segments of which samples are cut: those of the rollout itself, and of its scored branches."""
+    """Return the segments to cut into samples: the rollout's own and, with `branches`, those of scored branches."""
     kept = {None, *(i for i, branch in enumerate(rollout.branches) if branches and branch.reward is not None)}
     return [segment for segment in rollout.segments if segment.trained and segment.turns and segment.branch in kept]
 
 
 def _of_segment(rollout: Rollout, segment: Segment, advantages: Mapping[tuple[str, int], Floats]) -> Floats:
-    """Return the advantages of a segment's tokens; ValueError where there are none, or not one for each token."""
+    """Return the advantages of a segment's tokens.
+
+    Raises:
+        ValueError: If they are missing, or if their number isn't the number of tokens.
+    """
     values = advantages.get((rollout.rollout_id, segment.index))
     if values is None or len(values) != len(segment.token_ids):
         raise ValueError(
             f"advantages: rollout {rollout.rollout_id!r} has {len(segment.token_ids)} tokens in segment "
-            f"{segment.index}, and {'no' if values is None else len(values)} advantages; give one for each"
+            f"{segment.index}, but {'no' if values is None else len(values)} advantages; pass one for each token"
         )
     return values
 
 
 def _within(by_segment: Mapping[int, Floats], segment: Segment) -> Floats:
-    """Return the advantages of the tokens of a segment; 0 for a token that nobody sampled."""
+    """Return the advantages of a segment's tokens, 0 for tokens that weren't sampled."""
     return np.where(segment.sampled, by_segment[segment.index], np.float32(0))
 
 
@@ -224,7 +255,7 @@ def _batch(
     *,
     branches: bool = False,
 ) -> SampleBatch:
-    """Return the samples with the counts of what they were cut from."""
+    """Return the samples with counts of their groups, rollouts and tokens."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     return SampleBatch(
         samples=samples,
@@ -240,7 +271,7 @@ def _batch(
 
 
 def _tokens(segments: Sequence[Segment]) -> int:
-    """Count the sampled tokens of these segments."""
+    """Return the number of sampled tokens in these segments."""
     return sum(int(np.count_nonzero(segment.sampled)) for segment in segments)
 
 
@@ -249,7 +280,7 @@ def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
         turns = (turn for segment in _trained(rollout, branches=True) for turn in segment.turns)
         if any(turn.versions[0].version == NO_POLICY for turn in turns):
             raise ValueError(
-                f"rollout {rollout.rollout_id!r}: was played by an endpoint, which gives neither token ids nor "
+                f"rollout {rollout.rollout_id!r}: was sampled from an endpoint, which returns neither token ids nor "
                 "log-probabilities; train on rollouts of an engine that does, such as ag.TransformersEngine or SGLang"
             )
 
@@ -257,20 +288,26 @@ def _refuse_without_ids(rollouts: Sequence[Rollout]) -> None:
 def _refuse_repeated_ids(rollouts: Sequence[Rollout]) -> None:
     for name, count in Counter(rollout.rollout_id for rollout in rollouts).items():
         if count > 1:
-            raise ValueError(f"rollout {name!r}: appears {count} times; each rollout needs an id of its own")
+            raise ValueError(f"rollout {name!r}: appears {count} times; each rollout needs a unique id")
 
 
 def demonstrations(rollouts: Sequence[Rollout], *, context_weight: float = 0.0) -> list[Sample]:
-    """Turn rollouts that are worth imitating into samples for a trainer with the loss "sft", one for each segment.
+    """Turn rollouts to imitate into samples for a trainer with the loss "sft", one per segment.
 
     ::
 
         ids       P  P  a  a  e  a  e     P prompt, a sampled, e from the environment
-        weight    .  w  1  1  w  1        w is context_weight; what follows the last sampled token is left out
+        weight    .  w  1  1  w  1        w is context_weight; everything after the last sampled token is left out
 
-    Segments that are not trained make none. The weights stand in `advantages`. With `context_weight` 0 only the sampled
-    tokens are trained. Rewards are not read: the caller chooses the rollouts. Raises ValueError for a `context_weight`
-    outside of 0..1.
+    Segments that aren't trained make no samples. The weights are stored in `advantages`. Rewards are ignored: the
+    caller chooses the rollouts.
+
+    Args:
+        rollouts: The rollouts to imitate.
+        context_weight: Weight of tokens that weren't sampled, in 0..1. 0 trains only the sampled tokens.
+
+    Raises:
+        ValueError: If `context_weight` is outside 0..1, or if a rollout has no token ids.
     """
     if not 0 <= context_weight <= 1:
         raise ValueError(f"context_weight: must be in 0..1, got {context_weight}")
@@ -304,7 +341,7 @@ def _cut(
 ) -> Iterator[Sample]:
     """Yield the samples of one rollout, in the order of its segments and turns.
 
-    `advantages_of` gives one for each token of a segment; those of tokens that nobody sampled are not read.
+    `advantages_of` returns one advantage for each token of a segment; those of tokens that weren't sampled are ignored.
     """
     segments = _trained(rollout, branches=branches)
     total = _tokens(segments)

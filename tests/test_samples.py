@@ -234,7 +234,7 @@ def test_a_failed_rollout_is_not_taught_and_a_segment_without_advantages_is_name
     batch = teacher_samples(played, {("a", 0): np.ones(6, np.float32)})
     assert {row.rollout_id for row in batch} == {"a"}
     assert batch.rollouts_failed == 1
-    with pytest.raises(ValueError, match=r"^advantages: rollout 'a' has 6 tokens in segment 0, and no advantages"):
+    with pytest.raises(ValueError, match=r"^advantages: rollout 'a' has 6 tokens in segment 0, but no advantages"):
         teacher_samples(played, {})
-    with pytest.raises(ValueError, match="and 5 advantages; give one for each"):
+    with pytest.raises(ValueError, match="but 5 advantages; pass one for each token"):
         teacher_samples(played, {("a", 0): np.ones(5, np.float32)})

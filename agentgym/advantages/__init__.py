@@ -1,1 +1,1 @@
-"""Advantages: of a rollout within its group, and of each turn, at each level of credit."""
+"""Advantages of rollouts within their groups and of single turns, at each level of credit."""

@@ -11,16 +11,24 @@ from agentgym.types.rollout import Rollout, Segment, Turn
 def branch_advantages(
     rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo", role: str = ""
 ) -> list[dict[tuple[int, int], float]]:
-    """Return the advantage of each trained turn of each rollout and of its branches, by segment and `Turn.number`.
+    """Return the advantages of each rollout's trained turns, branches included, by segment and `Turn.number`.
 
-    They are those of `agentgym.advantages.estimates`, each times its `share`, from the rewards of one role, "" for the
-    rollout's own, which all rollouts must have; a branch without one is no sample of it. The baseline of the first
-    turns is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here; the
-    others are refused.
+    They are the advantages of `agentgym.advantages.estimates`, each times its `share`. The baseline of the first turns
+    is the mean of the group's other rollouts. The unit is 1, so that dr_grpo and rloo are the same here.
+
+    Args:
+        rollouts: Scored rollouts of any number of groups.
+        estimator: dr_grpo or rloo.
+        role: Role whose rewards are used, "" for the rollout's own reward. All rollouts must have this reward; a branch
+            without it is ignored.
+
+    Raises:
+        ValueError: If the estimator is another one, because it would divide by a unit.
     """
     if estimator not in ("dr_grpo", "rloo"):
         raise ValueError(
-            f"advantage_estimator: {estimator!r} has a unit, and those of branches are differences; use dr_grpo"
+            f"advantage_estimator: {estimator!r} divides by a unit, but the advantages of branches are plain "
+            "differences; use dr_grpo"
         )
     members: dict[str, list[int]] = {}
     for i, rollout in enumerate(rollouts):

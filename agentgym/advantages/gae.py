@@ -1,15 +1,15 @@
-"""Advantages of turns from a value function: GAE over the turns of a rollout, and the returns that it learns. Numpy.
+"""Advantages of turns with a critic: GAE over a rollout's turns, and the returns that the critic learns. Numpy only.
 
-A step is a turn: the env answers turns, and gives rewards to turns, so lambda and gamma are per turn, and all tokens of
-a turn have its advantage. V(t) is the value of the state before turn t. With r the rewards of the turns, to the last of
-which what the rollout got at its end is added, and T turns::
+A step is a turn: the env responds to turns and rewards turns, so lambda and gamma are per turn, and all tokens of a
+turn have its advantage. V(t) is the value of the state before turn t. With T turns and their rewards r, the last of
+which also includes the rollout's final reward::
 
-    d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end of a rollout is one, limits as well
+    d(t) = r(t) + gamma V(t+1) - V(t)                      V(T) = 0: every end is terminal, also at a limit
     A(t) = d(t) + gamma lambda A(t+1)                      arXiv 1506.02438, equation 16
-    R(t) = r(t) + gamma R(t+1)                             what V(t) learns, equation 28 there
+    R(t) = r(t) + gamma R(t+1)                             the target of V(t), equation 28 there
 
-With lambda 1 the advantage is R(t) - V(t), and without bias for any V that depends on the state alone, if gamma is 1.
-With lambda 0 it is d(t), and without bias for the true V.
+With lambda 1 the advantage is R(t) - V(t), which is unbiased for any V that depends only on the state, if gamma is 1.
+With lambda 0 it is d(t), which is unbiased for the true V.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,23 +29,24 @@ from agentgym.types.sample import Sample, SampleKey
 
 UpTo1: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Place: TypeAlias = tuple[int, int]
-"""A turn: the index of its segment, and its number."""
+"""A turn: its segment's index, and its number."""
 OVERLAP_S = 1e-3
-"""Seconds by which clocks may put a turn before the end of the one that it follows."""
+"""Seconds by which clock differences may put a turn before the end of the previous one."""
 
 
 @config(frozen=True, kw_only=True)
 class GAEConfig:
-    """The settings of generalized advantage estimation, per turn."""
+    """Settings of generalized advantage estimation (GAE), per turn."""
 
     gamma: UpTo1 = 1.0
-    """Discount of what comes a turn later; below 1 another sum than the reward is climbed."""
+    """Discount factor per turn, in 0..1. Below 1, the objective differs from the reward."""
     lam: UpTo1 = 0.95
-    """Weight of what was seen against what the critic expects: 1 takes what was seen, 0 the next turn's value."""
+    """Lambda of GAE, in 0..1, which weighs observed rewards against the critic's values: 1 uses only the rewards
+    observed from a turn on, 0 only the turn's reward and the value of the next turn."""
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], how: GAEConfig) -> NDArray[np.float64]:
-    """Return the advantage of each turn from the rewards of the turns and the values of the states before them."""
+    """Return the advantage of each turn, given the turns' rewards and the values of the states before them."""
     found, after, value = np.zeros(len(rewards)), 0.0, 0.0
     for t in range(len(rewards) - 1, -1, -1):
         after = rewards[t] + how.gamma * value - values[t] + how.gamma * how.lam * after
@@ -64,18 +65,25 @@ def discounted_returns(rewards: Sequence[float], gamma: float) -> NDArray[np.flo
 def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
     """Return the trained turns of a scored rollout in the order in which they were sampled, with their segments.
 
-    A context that goes on from another (a compaction) follows it; forks and sub-agents that are waited for stand where
-    they were played. Raises ValueError, naming the rollout, where no turn follows another: for branches, roles with
-    rewards of their own, conversations beside each other, and turns with one number.
+    A context that continues another one (a compaction) follows it; forks and sub-agents that are awaited come at the
+    point where they ran.
+
+    Raises:
+        ValueError: If the turns don't follow one another, which is so for branches, roles with their own rewards,
+            parallel conversations, and turns with the same number; the message names the rollout.
     """
     segments = [segment for segment in rollout.segments if segment.trained]
     if rollout.branches:
-        raise _refused(rollout, "it has branches, which follow nothing; play none, or set credit branches")
+        raise _refused(
+            rollout, "it has branches, whose turns are not one sequence; run it without, or set credit branches"
+        )
     if roles := sorted({segment.role for segment in segments if segment.role}):
-        raise _refused(rollout, f"role {roles[0]!r} has a reward of its own, and one critic has one; set outcome")
+        raise _refused(
+            rollout, f"role {roles[0]!r} has its own reward, but a critic learns only one; set credit outcome"
+        )
     placed = [(segment, turn) for segment in segments for turn in segment.turns]
     if len({turn.number for _, turn in placed}) < len(placed):
-        raise _refused(rollout, "two turns have one number, so neither follows the other; number the turns")
+        raise _refused(rollout, "two turns have the same number, so their order is unknown; number the turns")
     placed.sort(key=lambda place: place[1].number)
     if any(segment.kind in ("fork", "subagent") for segment in segments):
         _refuse_beside(rollout, [turn for _, turn in placed])
@@ -83,20 +91,20 @@ def turn_order(rollout: Rollout) -> list[tuple[Segment, Turn]]:
 
 
 def _refuse_beside(rollout: Rollout, turns: Sequence[Turn]) -> None:
-    """Raise ValueError where a turn was asked for before the one before it was answered, or nobody knows."""
+    """Raise ValueError if a turn was requested before the previous one was finished, or if the times are unknown."""
     for first, second in pairwise(turns):
         if first.asked_at is None or second.asked_at is None:
-            raise _refused(rollout, "it has forks or sub-agents, and no times of its turns; set outcome")
+            raise _refused(rollout, "it has forks or sub-agents, but no times of its turns; set credit outcome")
         if second.asked_at < first.asked_at + first.seconds - OVERLAP_S:
             raise _refused(
                 rollout,
-                f"turns {first.number} and {second.number} were sampled beside each other, so neither follows the "
-                "other; wait for each fork and sub-agent, or set credit outcome",
+                f"turns {first.number} and {second.number} were sampled at the same time, so neither follows the "
+                "other; await each fork and sub-agent, or set credit outcome",
             )
 
 
 def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> list[float]:
-    """Return the reward of each turn; the last one's has what the rollout got beside those of its turns."""
+    """Return the reward of each turn; the last one includes the rollout's reward that belongs to no turn."""
     rewards = [turn.reward for _, turn in placed]
     if rewards:
         rewards[-1] += (rollout.reward or 0.0) - sum(rewards)
@@ -104,7 +112,7 @@ def turn_rewards(rollout: Rollout, placed: Sequence[tuple[Segment, Turn]]) -> li
 
 
 def at_starts(sample: Sample, rollout: Rollout) -> Sample:
-    """Return a merged sample with a loss mask of the first token of each turn alone."""
+    """Return a merged sample whose loss mask covers only the first token of each turn."""
     turns, mask = rollout.segments[sample.segment].turns, np.zeros_like(sample.loss_mask)
     mask[[turn.start - turns[0].start for turn in turns]] = True
     return replace(sample, loss_mask=mask)
@@ -113,9 +121,12 @@ def at_starts(sample: Sample, rollout: Rollout) -> Sample:
 def gae_of(
     rollout: Rollout, order: Sequence[tuple[Segment, Turn]], values: Mapping[SampleKey, Floats], how: GAEConfig
 ) -> tuple[Advantages, dict[SampleKey, Floats]]:
-    """Return the advantage of each turn of a rollout, and the returns of the turns of each segment.
+    """Return the advantage of each turn of a rollout, and the returns of each segment's turns.
 
-    `values` has those of the turns of each segment. Raises ValueError where there is not one for each.
+    `values` holds one value for each turn, by segment.
+
+    Raises:
+        ValueError: If a segment doesn't have one value per turn.
     """
     rewards, places = turn_rewards(rollout, order), [(segment.index, turn.number) for segment, turn in order]
     before, segments = dict[Place, float](), {segment.index: segment for segment, _ in order}
@@ -123,8 +134,8 @@ def gae_of(
         given = values.get((rollout.rollout_id, index, 0))
         if given is None or len(given) != len(segment.turns):
             raise ValueError(
-                f"values: rollout {rollout.rollout_id!r} has {len(segment.turns)} turns in segment {index}, and "
-                f"{'no' if given is None else len(given)} values; give one for each"
+                f"values: rollout {rollout.rollout_id!r} has {len(segment.turns)} turns in segment {index}, but "
+                f"{'no' if given is None else len(given)} values; pass one for each turn"
             )
         before |= {(index, turn.number): float(value) for turn, value in zip(segment.turns, given, strict=True)}
     found = gae(rewards, [before[place] for place in places], how)
@@ -137,4 +148,4 @@ def gae_of(
 
 
 def _refused(rollout: Rollout, why: str) -> ValueError:
-    return ValueError(f'credit: rollout {rollout.rollout_id!r} has no GAE with "value": {why}')
+    return ValueError(f'credit: "value" (GAE) does not work for rollout {rollout.rollout_id!r}: {why}')

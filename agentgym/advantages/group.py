@@ -1,6 +1,6 @@
 """Advantages: rewards against baselines over groups of rollouts, each rollout counted once. Numpy only.
 
-Every estimator is the distance to the group's mean, divided by a unit of its own::
+Every estimator is the distance to the group's mean, divided by its own unit::
 
     advantage = (reward - mean) / unit         n is the number of scored rollouts in the group, mean is of their rewards
 
@@ -8,14 +8,14 @@ Every estimator is the distance to the group's mean, divided by a unit of its ow
     grpo         s + 1e-6                                     arXiv 2402.03300
     rloo         (n - 1) / n: the mean is of the others       arXiv 2402.14740
     reinforce++  S + 1e-6                                     REINFORCE++ with a baseline, arXiv 2501.03262
-    maxrl        mean; the advantage is 0 where that is 0     MaxRL, arXiv 2602.02710
+    maxrl        mean; the advantage is 0 if the mean is 0    MaxRL, arXiv 2602.02710
 
-s is the standard deviation of the group's rewards, and S is that of reward - mean over the rollouts of all groups with
-a signal; both are unbiased. The REINFORCE++ paper takes S over tokens; here each rollout counts once, however long it
-is. MaxRL climbs log(mean reward), which is the log-likelihood of success where rewards are 0 and 1. A negative reward
-has no logarithm and is refused, and a group in which nothing succeeded has no gradient.
+s is the standard deviation of the group's rewards, and S that of reward - mean over the rollouts of all groups with a
+signal; both are unbiased. The REINFORCE++ paper takes S over tokens; here each rollout counts once, whatever its
+length. MaxRL maximizes log(mean reward), which is the log-likelihood of success if rewards are 0 and 1. A negative
+reward has no logarithm and raises ValueError, and a group without any success has no gradient.
 
-A group has a signal if its largest and its smallest reward differ by at least LEAST_DIFFERENCE. In a group without a
+A group has a signal if its largest and smallest reward differ by at least LEAST_DIFFERENCE. In a group without a
 signal, and in a group of one rollout, every advantage is exactly 0.
 """
 
@@ -36,13 +36,14 @@ Estimator: TypeAlias = Literal["grpo", "dr_grpo", "rloo", "reinforce++", "maxrl"
 Ids: TypeAlias = Sequence[str] | Sequence[int] | NDArray[Any]
 
 EPSILON = 1e-6
-"""Number that is added to a standard deviation before dividing by it, in units of reward."""
+"""Number added to a standard deviation before dividing by it, in units of reward."""
 
 LEAST_DIFFERENCE = 1e-6
-"""Least difference of two rewards that are not equal: the last digits of a sum depend on its order."""
+"""Smallest difference of two unequal rewards; below it they count as equal, because a sum's last digits depend on its
+order."""
 
 PROBED = 256
-"""Number of rows that are looked at before it is decided how to look names up."""
+"""Number of rows to check before choosing how to look up names."""
 
 
 def advantages(
@@ -54,19 +55,31 @@ def advantages(
 ) -> NDArray[np.float64]:
     """Return one advantage for each row; a rollout counts once in its group's baseline, however many rows it has.
 
-    The three columns are one table, in any order: a row has the reward, the id and the group's id of one rollout.
-    Ids are str or int. A reward of None (or NaN) is no score: it is not in the baseline, and its advantage is NaN.
-    Raises ValueError for rows of one rollout with unequal rewards or groups, naming the rollout and the rows.
+    The three columns form one table, in any order: each row has the reward, the id and the group's id of one rollout.
+
+    Args:
+        rewards: Reward of each row's rollout. None (or NaN) means unscored: it is not in the baseline, and its
+            advantage is NaN.
+        rollouts: Rollout id of each row, str or int.
+        groups: Group id of each row, str or int.
+        estimator: The estimator.
+
+    Raises:
+        ValueError: If rows of one rollout have unequal rewards or groups (the message names the rollout and the rows),
+            if the columns differ in length, or if a reward or an id is invalid.
     """
     reward = np.asarray(rewards, np.float64)
     rollout, n_rollouts = _codes("rollout", rollouts)
     group, n_groups = _codes("group", groups)
     if not len(reward) == len(rollout) == len(group):
-        raise ValueError(f"rows: {len(reward)} rewards, {len(rollout)} rollout ids, {len(group)} group ids")
+        raise ValueError(
+            f"rows: expected three columns of one length, got {len(reward)} rewards, {len(rollout)} rollout ids, "
+            f"{len(group)} group ids"
+        )
     if np.isinf(reward).any():
         raise ValueError(f"reward: not finite in row {int(np.isinf(reward).argmax())}")
     if n_rollouts == len(rollout) and (rollout[1:] > rollout[:-1]).all():
-        reward_of, group_of = reward, group  # each rollout has one row, in their order
+        reward_of, group_of = reward, group  # each rollout has one row, in order
     else:
         reward_of = _once("rewards", reward, rollout, np.full(n_rollouts, np.nan), rollouts)
         group_of = _once("groups", group, rollout, np.zeros(n_rollouts, np.int64), rollouts)
@@ -79,26 +92,34 @@ def advantages(
 
 
 def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_grpo", role: str = "") -> list[Floats]:
-    """Return one advantage for each turn of each rollout: the turn's return less the group's mean return at that turn.
+    """Return one advantage for each turn of each rollout: the turn's return minus the group's mean return at that turn.
 
-    The turns are the trained ones of one role, in the order of their numbers, and the rewards are those of that role,
-    "" for the rollout's own. All rollouts must have such a reward. The return of a turn is the rewards from that turn
-    on: r are those that the environment's steps gave, O is the rest of the reward, and n rollouts are in the group::
+    The turns are the trained ones of one role, in the order of their numbers. The return of a turn is the sum of the
+    rewards from that turn on. With r the rewards of the environment's steps, O the rest of the reward, and n rollouts
+    in the group::
 
         G_j(t) = O_j + r_j(t) + r_j(t+1) + ...          after the last turn of rollout j: G_j(t) = O_j
         A_i(t) = (G_i(t) - (G_1(t) + ... + G_n(t)) / n) / unit
 
-    Every rollout counts in the mean of every turn; one that has ended counts with its O. A mean over only those
-    rollouts that reached turn t would reward going on for its own sake. The share of rollout i itself in the mean
-    scales its advantages by (n-1)/n at every turn alike, so the gradient keeps its direction. A group has a signal if
-    its returns differ at any turn, even if the rollouts' rewards are equal.
+    Every rollout counts in the mean of every turn; one that has ended counts with its O. A mean over only the rollouts
+    that reached turn t would reward continuing for its own sake. Because rollout i is itself in the mean, its
+    advantages are scaled by (n-1)/n at every turn alike, so the direction of the gradient doesn't change. A group has a
+    signal if its returns differ at any turn, even if the rollouts' rewards are equal.
 
-    The unit is the estimator's. For grpo and reinforce++ it is a deviation of the returns: the variance at each turn,
-    averaged over the turns, under a root. Without rewards of turns, these are the advantages of the rollouts.
+    The unit is the estimator's. For grpo and reinforce++ it is a deviation of the returns: the square root of the
+    mean over turns of the variance at each turn. Without rewards of turns, the result is the rollouts' advantages.
+
+    Args:
+        rollouts: Scored rollouts of any number of groups.
+        estimator: The estimator.
+        role: Role whose turns and rewards are used, "" for the rollout's own. All rollouts must have this reward.
+
+    Raises:
+        ValueError: If a rollout doesn't have the reward.
     """
     rewards = [rollout.reward_of(role) for rollout in rollouts]
     if any(reward is None for reward in rewards):
-        raise ValueError("rollouts: one without a reward has no return; leave failed rollouts out")
+        raise ValueError("rollouts: a rollout without a reward has no return; leave out failed rollouts")
     group, n_groups = _codes("group", [rollout.group_id for rollout in rollouts])
     members = _members(group, n_groups)
     returns = [_returns([rollouts[i] for i in rows], role) for rows in members]
@@ -112,10 +133,10 @@ def turn_advantages(rollouts: Sequence[Rollout], *, estimator: Estimator = "dr_g
 
 
 def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
-    """Tell whether the scored rollouts of one group differ enough to learn from.
+    """Return whether the scored rollouts of one group differ enough to learn from.
 
-    Their rewards are compared, or with `by_turn` their returns at each turn; and so are those of each role. What
-    branches of one state came to is compared, too.
+    Their rewards are compared, or with `by_turn` their returns at each turn, for the rollout and for each role. The
+    returns of branches of the same state are compared, too.
     """
     for role in ("", *roles_of(rollouts)):
         having = [rollout for rollout in rollouts if rollout.reward_of(role) is not None]
@@ -126,7 +147,7 @@ def has_signal(rollouts: Sequence[Rollout], *, by_turn: bool = False) -> bool:
 
 
 def states_of(rollout: Rollout, role: str) -> list[State]:
-    """Return the states that the rollout has branches from, with the rewards of a role in them, in order."""
+    """Return the states from which the rollout has branches, with the branches' rewards of a role, in order."""
     returns: dict[int, list[float]] = {}
     for branch in sorted(rollout.branches, key=lambda branch: branch.turn):
         if (reward := branch.reward_of(role)) is not None:
@@ -135,25 +156,25 @@ def states_of(rollout: Rollout, role: str) -> list[State]:
 
 
 def branches_differ(rollouts: Sequence[Rollout], role: str) -> bool:
-    """Tell whether what came of any one state with branches differs, in these rollouts with a reward of the role."""
+    """Return whether the returns from any one state with branches differ, in rollouts with a reward of the role."""
     came = ([*state.returns, r.reward_of(role) or 0.0] for r in rollouts for state in states_of(r, role))
     return any(max(returns) - min(returns) >= LEAST_DIFFERENCE for returns in came)
 
 
 def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
-    """Return the roles that have rewards of their own, in the order in which the rollouts name them."""
+    """Return the roles that have their own rewards, in the order in which the rollouts name them."""
     return list(dict.fromkeys(role for rollout in rollouts for role in rollout.role_rewards))
 
 
 def _differ(values: NDArray[np.float64]) -> bool:
-    """Tell whether the largest and the smallest value of any column differ enough to learn from."""
+    """Return whether the largest and smallest value of any column differ enough to learn from."""
     return bool(values.size and np.ptp(values, axis=0).max() >= LEAST_DIFFERENCE)
 
 
 def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
-    """Return the returns of a role in the scored rollouts of one group, one row a rollout and one column a turn.
+    """Return a role's returns in one group's scored rollouts, one row per rollout and one column per turn.
 
-    With r the rewards of a rollout's turns and O the rest of its reward, which stands where it has ended::
+    With r the rewards of a rollout's turns and O the rest of its reward, which fills the columns after its end::
 
         turn        0            1        2            as many columns as the longest rollout has turns
         3 turns     r0+r1+r2+O   r1+r2+O  r2+O
@@ -168,12 +189,12 @@ def _returns(rollouts: Sequence[Rollout], role: str) -> NDArray[np.float64]:
 
 
 def _turn_rewards(rollout: Rollout, role: str) -> NDArray[np.float64]:
-    """Return what the environment's steps gave for the trained turns of a role, in the order of their numbers."""
+    """Return the environment's rewards of a role's trained turns, in the order of their numbers."""
     return np.array([turn.reward for turn in turns_of(rollout, role)], np.float64)
 
 
 def turns_of(rollout: Rollout, role: str) -> list[Turn]:
-    """Return the trained turns of a role in the rollout itself, without branches, in the order of their numbers."""
+    """Return a role's trained turns in the rollout itself, without branches, in the order of their numbers."""
     segments = [s for s in rollout.segments if s.trained and s.role == role and s.branch is None]
     return sorted((turn for segment in segments for turn in segment.turns), key=lambda turn: turn.number)
 
@@ -189,7 +210,7 @@ def _members(group: Ints, n_groups: int) -> list[list[int]]:
 def _turn_units(
     reward: NDArray[np.float64], group: Ints, centered: Sequence[NDArray[np.float64]], estimator: Estimator
 ) -> NDArray[np.float64]:
-    """Return the estimator's unit of each group, from the distances of its returns to their means."""
+    """Return the estimator's unit for each group, from the distances of its returns to their means."""
     squares = np.array([float((part * part).sum() / max(part.shape[1], 1)) for part in centered])
     count = np.array([len(part) for part in centered])
     if estimator == "grpo":
@@ -232,14 +253,14 @@ def _baseline(
     else:
         known = ", ".join(get_args(Estimator))
         raise ValueError(
-            f"estimator: {estimator!r} is none of {known}; advantages of a critic come from value_samples, and "
-            'to tell turns apart use build_samples(credit="turn")'
+            f"estimator: expected one of {known}, got {estimator!r}; for the advantages of a critic use value_samples, "
+            'and for a separate advantage of each turn build_samples(credit="turn")'
         )
     return centered, unit
 
 
 def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray[np.bool_]:
-    """Tell of each group whether its rewards differ enough to learn from: `_differ` for all groups at once."""
+    """Return for each group whether its rewards differ enough to learn from: `_differ` for all groups at once."""
     high, low = np.full(n_groups, -np.inf), np.full(n_groups, np.inf)
     np.maximum.at(high, group, reward)
     np.minimum.at(low, group, reward)
@@ -247,26 +268,26 @@ def _signals(reward: NDArray[np.float64], group: Ints, n_groups: int) -> NDArray
 
 
 def _likelihood(mean: NDArray[np.float64], reward: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return maxrl's unit: the mean, or infinity where nothing succeeded, which makes the advantages 0."""
+    """Return maxrl's unit: the mean, or infinity if nothing succeeded, so that the advantages are 0."""
     if (reward < 0).any():
         raise ValueError(
-            f"reward: {reward.min():g} is negative, and maxrl climbs the logarithm of the mean reward; "
+            f"reward: {reward.min():g} is negative, but maxrl maximizes the logarithm of the mean reward; "
             "use dr_grpo, or rewards of 0 and 1"
         )
     return np.where(mean > 0, mean, np.inf)
 
 
 def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
-    """Return the ids as small whole numbers, and a bound that all of them are below."""
+    """Return the ids as small integers, and an upper bound that is above all of them."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu" and len(ids):
         low, high = int(ids.min()), int(ids.max())
-        if high - low <= 4 * len(ids) + 1024:  # dense enough to count in a table: no sort
+        if high - low <= 4 * len(ids) + 1024:  # dense enough for a table, without sorting
             return np.subtract(ids, low, dtype=np.int64), high - low + 1
         values, codes = np.unique(ids, return_inverse=True)
         return codes, len(values)
     if all(map(operator.ne, ids[:PROBED], ids[1:PROBED])):
         return _numbered(what, ids, range(len(ids)))
-    # Rows of one rollout or group mostly stand side by side: the first of them is looked up for all.
+    # Rows of one rollout or group are usually adjacent, so only the first one of each run is looked up.
     column = np.fromiter(ids, object, len(ids))
     starts = np.flatnonzero(np.append(True, column[1:] != column[:-1]))
     codes, bound = _numbered(what, column[starts].tolist(), starts)
@@ -274,24 +295,28 @@ def _codes(what: str, ids: Ids) -> tuple[Ints, int]:
 
 
 def _numbered(what: str, names: Ids, rows: Iterable[int]) -> tuple[Ints, int]:
-    """Number the names in the order in which they first come; returns the number of each, and how many there are."""
+    """Assign numbers to the names in order of first appearance; return each name's number and their count."""
     probed = names[:PROBED]
-    if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row a rollout, not cut into samples
+    if len(set(probed)) == len(probed) and len(set(names)) == len(names):  # one row per rollout, not cut into samples
         known: Any = names
         codes = np.arange(len(names))
     else:
-        # A name that is looked up for the first time gets the next number.
+        # Looking up a new name gives it the next number.
         known = defaultdict[Any, int](itertools.count().__next__)
         codes = np.fromiter(map(known.__getitem__, names), np.int64, len(names))
     if not set(map(type, known)) <= {str, int}:
         for row, name in zip(rows, names, strict=True):
             if isinstance(name, bool) or not isinstance(name, str | int | np.integer):
-                raise ValueError(f"{what} id: {name!r} in row {row}; every row needs a str or an int")
+                raise ValueError(f"{what} id: expected a str or an int in every row, got {name!r} in row {row}")
     return codes, len(known)
 
 
 def _once(what: str, values: NDArray[Any], rollout: Ints, table: NDArray[Any], ids: Ids) -> NDArray[Any]:
-    """Fill the table with the one value of each rollout, and return it; raise ValueError where its rows disagree."""
+    """Fill the table with the single value of each rollout, and return it.
+
+    Raises:
+        ValueError: If a rollout's rows have different values.
+    """
     table[rollout] = values
     differ = table[rollout] != values
     if differ.any():

@@ -1,4 +1,4 @@
-"""The advantages of rollouts by their ids, on each level, and those of a segment's tokens."""
+"""Advantages of rollouts by their ids, on each level of credit, and those of a segment's tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -12,11 +12,11 @@ from agentgym.types.rollout import Rollout, Segment
 
 CreditLevel: TypeAlias = Literal["outcome", "turn", "branches", "value"]
 Advantages: TypeAlias = dict[str | int | tuple[int, int], float]
-"""The advantages of a rollout by role, "" for its own; or those of its turns, by number or by segment and number."""
+"""The advantages of a rollout by role ("" for its own), or of its turns by number, or by segment and number."""
 
 
 def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of each scored rollout's roles by its id, each role against its own baseline."""
+    """Return each scored rollout's advantages by role, by rollout id; each role has its own baseline."""
     by_id: dict[str, Advantages] = {}
     for role in ("", *roles_of(rollouts)):
         values = advantages(
@@ -32,14 +32,18 @@ def outcome_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[st
 
 
 def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of the turns of each scored rollout by its id, those of each role against its baseline."""
+    """Return each scored rollout's advantages by turn, by rollout id; each role has its own baseline.
+
+    Raises:
+        ValueError: If two turns of a rollout have the same number.
+    """
     by_id: dict[str, Advantages] = {}
     for rollout in rollouts:
         numbers = [turn.number for s in rollout.segments if s.branch is None for turn in s.turns]
         if len(set(numbers)) < len(numbers):
             raise ValueError(
-                f'rollout {rollout.rollout_id!r}: two turns have one number, and credit="turn" tells them '
-                'apart by it; number the turns, or use credit="outcome"'
+                f'rollout {rollout.rollout_id!r}: two turns have the same number, but credit="turn" tells turns '
+                'apart by their numbers; number the turns, or use credit="outcome"'
             )
         if rollout.reward is not None:
             by_id[rollout.rollout_id] = {}
@@ -52,15 +56,16 @@ def turn_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, 
 
 
 def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str, Advantages]:
-    """Return the advantages of the turns of each scored rollout and of its branches by its id, roles each apart.
+    """Return the advantages of each scored rollout's turns and branches, by rollout id, separately for each role.
 
-    Raises ValueError where none of the rollouts was to have branches: a rollout that was, and has none, says so in its
-    metrics.
+    Raises:
+        ValueError: If no rollout was run with branching. A rollout that was but got no branches is recognized by its
+            metrics.
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if scored and not any(rollout.branches or "branches" in rollout.metrics for rollout in scored):
         raise ValueError(
-            "credit: none of these rollouts was played with branches; give what plays them "
+            "credit: none of these rollouts was run with branches; run them with "
             '`branching=ag.BranchingConfig(...)`, or use credit="outcome"'
         )
     by_id: dict[str, Advantages] = {rollout.rollout_id: {} for rollout in scored}
@@ -72,12 +77,12 @@ def branch_levels(rollouts: Sequence[Rollout], estimator: Estimator) -> dict[str
 
 
 def _turn_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    """Return each token's advantage, which is that of its turn; 0 for tokens that weren't sampled."""
     return _spread(segment, [given[turn.number] for turn in segment.turns])
 
 
 def placed_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return the advantage of its turn for each token of a segment; 0 for a token that nobody sampled."""
+    """Return each token's advantage, which is that of its turn; 0 for tokens that weren't sampled."""
     return _spread(segment, [given[segment.index, turn.number] for turn in segment.turns])
 
 
@@ -91,8 +96,8 @@ def _spread(segment: Segment, advantages: Sequence[float]) -> Floats:
 
 
 def _role_tokens(given: Advantages, segment: Segment) -> Floats:
-    """Return the advantage of its role for each token of a segment, sampled or not."""
-    # One float, however long the segment: `np.broadcast_to` at a fifth of its cost.
+    """Return each token's advantage, which is that of its segment's role, for tokens that weren't sampled too."""
+    # One float, however long the segment is, at a fifth of the cost of `np.broadcast_to`.
     return np.ndarray(len(segment.token_ids), np.float32, np.float32(given[segment.role]).tobytes(), strides=(0,))
 
 
@@ -101,4 +106,4 @@ LEVELS = {
     "turn": (turn_levels, _turn_tokens),
     "branches": (branch_levels, placed_tokens),
 }
-"""For each level without a critic, what finds the advantages of rollouts, and what gives each sampled token its own."""
+"""For each level without a critic: the function for the advantages of rollouts, and the one for those of tokens."""

@@ -1,9 +1,9 @@
-"""The checkpoints of a run: one folder a step, complete or absent, and loaded only if its checksums agree.
+"""Checkpoints of a run: one folder per step, complete or absent, and loaded only if its checksums match.
 
 ::
 
-    step-000020/state.pt        tensors and plain values, read by torch without running code
-    step-000020/rank-0/ ..      of a model that is trained whole: the parts of all ranks, see `agentgym.train.snapshot`
+    step-000020/state.pt        tensors and plain values; torch reads it without running code
+    step-000020/rank-0/ ..      if a whole model is trained: the parts of all ranks, see `agentgym.train.snapshot`
     step-000020/manifest.json   {"step": 20, "files": {"state.pt": {"bytes": 123456, "sha256": "..."}}}
     .step-000030-x1y2           a checkpoint whose process died while writing it; the next write removes it
 """
@@ -29,7 +29,7 @@ from agentgym.types.transcript import printable
 _NAME = re.compile(r"step-(\d+)")
 _LEFT = re.compile(r"\.(step-\d+)-")
 STATE, _MANIFEST = "state.pt", "manifest.json"
-"""The file of a checkpoint that holds its state, and the one that says which files there are."""
+"""A checkpoint's state file, and the file that lists its files."""
 _AT_ONCE = 1 << 24
 
 Sums: TypeAlias = dict[str, tuple[int, str]]
@@ -38,13 +38,13 @@ Sums: TypeAlias = dict[str, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state that a run goes on from."""
+    """The saved state from which a run resumes."""
 
     step: int
-    """Number of steps that were done when it was written."""
+    """Number of finished steps when it was written."""
     state: dict[str, Any]
     folder: Path
-    """Where it is."""
+    """Folder of the checkpoint."""
 
 
 def write_checkpoint(
@@ -55,11 +55,20 @@ def write_checkpoint(
     keep: int,
     fill: Callable[[Path], Sums] | None = None,
 ) -> None:
-    """Write a checkpoint; it is on disk on return, and a process that dies meanwhile harms no other one.
+    """Write a checkpoint, which is on disk on return. A process that dies while writing harms no other checkpoint.
 
-    `state` holds tensors on the CPU, numbers, strings, lists and dicts; `fill` puts further files into the checkpoint's
-    folder before it is complete, and returns their sizes and checksums. The last `keep` checkpoints stay. Checkpoints
-    of later steps belong to a run that was cut back, and are removed. `folder` is made if the folder above it is there.
+    Checkpoints of later steps belong to a run that was cut back, and are removed.
+
+    Args:
+        folder: Folder of the checkpoints; created if its parent exists.
+        step: Number of finished steps.
+        state: Tensors on the CPU, numbers, strings, lists and dicts.
+        keep: Number of latest checkpoints to keep.
+        fill: Called with the checkpoint's folder before it is complete; adds files to it and returns their sizes and
+            checksums. None adds no files.
+
+    Raises:
+        ValueError: If `keep` is below 1.
     """
     import torch
 
@@ -75,10 +84,10 @@ def write_checkpoint(
 
 
 def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callable[[Path], Sums] | None = None) -> None:
-    """Write the folder of one step with these files and their manifest, under a hidden name until it is complete."""
+    """Write one step's folder with these files and their manifest, under a hidden name until it is complete."""
     folder.mkdir(exist_ok=True)
     _sweep(folder)
-    # A run that was cut back replaces the folder of the same step.
+    # If a run was cut back, the step's old folder is replaced.
     with written_whole(step_folder(folder, step)) as fresh:
         for name, content in files.items():
             write_file(fresh / name, content)
@@ -90,9 +99,10 @@ def write_step(folder: Path, step: int, files: Mapping[str, bytes], fill: Callab
 
 
 def last_checkpoint(folder: Path) -> Checkpoint:
-    """Load the last whole checkpoint; each later one is named in a warning, and never loaded.
+    """Load the last complete checkpoint, and warn about each later one, which is never loaded.
 
-    Raises ValueError if no checkpoint is whole.
+    Raises:
+        ValueError: If no checkpoint is complete.
     """
     _sweep(folder)
     steps = _steps(folder)
@@ -101,11 +111,15 @@ def last_checkpoint(folder: Path) -> Checkpoint:
             return Checkpoint(step=step, state=load_state(steps[step]), folder=steps[step])
         except ValueError as error:
             warnings.warn(printable(f"checkpoint {steps[step]} is not used: {error}"), stacklevel=2)
-    raise ValueError(f"resume: no whole checkpoint in {folder} (looked at {len(steps)})")
+    raise ValueError(f"resume: no complete checkpoint in {folder} (checked {len(steps)})")
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Return the state in one step's folder; ValueError that says what is wrong if it is not what was written."""
+    """Return the state in one step's folder.
+
+    Raises:
+        ValueError: If a file has changed since it was written or can't be read; the message explains it.
+    """
     import torch
 
     check_step(path)
@@ -115,19 +129,19 @@ def load_state(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, *DAMAGE) as error:
         raise ValueError(f"its {STATE} cannot be read ({type(error).__name__})") from error
     if not isinstance(state, dict):
-        raise ValueError(f"its {STATE} holds no state of a run, but a {type(state).__name__}")
+        raise ValueError(f"its {STATE} must hold a dict, got {type(state).__name__}")
     return state
 
 
 def check_step(path: Path) -> None:
-    """Raise ValueError, which says what is wrong, if the files of one step's folder are not what was written."""
+    """Raise ValueError if a file in one step's folder is unreadable or has changed since it was written."""
     try:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}
     except (OSError, *DAMAGE) as error:
         raise ValueError(f"its {_MANIFEST} cannot be read ({type(error).__name__}: {error})") from None
     if STATE not in sums:
-        raise ValueError(f"its {_MANIFEST} names no {STATE}")
+        raise ValueError(f"its {_MANIFEST} does not list {STATE}")
     for name, (size, checksum) in sums.items():
         try:
             with opened(path / name, within=path) as file:
@@ -136,40 +150,40 @@ def check_step(path: Path) -> None:
         except (OSError, UnreadableFileError) as error:
             raise ValueError(f"{name} cannot be read ({type(error).__name__})") from None
         if found != size:
-            raise ValueError(f"{name} has {found} bytes of {size}")
+            raise ValueError(f"{name} has {found} bytes, expected {size}")
         if read != checksum:
-            raise ValueError(f"{name} is not what was written: its checksum differs")
+            raise ValueError(f"{name} has changed since it was written: its checksum differs")
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Return where the checkpoint of a step is, or would be."""
+    """Return the path of a step's checkpoint, whether or not it exists."""
     return folder / f"step-{step:06}"
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """Tell whether the folder has any checkpoint, whole or not."""
+    """Return whether the folder has any checkpoint, complete or not."""
     return bool(_steps(folder))
 
 
 def last_step(folder: Path) -> int:
-    """Return the step of the last checkpoint without reading it; 0 where there is none."""
+    """Return the step of the last checkpoint without reading it, or 0 if there is none."""
     return max(_steps(folder), default=0)
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes left that died while writing."""
+    """Remove leftovers of processes that died while writing."""
     for name in {match[1] for left in folder.glob(".step-*") if (match := _LEFT.match(left.name))}:
         sweep(folder / name)
 
 
 def _steps(folder: Path) -> dict[int, Path]:
-    """Return the folders of the steps by number, in rising order."""
+    """Return the folders of the steps by number, in ascending order."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file; it is on disk on return."""
+    """Write a file, which is on disk on return."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -177,7 +191,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Write the folder's entries to disk: only then is a rename safe."""
+    """Flush the folder's entries to disk; only then is a rename safe."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -186,7 +200,7 @@ def _sync(folder: Path) -> None:
 
 
 def sum_of(path: Path) -> tuple[int, str]:
-    """Return the size and the SHA-256 of a file of any size."""
+    """Return the size and SHA-256 of a file of any size."""
     with opened(path, within=path.parent) as file:
         return _sum(file)
 

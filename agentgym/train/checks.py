@@ -1,4 +1,4 @@
-"""Checks of the samples before a step: what the model cannot be given is refused by name."""
+"""Checks of the samples before a step, whose errors name the sample that the model can't use."""
 
 import logging
 import zlib
@@ -15,24 +15,24 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample, SampleKey
 
 ABOVE_0 = 1e-3
-"""Nats by which rounding in an engine may put the log-probability of a certain token above 0."""
+"""Nats by which an engine's rounding may put the log-probability of a certain token above 0."""
 _LOG = logging.getLogger("agentgym.train")
 FULL_LR = 1e-4
-"""Learning rate above which weights of a large model that are trained whole usually break."""
+"""Learning rate above which training all weights of a large model usually breaks it."""
 ADAPTER_LR = 1e-3
-"""Learning rate above which an adapter beside a large model usually unlearns what the model knew."""
+"""Learning rate above which an adapter usually makes a large model forget what it knew."""
 LARGE = 50_000_000
-"""Number of weights from which on a model is large in this."""
+"""Number of weights above which a model counts as large here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The bounds of what a model can be given."""
+    """Bounds on the samples that a model can process."""
 
     vocabulary: int
-    """Number of ids: token ids are 0 to vocabulary - 1."""
+    """Number of token ids, which are 0 to vocabulary - 1."""
     positions: int | None
-    """Most tokens of a sample; None if the model names no limit."""
+    """Maximum number of tokens in a sample; None if the model's config has no limit."""
 
     @classmethod
     def of(cls, causal: Any) -> "ModelLimits":
@@ -42,61 +42,63 @@ class ModelLimits:
         return cls(vocabulary=min(sizes), positions=_positions(causal.config.get_text_config()))
 
     def refuse(self, samples: Sequence[Sample]) -> None:
-        """Raise ValueError for a sample that the model cannot be given, or that no engine can have made."""
+        """Raise ValueError for a sample that the model can't process, or that no engine can have produced."""
         for sample in samples:
             named = f"samples: rollout {sample.rollout_id!r}, segment {sample.segment}, step {sample.step}"
             low = min(int(sample.prompt_ids.min()), int(sample.response_ids.min()))
             high = max(int(sample.prompt_ids.max()), int(sample.response_ids.max()))
             if low < 0 or high >= self.vocabulary:
                 raise ValueError(
-                    f"{named} has the token id {low if low < 0 else high}, and the model's ids are 0 to "
-                    f"{self.vocabulary - 1}; sample with the tokenizer of the model that is trained"
+                    f"{named} has the token id {low if low < 0 else high}, but the model's ids are 0 to "
+                    f"{self.vocabulary - 1}; sample with the tokenizer of the trained model"
                 )
             if self.positions is not None and len(sample) > self.positions:
                 raise ValueError(
-                    f"{named} has {len(sample)} tokens, and the model's positions end at {self.positions} "
+                    f"{named} has {len(sample)} tokens, but the model has only {self.positions} positions "
                     "(max_position_embeddings); lower the engine's context_tokens"
                 )
             if not np.isfinite(np.where(sample.loss_mask, sample.logprobs, 0.0)).all():
                 raise ValueError(
-                    f"{named} has a log-probability that is not finite; give what the engine sampled each token with"
+                    f"{named} has a log-probability that is not finite; pass the engine's for each sampled token"
                 )
             if not np.isfinite(np.where(sample.loss_mask, sample.advantages, 0.0)).all():
-                raise ValueError(f"{named} has an advantage that is not finite; give each trained token a number")
+                raise ValueError(f"{named} has an advantage that is not finite; pass a number for each trained token")
             if (highest := float(np.where(sample.loss_mask, sample.logprobs, -1.0).max())) > ABOVE_0:
                 raise ValueError(
-                    f"{named} has the log-probability {highest:.4g} above 0; give logarithms of probabilities, in nats"
+                    f"{named} has the log-probability {highest:.4g}, which is above 0; pass logarithms of "
+                    "probabilities, in nats"
                 )
 
 
 class TrainedOnce:
-    """The places of the groups that were trained on: none of them is trained on again, whoever hands it in twice."""
+    """Positions in the task order of the groups that were trained on, so that none is trained on again."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, list[list[int]]] = {}
-        """By order of tasks: first place and the one behind the last, ascending. Groups come nearly in their order."""
+        """For each task order, ascending ranges: first position, and one past the last. Groups arrive nearly in
+        order."""
 
     def refuse(self, samples: Sequence[Sample]) -> None:
-        """Raise ValueError that names a group of a `SampleBatch` whose place was trained on before."""
+        """Raise ValueError, naming the group, if a `SampleBatch` has a group whose position was trained on before."""
         for (order, number), group in _places(samples).items():
             if self._has(order, number):
                 raise ValueError(
-                    f"samples: group {group!r}, place {number} in the order of tasks of {order}, was trained on "
-                    "before; each rollout is trained on once. Resume from a checkpoint to train on a batch again, and "
-                    "give a second schedule of one trainer a seed of its own"
+                    f"samples: group {group!r}, position {number} in the task order of {order}, was trained on before; "
+                    "each rollout is trained on only once. To train on a batch again, resume from a checkpoint; if one "
+                    "trainer has a second schedule, give it a different seed"
                 )
 
     def add(self, samples: Sequence[Sample]) -> None:
-        """Note that the groups of a `SampleBatch` were trained on."""
+        """Record that the groups of a `SampleBatch` were trained on."""
         for order, number in sorted(_places(samples)):
             _join(self._ranges.setdefault(order, []), number)
 
     def state(self) -> dict[str, list[list[int]]]:
-        """Return what `load` takes, as plain values."""
+        """Return the state as plain values, for `load`."""
         return {order: [list(each) for each in ranges] for order, ranges in self._ranges.items()}
 
     def load(self, state: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Go on from the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._ranges = {order: [[int(first), int(end)] for first, end in ranges] for order, ranges in state.items()}
 
     def _has(self, order: str, number: int) -> bool:
@@ -106,7 +108,7 @@ class TrainedOnce:
 
 
 def _join(ranges: list[list[int]], number: int) -> None:
-    """Take the number into the ranges, and join those that then touch."""
+    """Add the number to the ranges, and join ranges that then touch."""
     at = bisect([first for first, _ in ranges], number)
     if at and ranges[at - 1][1] == number:
         ranges[at - 1][1] += 1
@@ -118,12 +120,12 @@ def _join(ranges: list[list[int]], number: int) -> None:
 
 
 def _places(samples: Sequence[Sample]) -> Mapping[tuple[str, int], str]:
-    """The ids of the groups by their places; none where the samples are no `SampleBatch` of a schedule."""
+    """Return the group ids by position, or {} if the samples aren't a scheduled `SampleBatch`."""
     return getattr(samples, "places", {})
 
 
 def digest(samples: Sequence[Sample], returns: Mapping[SampleKey, Floats]) -> int:
-    """Return a number that differs where any id, mask, log-probability, advantage, weight or return does."""
+    """Return a checksum that changes with any id, mask, log-probability, advantage, weight or return."""
     digest = 0
     for sample in samples:
         name = f"{sample.rollout_id} {sample.segment} {sample.step} {len(sample.prompt_ids)} {sample.weight};"
@@ -137,7 +139,7 @@ def digest(samples: Sequence[Sample], returns: Mapping[SampleKey, Floats]) -> in
 
 
 def _positions(config: Any) -> int | None:
-    """Return how many positions the model has, with those that a scaled rotation adds."""
+    """Return the model's number of positions, including those that RoPE scaling adds, or None without a limit."""
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit < 1:
         return None
@@ -149,11 +151,11 @@ def _positions(config: Any) -> int | None:
 
 
 def warn_of_settings(policy: PolicyModel, config: TrainConfig) -> None:
-    """Log layers without an adapter, and a learning rate that a large model does not bear."""
+    """Log a warning for layers without an adapter, and for a learning rate that is too high for a large model."""
     covered = policy.coverage
     if covered.bare and policy.adapted:
         _LOG.warning(
-            "the adapter changes %.0f %% of the weights of the model's layers: %s; without one: %s",
+            "the adapter covers %.0f %% of the weights in the model's layers: %s; layers without an adapter: %s",
             100 * covered.share,
             ", ".join(covered.adapted),
             ", ".join(covered.bare),
@@ -163,10 +165,8 @@ def warn_of_settings(policy: PolicyModel, config: TrainConfig) -> None:
     if count <= LARGE:
         return
     if not policy.adapted and rate > FULL_LR:
-        _LOG.warning(
-            "train.lr is %g, the rate of an adapter; for weights that are trained whole set 1e-6 to 1e-5", rate
-        )
+        _LOG.warning("train.lr is %g, which is a rate for adapters; to train all weights, set 1e-6 to 1e-5", rate)
     if policy.adapted and rate > ADAPTER_LR:
         _LOG.warning(
-            "train.lr is %g, the rate of a tiny model; for an adapter beside a large one set 1e-5 to 5e-4", rate
+            "train.lr is %g, which is a rate for tiny models; for an adapter on a large model, set 1e-5 to 5e-4", rate
         )

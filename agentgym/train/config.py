@@ -1,4 +1,4 @@
-"""The settings of the trainer, in one frozen object that a command line can fill."""
+"""Settings of the trainer, as one frozen object that can be filled from the command line."""
 
 import math
 from dataclasses import fields, replace
@@ -15,114 +15,132 @@ Divergence: TypeAlias = Literal["k1", "k2", "k3"]
 ImportanceSampling: TypeAlias = Literal["none", "token", "sequence", "token_mask", "sequence_mask", "geometric_mask"]
 LossAgg: TypeAlias = Literal["token", "sample", "rollout"] | Above0
 Decay = Annotated[float, Field(ge=0, lt=1)]
-"""The part of a running mean that is kept at each step."""
+"""Decay rate of a running mean: the fraction of the old mean that is kept at each step, from 0 to below 1."""
 
 
 @config(frozen=True, kw_only=True)
 class TrainConfig:
-    """The settings of the trainer.
+    """Settings of the trainer.
 
-    Raises ValueError, which names the field, for a value of another type or out of its bounds, and for a setting that
-    has no effect beside another one.
+    Raises:
+        ValueError: If a value has the wrong type or is out of bounds, or if a setting has no effect in combination with
+            the others. The message names the field.
     """
 
     method: Literal["lora", "full"] = "lora"
-    """What is trained: an adapter beside the frozen model (lora), or every weight of the language model (full)."""
+    """Trained weights: lora trains an adapter on top of the frozen model, full trains every weight of the language
+    model."""
     lr: NotNegative | None = None
-    """Learning rate of AdamW after the warm-up. None takes 2e-3 for the tiny models that come with the library, 1e-4
-    for an adapter beside any other model, and 1e-6 for its whole weights."""
+    """Peak learning rate of AdamW, reached after the warm-up. None picks it by model: 2e-3 for the tiny models that
+    come with the library, otherwise 1e-4 with method lora and 1e-6 with method full."""
     lora_rank: Positive = 16
     """Rank of the LoRA adapter."""
     lora_alpha: Positive = 32
-    """Scale of the LoRA adapter: its product is multiplied by lora_alpha / lora_rank."""
+    """Scale of the LoRA adapter: its output is multiplied by lora_alpha / lora_rank, or by lora_alpha / sqrt(lora_rank)
+    with rslora."""
     lora_targets: Annotated[tuple[Name, ...], Field(strict=False, min_length=1)] = ("all-linear",)
-    """Names of the linear layers that get an adapter, such as q_proj. all-linear names all but the output layer and
-    the routers of experts; experts names the weights of experts that are kept as one tensor."""
+    """Names of the linear layers that get an adapter, such as q_proj. all-linear means every linear layer of the
+    decoder except expert routers and projections whose weight a state-space kernel reads directly; the output layer
+    never gets an adapter. experts means expert weights that are stored as one stacked tensor."""
     rslora: bool = False
-    """Scale the adapter by lora_alpha / sqrt(lora_rank), so that a higher rank does not learn more slowly."""
+    """Scale the adapter by lora_alpha / sqrt(lora_rank) instead of lora_alpha / lora_rank, so that a higher rank
+    doesn't learn more slowly."""
     dora: bool = False
-    """Train a DoRA adapter, which has a length for each row of a weight; only the embedded engine can sample from
-    it."""
+    """Train a DoRA adapter, which learns the length of each weight row separately. Only the embedded engine can sample
+    from it."""
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
-    """AdamW's decay of the mean gradient and of the mean squared gradient."""
+    """Decay rates of AdamW's running means of the gradient and of the squared gradient."""
     weight_decay: NotNegative = 0.0
-    """AdamW's weight decay of the weights that are trained."""
+    """AdamW's weight decay of the trained weights. 0 turns it off."""
     warmup_steps: Count = 3
-    """Number of optimizer steps in which the learning rate rises from lr / warmup_steps to lr."""
+    """Number of optimizer steps over which the learning rate rises linearly from lr / warmup_steps to lr. 0 starts at
+    lr."""
     decay_steps: Positive | None = None
-    """Number of optimizer steps after the warm-up in which the learning rate falls to lr / 10, where it stays; None
+    """Number of optimizer steps after the warm-up over which the learning rate falls to lr / 10 and stays there. None
     keeps it at lr."""
     decay: Literal["linear", "cosine"] = "linear"
-    """Shape of the fall of the learning rate, if decay_steps is set."""
+    """Shape of the learning rate's decay; applies only if decay_steps is set."""
     loss: Loss = "ppo"
-    """Loss. ppo clips the probability ratio of each token; cispo weighs each token's gradient by its clipped ratio;
-    gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of one
-    more forward; sft is the cross-entropy of demonstrations."""
+    """Loss function. ppo clips each token's probability ratio; cispo weights each token's gradient by its clipped
+    ratio; gspo clips the mean ratio of each segment; gspo_rollout clips the mean ratio of each rollout, at the cost of
+    one extra forward pass; sft is the cross-entropy of demonstrations."""
     clip_eps_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Lower clip: the loss does not push a token's probability ratio further below 1 - clip_eps_low."""
+    """Lower clip range: a token's probability ratio is clipped at 1 - clip_eps_low, and the loss doesn't push it
+    further down."""
     clip_eps_high: NotNegative = 0.2
-    """Upper clip: the loss does not push a token's probability ratio further above 1 + clip_eps_high."""
+    """Upper clip range: a token's probability ratio is clipped at 1 + clip_eps_high, and the loss doesn't push it
+    further up."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Upper bound on the probability ratio of tokens with a negative advantage (dual-clip PPO); must be above 1, and
-    None sets no bound."""
+    """Upper bound on the probability ratio of tokens with a negative advantage (dual-clip PPO), above 1. None sets no
+    bound."""
     kl_coef: NotNegative = 0.0
-    """Weight of the KL divergence from the model as it was before training; above 0 it costs one more forward, and with
-    method full a second, frozen copy of the model."""
+    """Weight of the KL divergence from the model as it was before training. 0 turns it off. Above 0 it costs one extra
+    forward pass and, with method full, the memory of a second, frozen copy of the model."""
     kl_estimator: Divergence = "k3"
-    """Estimator of the KL divergence if kl_coef is above 0: k1 and k2 have its gradient, k3 is the one in GRPO."""
+    """Estimator of the KL divergence, if kl_coef is above 0: k1 and k2 have the gradient of the divergence, k3 is the
+    estimator of GRPO."""
     importance_sampling: ImportanceSampling = "none"
-    """Importance weight of tokens that another policy sampled: instead of the clipped ratio, or beside it where
-    old_logprobs is trainer. token and sequence truncate the ratio of the token or of its segment at is_cap;
-    token_mask and sequence_mask set the weight to 0 outside of 1/is_cap..is_cap; geometric_mask does so
-    where the mean ratio of the segment is outside."""
+    """Importance weight of tokens that another policy sampled. It replaces the clipped ratio, or multiplies it if
+    old_logprobs is trainer. none applies no correction; token and sequence truncate the ratio of the token or of its
+    segment at is_cap; token_mask and sequence_mask set the weight to 0 if that ratio is outside 1/is_cap..is_cap;
+    geometric_mask does so if the segment's mean ratio is outside."""
     is_cap: Annotated[float, Field(ge=1)] = 2.0
-    """Largest importance weight of a token or a sequence."""
+    """Largest importance weight of a token or a sequence, at least 1. The mask settings of importance_sampling accept
+    ratios in 1/is_cap..is_cap."""
     old_logprobs: Literal["engine", "trainer"] = "engine"
-    """Log-probabilities that the clipped ratio is to: the engine's, as the token was sampled, or the trainer's before
-    the first optimizer step of the batch. With trainer, importance sampling weighs how far these are from the engine's,
-    at the cost of one more forward for all mini-batches but the first."""
+    """Log-probabilities in the denominator of the clipped ratio: engine takes the engine's, from when the token was
+    sampled; trainer takes the trainer's own, from before the batch's first optimizer step. With trainer,
+    importance_sampling corrects for the difference between the two, at the cost of one extra forward pass for every
+    mini-batch but the first."""
     value_lr: NotNegative = 1e-3
-    """Learning rate of AdamW of the value head, which credit value trains; it is constant."""
+    """Learning rate of AdamW for the value head, which is trained only with credit value. It stays constant."""
     value_epochs: Positive = 8
-    """Optimizer steps of the value head in each step, all on the states of the batch as they were before it."""
+    """Number of optimizer steps of the value head in each training step, all on the hidden states from before that
+    step."""
     value_clip: Above0 | None = None
-    """Most that a step's loss lets the value of a state move, as in PPO's first code; None sets no bound."""
+    """Clip range of the value loss, in units of reward: the most that one training step's loss moves the value of a
+    state, as in PPO's reference implementation. None sets no bound."""
     grad_clip: Above0 = 1.0
-    """Largest gradient norm; a larger gradient is scaled down to it."""
+    """Maximum gradient norm; a larger gradient is scaled down to it."""
     loss_agg: LossAgg = "token"
-    """Divisor of the loss: the mean over trained tokens, over samples, or over rollouts (each weighs the same, however
-    many segments it has); a number divides the sum over trained tokens."""
+    """Divisor of the loss: token takes the mean over trained tokens, sample over samples, and rollout over rollouts,
+    each with the same weight however many segments it has. A number divides the sum over trained tokens."""
     rollouts_per_minibatch: Positive | None = None
-    """Number of rollouts in one optimizer step, with all their samples; None takes one step for the whole batch."""
+    """Maximum number of rollouts per optimizer step; a rollout's samples stay together. None takes one step for the
+    whole batch."""
     layout: Literal["padded", "packed", "tree"] = "padded"
-    """Layout of the tokens in a forward. padded makes every sample as wide as the longest; packed lays all samples in
-    one row; tree does so with each shared prefix once. The layout changes memory and speed, never the gradient."""
+    """Arrangement of the tokens in a forward pass. padded pads every sample to the longest one; packed puts all samples
+    in one row; tree does so too, but computes each shared prefix once. The layout changes memory and speed, never the
+    gradient."""
     max_tokens_per_microbatch: Positive | None = 16_384
-    """Most tokens in one forward, as the layout counts them: samples x longest if padded, their sum if packed, each
-    shared prefix once if tree. It changes memory and speed, never the gradient. None sets no limit."""
+    """Maximum number of tokens per forward pass, as the layout counts them: samples x longest for padded, the sum for
+    packed, each shared prefix once for tree. A longer sample gets its own forward pass. It changes memory and speed,
+    never the gradient. None sets no limit."""
     balance: Literal["length", "square", "flops"] = "flops"
-    """Cost that is made even between processes, for a sample of L tokens: length is L, square is L^2, and flops is
-    L + L^2 / (6 hidden)."""
+    """Cost that is balanced between processes, for a sample of L tokens: length is L, square is L^2, and flops is L +
+    L^2 / (6 hidden_size)."""
     temperature: NotNegative = 1.0
-    """Temperature of sampling and of the log-probabilities in training; in training 0 counts as 1."""
+    """Temperature of sampling and of the log-probabilities in training, where 0 counts as 1."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type of the base model's weights and, if the model is sharded, of its computation; what is trained and the
-    optimizer are float32. auto is bfloat16 on a GPU that computes in it, and float32 elsewhere."""
+    """Data type of the base model's weights and, if the model is sharded, of its computation. Trained weights and the
+    optimizer are always float32. auto means bfloat16 on a GPU that supports it natively, and float32 elsewhere."""
     gradient_checkpointing: bool = False
-    """Compute each layer again in the backward instead of keeping its activations: less memory, one more forward."""
+    """Recompute each layer in the backward pass instead of storing its activations: less memory, one extra forward
+    pass."""
     threads: Positive = 1
-    """Number of CPU threads; more than one is slower on a machine that other work shares."""
+    """Number of CPU threads. More than one is slower on a machine that also runs other work."""
     device: Name = "auto"
-    """Device of the trainer: cpu, cuda, or auto, which is a GPU if there is one."""
+    """Device of the trainer: cpu, cuda, cuda:N for one specific GPU, or auto, which picks a GPU if there is one."""
     shard: bool = False
-    """Shard the model with FSDP2 on a single process too; several processes always shard it, and so does method full
-    in bfloat16, whose float32 weights FSDP2 rounds for each forward."""
+    """Shard the model with FSDP2 even on a single process. Several processes always shard it, and so does method full
+    in bfloat16, because FSDP2 rounds the float32 weights for each forward pass."""
     replicas: Positive = 1
-    """Copies of the sharded model among the processes (HSDP): each is sharded over as many neighboring processes as
-    remain for it, such as those of one node, and only gradients pass between copies. It must divide the number of
-    processes; it changes memory and traffic, never the gradient."""
+    """Number of copies of the sharded model (HSDP); must divide the number of processes. Each copy is sharded over
+    neighboring processes, such as those of one node, and only gradients pass between copies. 1 shards over all
+    processes. It changes memory and network traffic, never the gradient."""
     offload: bool = False
-    """Keep shards, gradients and optimizer in CPU memory; refused without a GPU, and if the model is not sharded."""
+    """Keep shards, gradients and optimizer state in CPU memory. An error without a GPU or if the model isn't
+    sharded."""
 
     def __post_init__(self) -> None:
         for field, others, meant, what_to_do in self._beside():
@@ -130,81 +148,94 @@ class TrainConfig:
                 raise ValueError(f"{field}, {others}: {what_to_do}, or leave {field} at {_DEFAULTS[field]!r}")
 
     def _beside(self) -> list[tuple[str, str, bool, str]]:
-        """Return fields that have an effect only beside others: the others, whether it has one here, and what to do."""
+        """Return the fields that have an effect only in combination with others.
+
+        Returns:
+            For each field: its name, the names of the others, whether it has an effect here, and the advice if not.
+        """
         apart = self.old_logprobs == "trainer"
-        ratio = apart or self.importance_sampling == "none"  # a ratio that a correction does not take the place of
+        ratio = apart or self.importance_sampling == "none"  # no correction replaces the ratio
         clips = ratio and self.loss != "sft"
         clip_users = (
-            "only a ratio without a correction is clipped; set importance_sampling='none' and a loss that is not sft"
+            "only a ratio without an importance weight is clipped; set importance_sampling='none' and another loss "
+            "than sft"
         )
         return [
             (
                 "old_logprobs",
                 "loss",
                 self.loss != "sft",
-                "nobody sampled a demonstration, so it has no ratio; set another loss",
+                "demonstrations were not sampled, so they have no probability ratio; set another loss",
             ),
             (
                 "old_logprobs",
                 "importance_sampling",
                 self.importance_sampling != "none",
-                "without a correction nothing weighs how far trainer and engine are apart; set "
+                "without an importance weight nothing corrects for the gap between trainer and engine; set "
                 "importance_sampling='token'",
             ),
             (
                 "old_logprobs",
                 "rollouts_per_minibatch",
                 self.rollouts_per_minibatch is not None,
-                "in a batch of one optimizer step the policy before it is the policy itself; set "
+                "with one optimizer step per batch, the old policy is the same as the current one; set "
                 "rollouts_per_minibatch",
             ),
             (
                 "decay",
                 "decay_steps",
                 self.decay_steps is not None,
-                "a falling rate needs a number of steps; set decay_steps",
+                "the decay needs a number of steps; set decay_steps",
             ),
             (
                 "importance_sampling",
                 "loss",
                 self.loss == "ppo" or (apart and self.loss != "sft"),
-                f"{self.loss} takes no correction, it weighs off-policy tokens itself or has none; set loss='ppo'",
+                f"{self.loss} takes no importance weight, it corrects off-policy tokens itself or has none; set "
+                "loss='ppo'",
             ),
             (
                 "is_cap",
                 "importance_sampling",
                 self.importance_sampling != "none",
-                "it bounds a correction; set importance_sampling",
+                "it caps importance weights; set importance_sampling",
             ),
             (
                 "dual_clip",
                 "loss, importance_sampling",
                 self.loss == "ppo" and ratio,
-                "it bounds the clipped ratio of loss='ppo' with importance_sampling='none'; set these",
+                "it bounds the clipped ratio of loss='ppo' with importance_sampling='none'; set both",
             ),
             ("clip_eps_low", "loss, importance_sampling", clips, clip_users),
             ("clip_eps_high", "loss, importance_sampling", clips, clip_users),
-            ("kl_estimator", "kl_coef", self.kl_coef > 0, "it estimates a divergence that weighs 0; set kl_coef"),
+            ("kl_estimator", "kl_coef", self.kl_coef > 0, "it estimates a divergence whose weight is 0; set kl_coef"),
             *((field, "method", self.method == "lora", _NO_ADAPTER) for field in _LORA),
         ]
 
 
 def with_rate(config: TrainConfig, model: Path | str) -> TrainConfig:
-    """Return the config with the learning rate that the model starts at if the config names none."""
+    """Return the config with the model's default learning rate if its lr is None."""
     if config.lr is not None:
         return config
     return replace(config, lr=2e-3 if is_tiny(model) else 1e-4 if config.method == "lora" else 1e-6)
 
 
 def peak_rate(config: TrainConfig) -> float:
-    """Return the learning rate after the warm-up; ValueError if the config names none (`with_rate` chooses one)."""
+    """Return the learning rate after the warm-up.
+
+    Raises:
+        ValueError: If the config's lr is None; `with_rate` fills it in.
+    """
     if config.lr is None:
-        raise ValueError("lr: it depends on the model; give a number, or the config of `with_rate`")
+        raise ValueError("lr: the default depends on the model; set a number, or use `with_rate`")
     return config.lr
 
 
 def learning_rate(config: TrainConfig, taken: int) -> float:
-    """Return the rate of the next optimizer step after `taken` steps: warm-up, then constant or a decay to a tenth."""
+    """Return the learning rate of the next optimizer step, after `taken` steps.
+
+    It warms up linearly, then stays constant or decays to a tenth.
+    """
     peak = peak_rate(config)
     warm = min(1.0, (taken + 1) / max(config.warmup_steps, 1))
     if config.decay_steps is None:
@@ -217,7 +248,7 @@ def learning_rate(config: TrainConfig, taken: int) -> float:
 WHOLE_SEGMENTS = {"gspo": "loss='gspo_rollout'", "sequence": "importance_sampling='token'"} | dict.fromkeys(
     ("sequence_mask", "geometric_mask"), "importance_sampling='token_mask'"
 )
-"""Losses and corrections that need a whole segment, each with a setting that does not."""
+"""Losses and importance weights that need a whole segment, each with a setting that doesn't."""
 _LORA = ("lora_rank", "lora_alpha", "lora_targets", "rslora", "dora")
-_NO_ADAPTER = "it is a setting of the adapter, and method='full' trains none; set method='lora'"
+_NO_ADAPTER = "it is a setting of the adapter, but method='full' trains no adapter; set method='lora'"
 _DEFAULTS = {field.name: field.default for field in fields(TrainConfig)}

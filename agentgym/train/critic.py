@@ -1,4 +1,4 @@
-"""The critic: a value head on the policy's last hidden states, which its loss does not reach."""
+"""The critic: a value head on the policy's last hidden states. Its loss doesn't affect the policy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample, SampleKey
 
 WIDTH = 256
-"""Units of the head's hidden layer."""
+"""Number of units in the head's hidden layer."""
 GRADIENT = 1.0
-"""Largest norm of the head's gradient."""
+"""Maximum norm of the head's gradient."""
 
 
 class ValueHead(nn.Module):
-    """Gives a value for each state: its shape (without a scale), one hidden layer, a number; 0 before any training."""
+    """Maps each state to a value: layer norm (without a scale), one hidden layer, a number. Untrained it gives 0."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -36,17 +36,18 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, states_MH: Tensor) -> Tensor:
-        """Return the values (M) of states."""
+        """Return the values (M) of hidden states (M x H)."""
         shape_MH = layer_norm(states_MH, states_MH.shape[-1:])
         values: Tensor = self.outer(silu(self.inner(shape_MH)))[:, 0]
         return values
 
 
 class Critic:
-    """A value head and its optimizer, alike on every rank; every rank makes the same calls.
+    """A value head and its optimizer, identical on every rank; every rank makes the same calls.
 
-    The states are the policy's as it is when `values` is called, and no gradient passes to it: the policy learns as it
-    would from the same advantages without a head, and the head takes many steps on states that were computed once.
+    The hidden states are those of the policy when `values` is called, and no gradient flows back to it. So the policy
+    learns as it would from the same advantages without a head, and the head takes many steps on states that were
+    computed once.
     """
 
     def __init__(self, policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
@@ -57,15 +58,15 @@ class Critic:
         self._head = head.to(ranks.device)
         self._optimizer = torch.optim.AdamW(head.parameters(), lr=config.value_lr, betas=config.betas, weight_decay=0.0)
         self._kept: dict[SampleKey, tuple[Tensor, Tensor]] = {}
-        """States and values of this rank's samples, until they are learned from."""
+        """States and values of this rank's samples, stored until `learn` uses them."""
         self.asked: dict[SampleKey, int] = {}
-        """How many values were given of each sample, of all ranks, that nothing was learned from yet."""
+        """Number of values returned for each sample, over all ranks, that `learn` hasn't used yet."""
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample], plan: Sequence[Indices], pad_id: int) -> dict[SampleKey, Floats]:
-        """Return the value of the state before each token of the samples' loss masks, on every rank; keep the states.
+        """Return the value of the state before each token of the samples' loss masks, on every rank.
 
-        `plan` are this rank's micro-batches. `learn` takes those that were asked for last.
+        The states are stored for `learn`, which uses those of the latest call. `plan` holds this rank's micro-batches.
         """
         self._kept, self.asked = {}, {}
         ranks, layout = self._ranks, self._config.layout
@@ -81,7 +82,7 @@ class Critic:
                 key = (sample.rollout_id, sample.segment, sample.step)
                 self._kept[key] = (states, values)
                 found.append((key, values.cpu().numpy().astype(np.float32)))
-        # Without a backward FSDP keeps the root's weights gathered; those that are trained are wanted as shards.
+        # Without a backward pass FSDP keeps the root's weights gathered, but trained weights must be sharded again.
         if isinstance(self._policy, FSDPModule) and not self._policy.adapted:
             self._policy.reshard()
         given = dict(ranks.gather(found))
@@ -89,9 +90,9 @@ class Critic:
         return given
 
     def learn(self, returns: Mapping[SampleKey, Floats]) -> dict[str, float]:
-        """Take `value_epochs` steps of the head toward these returns; return its metrics on them before the first.
+        """Take `value_epochs` steps of the head toward these returns; return the metrics from before these steps.
 
-        `returns` are those of all ranks, by sample and in the order of `values`; `refuse_returns` has seen them.
+        `returns` holds the returns of all ranks, by sample and in the order of `values`, checked by `refuse_returns`.
         """
         kept, self._kept, self.asked = self._kept, {}, {}
         mine = sorted(kept.keys() & returns.keys())
@@ -111,7 +112,7 @@ class Critic:
         return metrics | {"train/value_skipped_steps": float(self._config.value_epochs - done)}
 
     def _step(self, states_MH: Tensor, old_M: Tensor, targets_M: Tensor, count: int) -> bool:
-        """Take one step on the turns of all ranks; tell whether the gradient was finite, and was applied."""
+        """Take one step on the turns of all ranks, and return whether the gradient was finite and was applied."""
         loss = value_loss(self._head(states_MH), old_M, targets_M, clip=self._config.value_clip) / count
         weights = list(self._head.parameters())
         gradients = torch.autograd.grad(loss, weights)
@@ -127,7 +128,7 @@ class Critic:
         return finite
 
     def state(self) -> dict[str, Any]:
-        """Return a copy on the CPU of what `load` takes."""
+        """Return a copy of the state on the CPU, for `load`."""
         moments = {
             number: {name: value.detach().cpu().clone() for name, value in kept.items()}
             for number, kept in self._optimizer.state_dict()["state"].items()
@@ -136,7 +137,7 @@ class Critic:
         return {"weights": weights, "moments": moments}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._head.load_state_dict(state["weights"])
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["moments"], "param_groups": groups})
@@ -144,34 +145,39 @@ class Critic:
 
 
 def refuse_returns(asked: Mapping[SampleKey, int], returns: Mapping[SampleKey, Floats]) -> None:
-    """Raise ValueError for returns that `Critic.learn` cannot take; `asked` is how many values each sample was given.
+    """Raise ValueError for returns that `Critic.learn` can't use.
 
-    It is called before anything is trained, and says the same on every rank.
+    It is called before anything is trained, and its result is the same on every rank.
+
+    Args:
+        asked: Number of values that each sample got.
+        returns: The returns of each sample.
     """
     if asked and not returns:
         raise ValueError(
-            "samples: the critic was asked for values, and these have no returns for it to learn; train on the "
-            "SampleBatch of `value_samples` itself, for a slice or a list of it has none, or let the values go with "
-            "`trainer.values([])`"
+            "samples: the critic computed values, but these samples have no returns for it to learn from; train on the "
+            "SampleBatch of `value_samples` itself, because a slice or a list of it has no returns, or discard the "
+            "values with `trainer.values([])`"
         )
     if missing := [key for key in returns if key not in asked]:
         raise ValueError(
-            f"samples: no values are kept of {missing[0]}: a step uses up those that were asked for last; take them "
-            "from `value_samples`, again for each step"
+            f"samples: the critic has no values for {missing[0]}: a step uses up the latest values; call "
+            "`value_samples` again for each step"
         )
     for key, given in returns.items():
         if np.ndim(given) != 1:
-            raise ValueError(f"returns: those of {key} must be one number for each value, got {given!r}")
+            raise ValueError(f"returns: {key} must have one number for each value, got {given!r}")
         if len(given) != asked[key]:
-            raise ValueError(f"returns: {key} has {len(given)} where {asked[key]} values were given")
+            raise ValueError(f"returns: {key} must have {asked[key]} numbers, one for each value, got {len(given)}")
         if not np.isfinite(given).all():
-            raise ValueError(f"returns: those of {key} must be finite, got {given}")
+            raise ValueError(f"returns: {key} must have finite numbers, got {given}")
 
 
 def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: float | None) -> Tensor:
-    """Return the sum of squared errors; with `clip` that of the worse of the value and of one within `clip` of the old.
+    """Return the sum of squared errors of the values.
 
-    The second form is that of PPO's reference implementation (arXiv 2005.12729, section 3).
+    With `clip`, each error is the larger one of the value and the value clipped to within `clip` of the old one, as in
+    PPO's reference implementation (arXiv 2005.12729, section 3).
     """
     errors_M = (values_M - targets_M).square()
     if clip is not None:
@@ -181,10 +187,10 @@ def value_loss(values_M: Tensor, old_M: Tensor, targets_M: Tensor, *, clip: floa
 
 
 def value_metrics(pairs: np.ndarray) -> dict[str, float]:
-    """Return the metrics of values (first column) of states whose returns (second column) were seen.
+    """Return metrics of predicted values (first column) against observed returns (second column).
 
-    The explained variance is 1 - Var(return - value) / Var(return): 1 for values that know the returns, 0 for a
-    constant, and below 0 for values that are worse than one; NaN where all returns are equal.
+    The explained variance is 1 - Var(return - value) / Var(return): 1 for perfect predictions, 0 for a constant, and
+    below 0 for predictions that are worse than a constant; NaN if all returns are equal.
     """
     values, returns = pairs[:, 0], pairs[:, 1]
     spread = float(returns.var())

@@ -1,4 +1,4 @@
-"""The group of processes that train together, as torchrun starts them."""
+"""The group of processes that train together, as started by torchrun."""
 
 import os
 import re
@@ -15,21 +15,21 @@ import torch.distributed as dist
 from agentgym.hub import gpu_number
 
 APART = timedelta(hours=12)
-"""How far apart processes may come to the same step: the longest rollouts of one keep the others waiting. One that dies
-ends the others through torchrun."""
+"""Longest time that processes may reach the same step apart, because the longest rollouts of one keep the others
+waiting. If a process dies, torchrun ends the others."""
 WORKERS_END_S = 10.0
-"""How long gloo's threads may go on after the group is closed before they are left to themselves."""
+"""Seconds to wait for gloo's threads after the group is closed, before leaving them alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """This process in the group of processes that train together."""
+    """This process within the group of processes that train together."""
 
     rank: int
     world: int
     device: torch.device
     owned: bool
-    """Whether this object opened the process group, and will close it."""
+    """Whether this object opened the process group and will close it."""
 
     def gather(self, objects: list[Any]) -> list[Any]:
         """Return all ranks' objects in rank order, on every rank. Every rank must call it."""
@@ -40,7 +40,7 @@ class Ranks:
         return [item for part in parts for item in part]
 
     def gather_on_first(self, items: dict[Any, Any]) -> dict[Any, Any]:
-        """All ranks' items as one dict on rank 0, an empty one on the others; every rank must call it."""
+        """Return all ranks' items as one dict on rank 0 and an empty dict on the others. Every rank must call it."""
         if self.world == 1:
             return items
         parts: list[Any] | None = [None] * self.world if self.rank == 0 else None
@@ -48,7 +48,7 @@ class Ranks:
         return {key: value for part in parts or () for key, value in part.items()}
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value on every rank. Every rank must call it; the values of the others are not used."""
+        """Return rank 0's value on every rank. Every rank must call it; the other ranks' values are ignored."""
         if self.world == 1:
             return value
         objects = [value]
@@ -65,7 +65,7 @@ class Ranks:
 def open_ranks(device: str, *, group: bool = False) -> Ranks:
     """Join the processes that torchrun started; a single process gets a process group only with `group`.
 
-    Communication is gloo on the CPU and nccl on GPUs. A process group that is open already is used and left open.
+    Communication uses gloo on the CPU and nccl on GPUs. A process group that is already open is used and left open.
     """
     chosen = find_device(device)
     owned = False
@@ -85,15 +85,15 @@ def open_ranks(device: str, *, group: bool = False) -> Ranks:
 
 
 def all_came() -> bool:
-    """Whether the group of the processes that torchrun started is open; a single process waits for none."""
+    """Return whether the process group of torchrun's processes is open; always true for a single process."""
     return int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized()
 
 
 def _wait_for_workers() -> None:
-    """No thread of gloo holds a tensor when this returns, as far as Linux shows it and WORKERS_END_S reaches.
+    """Wait until no gloo thread holds a tensor, for at most WORKERS_END_S seconds. Does nothing except on Linux.
 
-    FSDP keeps its group, and with it gloo's threads, to the end of the process. A thread that lets go of a tensor
-    while Python ends asks for Python's lock then, which aborts the process with SIGABRT.
+    FSDP keeps its group, and with it gloo's threads, until the process ends. A thread that releases a tensor while
+    Python shuts down then requests the GIL, which aborts the process with SIGABRT.
     """
     give_up = time.monotonic() + WORKERS_END_S
     seen_asleep = 0
@@ -103,7 +103,7 @@ def _wait_for_workers() -> None:
 
 
 def _worker_states() -> list[str]:
-    """The kernel's letter for the state of each of gloo's threads in this process."""
+    """Return the kernel's state letter of each gloo thread in this process."""
     states = []
     for stat in Path("/proc/self/task").glob("*/stat"):
         try:
@@ -118,24 +118,28 @@ def _worker_states() -> list[str]:
 def find_device(name: str) -> torch.device:
     """Return the trainer's device by its name; auto is a GPU if there is one.
 
-    Raises ValueError for one that is not here, and for one GPU that several processes would share.
+    Raises:
+        ValueError: If the device doesn't exist here, or if several processes would share one GPU.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         name = "cuda" if gpus else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ValueError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N")
+        raise ValueError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if name == "cpu":
         return torch.device(name)
     device = torch.device("cuda", gpu_number(name, gpus))
     if ":" in name and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"device: each process needs a GPU of its own, and {name} is one; write cuda")
+        raise ValueError(f"device: each process needs its own GPU, but {name} is a single one; set cuda")
     torch.cuda.set_device(device)
     return device
 
 
 def gpus_here(device: str) -> tuple[int, ...]:
-    """Return the GPUs of this machine's training processes, among those they see, by the trainer's device."""
+    """Return the numbers of the GPUs that this machine's processes train on, given the trainer's device.
+
+    They count the GPUs that the processes can see.
+    """
     if device == "cpu":
         return ()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

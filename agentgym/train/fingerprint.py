@@ -1,4 +1,4 @@
-"""A cheap hash that tells which base model an adapter belongs to."""
+"""A cheap hash that identifies the base model of an adapter."""
 
 import hashlib
 import json
@@ -24,17 +24,17 @@ SETTINGS = (
     "sliding_window",
     "tie_word_embeddings",
 )
-"""Settings in a model's config that change its computation; others may differ."""
+"""Settings of a model's config that change its computation; others may differ."""
 VALUES = 16
-"""Number of values that are read from each weight, evenly spaced."""
+"""Number of evenly spaced values that are read from each weight."""
 
 
 @torch.no_grad()
 def base_fingerprint(model: Any) -> str:
-    """Return a hash of the model, equal for the same weights in float32 and in bfloat16.
+    """Return a hash of the model, the same for its weights in float32 and in bfloat16.
 
-    It reads some settings and VALUES numbers of each weight, so models that differ in very few numbers may share a
-    hash.
+    Only some settings and VALUES numbers of each weight are read, so models that differ in very few numbers may have
+    the same hash.
     """
     config = model.config.get_text_config()
     settings = {name: getattr(config, name, None) for name in SETTINGS}

@@ -1,4 +1,4 @@
-"""The log-probabilities that a training step computes anyway, kept for whoever asks for them."""
+"""Storage for the log-probabilities that a training step computes anyway."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,28 +10,28 @@ from agentgym.types.sample import Sample, SampleKey
 
 
 class ScoredSample(NamedTuple):
-    """What a step's forward gave the trained tokens of one sample."""
+    """Log-probabilities of one sample's trained tokens, from a training step's forward pass."""
 
     logprobs: Floats
-    """One float32 number in nats for each trained token."""
+    """float32, nats: one number per trained token."""
     moved: bool
-    """Whether optimizer steps of the same call had changed the policy before."""
+    """Whether optimizer steps of the same call had already changed the policy."""
 
 
 class KeptLogprobs:
-    """Keeps what a training step gives each sample."""
+    """Collects the log-probabilities of a training step by sample."""
 
     def __init__(self) -> None:
         self.by_sample: dict[SampleKey, ScoredSample] = {}
 
     def add(self, rows: Sequence[Sample], logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Keep those of one micro-batch; one copy to the CPU, whatever the number of rows.
+        """Store the log-probabilities of one micro-batch; one copy to the CPU, however many rows.
 
         ::
 
             logprobs_BR row   0  0  x  x  x      right-aligned: the last len(response_ids) are the sample's
             loss_mask               1  0  1
-            kept                    x     x
+            stored                  x     x
         """
         scores_BR = logprobs_BR.detach().float().cpu().numpy()
         for row, scores_R in zip(rows, scores_BR, strict=True):

@@ -1,4 +1,4 @@
-"""The part of the training that one process does: the policy, its optimizer, and a step."""
+"""One process's part of the training: the policy, its optimizer, and the training step."""
 
 import math
 import time
@@ -46,11 +46,11 @@ from agentgym.types.completion import Sampling
 from agentgym.types.sample import Sample, SampleKey
 
 PAD_ID = 0
-"""Id of padding. Any id of the vocabulary does: no token attends to padding, and none of it is trained."""
+"""Id of padding. Any id of the vocabulary works: no token attends to padding, and padding isn't trained."""
 
 
 class Learner:
-    """Holds the policy and its optimizer; every rank has one, and makes the same calls with the same samples."""
+    """Policy and optimizer of one rank; every rank has one and makes the same calls with the same samples."""
 
     def __init__(self, model: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Learner:
         self._critic: Critic | None = None
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Take one optimizer step per mini-batch; returns the metrics of all ranks, on every rank."""
+        """Take one optimizer step per mini-batch, and return the metrics over all ranks, on every rank."""
         began = time.perf_counter()
         returns: Mapping[SampleKey, Floats] = getattr(samples, "returns", {})
         self._agree(samples, returns)
@@ -111,7 +111,7 @@ class Learner:
         # Warnings come last: a filter may turn them into errors.
         if untrained:
             warnings.warn(
-                f"{untrained} mini-batch(es) without a step: the loss mask of all their samples is 0 everywhere",
+                f"{untrained} mini-batch(es) without an optimizer step: the loss masks of their samples are all 0",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -123,7 +123,10 @@ class Learner:
         return stats | {"train/seconds": seconds} | self._usage(samples if norms else (), seconds)
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
-        """Return the critic's value of the state before each token of the loss masks; the first call makes a critic."""
+        """Return the critic's value of the state before each token of the loss masks.
+
+        The first call creates the critic.
+        """
         self._agree(samples)
         self._limits.refuse(samples)
         self._critic = self._critic or self._new_critic()
@@ -133,7 +136,7 @@ class Learner:
         return Critic(self.policy, self.config, self.ranks, seed=self._seed)
 
     def _usage(self, samples: Sequence[Sample], seconds: float) -> dict[str, float]:
-        """Return the use of this rank's GPU."""
+        """Return the GPU memory and utilization metrics of this rank."""
         lengths, device = [len(sample) for sample in samples], self.ranks.device
         return memory_metrics(device) | mfu_metrics(
             self.policy.causal,
@@ -145,7 +148,10 @@ class Learner:
         )
 
     def train_and_keep(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
-        """`train`, and what its forwards gave each trained token, by sample; of all ranks on rank 0, {} on others."""
+        """Train, and also return the log-probabilities of the forward passes by sample.
+
+        Rank 0 gets those of all ranks, the others an empty dict.
+        """
         self._kept = KeptLogprobs()
         try:
             return self.train(samples), self.ranks.gather_on_first(self._kept.by_sample)
@@ -153,15 +159,18 @@ class Learner:
             self._kept = None
 
     def _agree(self, samples: Sequence[Sample], returns: Mapping[SampleKey, Floats] = MappingProxyType({})) -> None:
-        """Raise ValueError on every rank where ranks hold different samples: they would hang, or average two steps."""
+        """Raise ValueError on every rank if ranks hold different samples.
+
+        Otherwise they would hang, or average the gradients of two different steps.
+        """
         if self.ranks.world == 1:
             return
         digests = self.ranks.gather([(len(samples), digest(samples, returns))])
         if len(set(digests)) > 1:
-            raise ValueError(f"samples: every rank must pass the same ones, got (count, digest) {digests}")
+            raise ValueError(f"samples: every rank must pass the same samples, got (count, digest) {digests}")
 
     def _plan(self, samples: Sequence[Sample]) -> list[Indices]:
-        """Return this rank's micro-batches of these samples."""
+        """Return this rank's micro-batches of the samples."""
         ranks, config = self.ranks, self.config
         plans = plan_step(
             samples,
@@ -173,9 +182,9 @@ class Learner:
         return plans[ranks.rank]
 
     def _old_logprobs(self, step: int, samples: list[Sample], plan: list[Indices]) -> list[Tensor]:
-        """Return the log-probabilities (BR) of the policy as it is for each micro-batch, if the config asks for them.
+        """Return the current policy's log-probabilities (BR) for each micro-batch, if the config needs them.
 
-        The first mini-batch of a call gets none: its own forwards compute them.
+        The first mini-batch of a call gets none: its own forward passes compute them.
         """
         found: list[Tensor] = []
         if self.config.old_logprobs == "engine" or not step:
@@ -187,16 +196,16 @@ class Learner:
         return found
 
     def _keep(self, chosen: list[Sample], micro_batch: Indices, logprobs_BR: Tensor, *, moved: bool) -> None:
-        """Keep the log-probabilities of a micro-batch that is not padding, where somebody asked for them."""
+        """Store a micro-batch's log-probabilities if the caller wants them and the micro-batch isn't padding."""
         if self._kept is not None and micro_batch:
             self._kept.add(chosen, logprobs_BR, moved=moved)
 
     def _mini_batch(
         self, step: int, samples: list[Sample], plan: list[Indices], old: list[Tensor], forwards: list[Forward]
     ) -> float:
-        """Take one optimizer step; returns the norm of the gradient before clipping.
+        """Take one optimizer step, and return the gradient norm before clipping.
 
-        `old` is what `_old_logprobs` returned.
+        `old` is the result of `_old_logprobs`.
         """
         config = self.config
         objective = Objective(
@@ -226,14 +235,14 @@ class Learner:
         old: list[Tensor],
         objective: Objective,
     ) -> Forward:
-        """Do one forward and backward."""
+        """Run one forward and backward pass."""
         chosen, batch = self._batch(samples, micro_batch)
         reference_BR = self._reference(batch) if self.config.kl_coef else None
 
         def loss_of(logprobs_BR: Tensor, entropy_BR: Tensor) -> tuple[Tensor, LossSums]:
             old_BR = self._old(old, number, logprobs_BR)
             loss, sums = objective(chosen, batch, logprobs_BR, entropy_BR, reference_BR, old_BR)
-            return loss * self.ranks.world, sums  # FSDP averages gradients over ranks; this loss is a sum over them
+            return loss * self.ranks.world, sums  # FSDP averages gradients over ranks, but the loss is a sum over them
 
         logprobs_BR, entropy_BR = self.policy(
             batch.inputs, batch.loss_mask_BR, self.config.temperature, loss=objective.by_token(batch, loss_of)
@@ -253,7 +262,7 @@ class Learner:
         )
 
     def _batch(self, samples: list[Sample], micro_batch: Indices) -> tuple[list[Sample], Batch]:
-        """Return the samples of a micro-batch, and their tensors; of padding the shortest sample, masked."""
+        """Return a micro-batch's samples and tensors; for padding, the shortest sample with its loss mask off."""
         chosen = [samples[i] for i in micro_batch] or [min(samples, key=len)]
         return chosen, self._collate(chosen, masked=not micro_batch)
 
@@ -269,7 +278,11 @@ class Learner:
 
     @contextmanager
     def _base(self) -> Iterator[PolicyModel]:
-        """Give the model as it was before training; ValueError where no copy of its weights is kept."""
+        """Yield the model as it was before training.
+
+        Raises:
+            ValueError: If its weights have been trained and no copy of the original ones is kept.
+        """
         if self.policy.adapted:
             with self.policy.without_adapter():
                 yield self.policy
@@ -279,37 +292,37 @@ class Learner:
             yield self.policy
         else:
             raise ValueError(
-                "base: all weights are trained (method='full'), and no copy of those before is kept; score them before "
-                "the first step, or set kl_coef above 0, which keeps one"
+                "base: all weights are trained (method='full'), and no copy of the original ones is kept; score before "
+                "the first step, or set kl_coef above 0, which keeps a copy"
             )
 
     def _old(self, old: list[Tensor], number: int, logprobs_BR: Tensor) -> Tensor | None:
-        """Return the log-probabilities that a micro-batch's ratio is to; None for the engine's."""
+        """Return the log-probabilities in the denominator of a micro-batch's ratio, or None for the engine's."""
         if self.config.old_logprobs == "engine":
             return None
         return old[number] if old else logprobs_BR.detach()
 
     def _sequences(self, samples: list[Sample], plan: list[Indices], old: list[Tensor]) -> dict[str, float]:
-        """Return the log of each rollout's sequence ratio, over all ranks and micro-batches that hold its samples."""
+        """Return the log of each rollout's sequence ratio, over all ranks and micro-batches with its samples."""
         found = []
         for number, micro_batch in enumerate(plan):
             chosen, batch = self._batch(samples, micro_batch)
-            logprobs_BR = self._logprobs(batch, self.config.temperature)  # of padding too: ranks stay in step
+            logprobs_BR = self._logprobs(batch, self.config.temperature)  # for padding too, so that ranks stay in step
             found += sample_log_ratios(chosen, batch, logprobs_BR, self._old(old, number, logprobs_BR))
         return rollout_log_ratios(self.ranks.gather(found))
 
     @torch.no_grad()
     def _logprobs(self, batch: Batch, temperature: float, model: PolicyModel | None = None) -> Tensor:
-        """Return log-probabilities alone, without a gradient, of the policy or of another model."""
+        """Return log-probabilities without gradient or entropy, of the policy or of another model."""
         model = model or self.policy
         logprobs_BR: Tensor = model(batch.inputs, batch.loss_mask_BR, temperature, entropy=False)[0]
-        # Without a backward FSDP keeps the root's weights gathered; those that are trained are wanted as shards.
+        # Without a backward pass FSDP keeps the root's weights gathered, but trained weights must be sharded again.
         if isinstance(model, FSDPModule) and not self.policy.adapted:
             model.reshard()
         return logprobs_BR
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of all that the next step depends on, but for the samples. Every rank must call it."""
+        """Return a copy of everything that the next step depends on, except the samples. Every rank must call it."""
         ranks, adapted = self.ranks, self.policy.adapted
         state = {
             "policy": policy_settings(self.policy, self.config),
@@ -330,9 +343,10 @@ class Learner:
         )
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Go on from the state of a checkpoint's folder, also on another number of ranks.
+        """Resume from a checkpoint's state and folder, also on another number of ranks.
 
-        Raises ValueError for the state of another policy, and changes nothing.
+        Raises:
+            ValueError: If the state belongs to another policy; nothing is changed then.
         """
         refuse_other_policy(policy_settings(self.policy, self.config), state.get("policy"))
         if self.policy.adapted:
@@ -349,7 +363,10 @@ class Learner:
             restore_random(state["random"][self.ranks.rank])
 
     def score(self, token_ids: Sequence[int], sampling: Sampling, *, base: bool = False) -> Floats:
-        """Return the log-probability (nats) of each id but the first, given the ids before it; `base`: of the base."""
+        """Return the log-probability (nats) of each id but the first, given the ids before it.
+
+        With `base`, the model as it was before training computes it.
+        """
         sample = scored_sample(token_ids)
         self._limits.refuse([sample])
         with self._base() if base else nullcontext(self.policy) as model:

@@ -1,13 +1,13 @@
-"""All that training goes on from after a step: a copy in each process's memory, and its way to disk and back.
+"""The state needed to resume after a step: a copy in each process's memory, written to and read from disk.
 
-An adapter and its optimizer's state are whole on every rank, and the first one writes them. Of a model that is trained
-whole each rank has its part, and writes it with torch.distributed.checkpoint and without a collective, for a run may be
-stopped anywhere between two of them; the first rank then puts the parts together::
+An adapter and its optimizer's state are whole on every rank, and rank 0 writes them. If a whole model is trained, each
+rank has a part of it, and writes it with torch.distributed.checkpoint and without collectives, because a run may be
+stopped at any point between two collectives. Rank 0 then assembles the parts::
 
-    .parts-000020-1f2e3d4c/rank-0/__0_0.distcp   what one rank has of the weights and the optimizer's moments
+    .parts-000020-1f2e3d4c/rank-0/__0_0.distcp   one rank's part of the weights and the optimizer's moments
                            rank-0/.metadata
-                           rank-0.json           its files, with sizes and checksums; written when they are complete
-    step-000020/rank-0/__0_0.distcp              moved there with those of all ranks
+                           rank-0.json           its files, with sizes and checksums; written once they are complete
+    step-000020/rank-0/__0_0.distcp              moved there, with the parts of all ranks
                 .metadata                        of all parts, for torch.distributed.checkpoint on any number of ranks
 """
 
@@ -42,32 +42,33 @@ from agentgym.train.state import load_moments, refuse_strangers, trained_names
 from agentgym.types.weights import Adapter
 
 METADATA = ".metadata"
-"""The file of torch.distributed.checkpoint that says which part of which tensor is where."""
+"""The file of torch.distributed.checkpoint that says which part of which tensor is in which file."""
 STILL_S = 60.0
-"""Seconds in which nothing is written to any part, after which the first rank waits no longer for the missing ones."""
+"""Seconds without any write to any part after which rank 0 stops waiting for the missing parts."""
 _ASK_S = 0.02
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Snapshot:
-    """A copy of all that training goes on from, which further training does not change."""
+    """A copy of everything needed to resume training, which further training doesn't change."""
 
     rank: int
     world: int
     state: Mapping[str, Any]
-    """What every rank has alike."""
+    """State that is the same on every rank."""
     adapter: Adapter | None
-    """The adapter; None where the model is trained whole."""
+    """The adapter, or None if a whole model is trained."""
     part: Mapping[str, Tensor] | None
-    """This rank's part of the weights and moments of a model that is trained whole; None with an adapter."""
+    """This rank's part of a whole model's weights and moments, or None if an adapter is trained."""
     name: str
-    """The name that all ranks know the snapshot by."""
+    """Name of the snapshot, the same on all ranks."""
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write what this rank has to write of a checkpoint; on the first rank it is complete on return.
+        """Write this rank's part of a checkpoint; on rank 0 the checkpoint is complete on return.
 
-        Raises TimeoutError, with nothing changed, on the first rank where another one does not write its part.
+        Raises:
+            TimeoutError: On rank 0, if another rank doesn't write its part. The existing checkpoints don't change.
         """
         content = {"trainer": dict(self.state), "run": dict(run)}
         if self.part is None:
@@ -77,7 +78,7 @@ class Snapshot:
         folder.mkdir(exist_ok=True)
         parts = folder / f".parts-{step:06}-{self.name}"
         if self.rank == 0:
-            _remove_parts(folder, but=parts)  # of a checkpoint that the disk did not take: they may be what fills it
+            _remove_parts(folder, but=parts)  # of a failed checkpoint: they may be what fills the disk
         try:
             _write_part(parts, self.rank, self.part)
         except BaseException:
@@ -88,7 +89,7 @@ class Snapshot:
             _remove_parts(folder)
 
     def write_policy(self, folder: Path, checkpoint: Path) -> None:
-        """Write the adapter into `folder`, or the model as the checkpoint of this snapshot has it."""
+        """Write the adapter, or the whole model from this snapshot's checkpoint, into `folder`."""
         if self.adapter is not None:
             write_adapter(self.adapter, folder)
         else:
@@ -96,16 +97,16 @@ class Snapshot:
 
 
 def _remove_parts(folder: Path, but: Path | None = None) -> None:
-    """Remove the parts of checkpoints that were not put together, of processes that died too."""
+    """Remove parts that were never assembled into a checkpoint, including those of processes that died."""
     for left in folder.glob(".parts-*"):
         if left != but:
             shutil.rmtree(left, ignore_errors=True)
 
 
 def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return a copy on the CPU of what this rank has of the trained weights and the optimizer's moments.
+    """Return a CPU copy of this rank's part of the trained weights and the optimizer's moments.
 
-    Of several replicas the first has all, and a rank of another one returns nothing.
+    With several replicas the first one holds everything, and the ranks of the others return an empty dict.
     """
     names = trained_names(model, optimizer)
     if any(_replica(weight) for weight in names):
@@ -118,16 +119,17 @@ def copied_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def _replica(weight: Tensor) -> int:
-    """Return the number of this rank's replica among those that have the weight, from 0."""
+    """Return the number of this rank's replica among those that hold the weight, starting at 0."""
     mesh = weight.device_mesh if isinstance(weight, DTensor) else None
     return mesh.get_local_rank(0) if mesh is not None and mesh.ndim > 1 else 0
 
 
 @torch.no_grad()
 def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Put back this rank's part of the weights and moments from a checkpoint of any number of ranks.
+    """Restore this rank's part of the weights and moments from a checkpoint of any number of ranks.
 
-    Raises ValueError for the checkpoint of another model, and changes nothing.
+    Raises:
+        ValueError: If the checkpoint belongs to another model; nothing is changed then.
     """
     names = trained_names(model, optimizer)
     saved = _saved(folder)
@@ -147,13 +149,18 @@ def restore_part(model: torch.nn.Module, optimizer: torch.optim.Optimizer, folde
 
 
 def write_checkpoint_model(checkpoint: Path, folder: Path, *, base: Path | str | None = None) -> None:
-    """Write the model of a checkpoint as a plain model folder, never half written.
+    """Write a checkpoint's model as a plain model folder, which is never half written.
 
-    `base` is the model that its run began with, where that has been moved since. Raises ValueError for the checkpoint
-    of an adapter, of another model, and for one that is not whole.
+    Args:
+        checkpoint: Folder of one step's checkpoint.
+        folder: Folder to write.
+        base: The model that the run started from, if it was moved since. None uses the path in the checkpoint.
+
+    Raises:
+        ValueError: If the checkpoint is of an adapter or of another model, or if it isn't complete.
     """
     if not (checkpoint / METADATA).is_file():
-        raise ValueError(f"{checkpoint} is of a run that trains an adapter; merge the adapter/ of that run")
+        raise ValueError(f"{checkpoint} belongs to a run that trains an adapter; merge that run's adapter/ folder")
     _write_model(load_state(checkpoint)["trainer"], checkpoint, folder, base=base)
 
 
@@ -163,7 +170,7 @@ def _write_model(state: Mapping[str, Any], checkpoint: Path, folder: Path, *, ba
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint by their names in the model, on the CPU."""
+    """Return the weights of a checkpoint on the CPU, by their names in the model."""
     sizes = {key: size for key, size in _saved(folder).items() if key.startswith(_WEIGHTS)}
     weights = {key: torch.empty(size) for key, size in sizes.items()}
     with _alone():
@@ -178,9 +185,9 @@ def _saved(folder: Path) -> dict[str, torch.Size]:
 
 
 class PartsReader(FileSystemReader):
-    """Reads the parts of a checkpoint, whoever has made it: no code runs, and tensors alone are read from its folder.
+    """Reads the parts of a checkpoint from any source: no code runs, and only tensors in its folder are read.
 
-    torch's own reader unpickles whatever `.metadata` holds, and whatever that says is no tensor.
+    torch's own reader unpickles any content of `.metadata`, and any entry there that isn't a tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -188,7 +195,11 @@ class PartsReader(FileSystemReader):
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return which part of which tensor is where; UnreadableFileError for a file that says anything else."""
+        """Return which part of which tensor is in which file.
+
+        Raises:
+            UnreadableFileError: If the file holds anything else.
+        """
         path = self._folder / METADATA
         content = read_bytes(path, within=self._folder)
         try:
@@ -197,26 +208,28 @@ class PartsReader(FileSystemReader):
                 raise ValueError(f"it must be Metadata, got {type(found).__name__}")
             for key, said in found.state_dict_metadata.items():
                 if not isinstance(said, TensorStorageMetadata):
-                    raise ValueError(f"{key!r:.200} is no tensor")
+                    raise ValueError(f"{key!r:.200} is not a tensor")
             for name in {where.relative_path for where in found.storage_data.values()}:
                 regular_file(self._folder / name, within=self._folder)
         except (*DAMAGE, pickle.UnpicklingError, EOFError, OSError) as error:
-            raise UnreadableFileError(f"{path}: it does not say where the tensors are ({error})") from error
+            raise UnreadableFileError(
+                f"{path}: expected the locations of the checkpoint's tensors ({error})"
+            ) from error
         found.storage_meta = found.storage_meta or StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
 
 
 class _Unpickler(pickle.Unpickler):
-    """Builds what torch writes into `.metadata`, and nothing else."""
+    """Unpickles only the types that torch writes into `.metadata`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the names that are allowed."""
+        """Return the named object if it is allowed."""
         if name in _PICKLED.get(module, ()) or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which isn't allowed in a checkpoint")
 
 
 _PICKLED = {
@@ -237,7 +250,7 @@ def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
     try:
         with _alone():
             save(dict(part), checkpoint_id=place, no_dist=True)
-    except CheckpointException as error:  # a BaseException, which nobody would handle; what it is about is in it
+    except CheckpointException as error:  # a BaseException that nothing handles; it wraps the actual error
         failed = next(iter(error.failures.values()))[0]
     if failed is not None:
         raise failed
@@ -248,7 +261,7 @@ def _write_part(parts: Path, rank: int, part: Mapping[str, Tensor]) -> None:
 
 
 def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
-    """Move the parts of all ranks into the folder of their checkpoint; return the sizes and checksums of all files."""
+    """Move all ranks' parts into their checkpoint's folder, and return the sizes and checksums of all files."""
     said = [parts / f"rank-{rank}.json" for rank in range(world)]
     _wait(parts, said)
     sums: Sums = {}
@@ -263,7 +276,11 @@ def _put_together(parts: Path, world: int, fresh: Path) -> Sums:
 
 
 def _wait(parts: Path, said: list[Path]) -> None:
-    """Return when every rank has said that its part is complete; TimeoutError where nothing is written any more."""
+    """Wait until every rank has marked its part as complete.
+
+    Raises:
+        TimeoutError: If nothing is written to any part for STILL_S seconds.
+    """
     seen: object = None
     since = time.monotonic()
     while missing := [path.stem for path in said if not path.exists()]:
@@ -271,12 +288,14 @@ def _wait(parts: Path, said: list[Path]) -> None:
         if sizes != seen:
             seen, since = sizes, time.monotonic()
         if time.monotonic() - since > STILL_S:
-            raise TimeoutError(f"checkpoint: {', '.join(missing)} did not write its part; the one before it stays")
+            raise TimeoutError(
+                f"checkpoint: {', '.join(missing)} did not write its part; the previous checkpoint is kept"
+            )
         time.sleep(_ASK_S)
 
 
 def _placed(part: Metadata, place: str) -> Metadata:
-    """Return what is said of one rank's part, with its files named from the folder above."""
+    """Return the metadata of one rank's part, with file names relative to the parent folder."""
     moved = {
         index: replace(where, relative_path=f"{place}/{where.relative_path}")
         for index, where in part.storage_data.items()
@@ -285,7 +304,7 @@ def _placed(part: Metadata, place: str) -> Metadata:
 
 
 def _joined(parts: Sequence[Metadata]) -> Metadata:
-    """Return what is said of all parts: each tensor has the pieces that any rank has of it, each once."""
+    """Return the metadata of all parts: each tensor has the chunks of all ranks, without duplicates."""
     tensors: dict[str, TensorStorageMetadata] = {}
     for part in parts:
         for key, said in part.state_dict_metadata.items():
@@ -302,7 +321,7 @@ def _joined(parts: Sequence[Metadata]) -> Metadata:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Silence torch's warning that it saves or loads in one process: that is what is asked for."""
+    """Silence torch's warning about saving or loading in a single process, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield

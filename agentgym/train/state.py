@@ -1,4 +1,4 @@
-"""The state of training, taken out of the trainer and put back, on any number of ranks."""
+"""The training state: copied out of the trainer and restored, on any number of ranks."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from agentgym.train.policy.model import PolicyModel
 
 
 def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
-    """Return AdamW over these weights, before its first step."""
-    # Without a choice torch moves one weight after the other on a CPU, in ten small operations each.
+    """Return a new AdamW optimizer of these weights."""
+    # By default torch updates one weight after the other on a CPU, in ten small operations each.
     fused = True if device.type == "cpu" else None
     decay = config.weight_decay
     return torch.optim.AdamW(weights, lr=peak_rate(config), betas=config.betas, weight_decay=decay, fused=fused)
@@ -24,7 +24,10 @@ def new_optimizer(weights: Sequence[Tensor], config: TrainConfig, device: torch.
 
 @torch.no_grad()
 def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the trained weights and the optimizer's state by name, whole, on the CPU. Every rank must call it."""
+    """Return full CPU copies of the trained weights and the optimizer's state, by name.
+
+    Every rank must call it.
+    """
     names = trained_names(model, optimizer)
     return {
         "weights": {name: whole(weight) for weight, name in names.items()},
@@ -38,9 +41,12 @@ def training_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 @torch.no_grad()
 def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Put back the weights and the optimizer's moments; its rate, betas and weight decay stay as they are.
+    """Restore the weights and the optimizer's moments; its learning rate, betas and weight decay don't change.
 
-    Every rank must call it, with the same state. Raises ValueError for the state of another model, and changes nothing.
+    Every rank must call it with the same state.
+
+    Raises:
+        ValueError: If the state belongs to another model; nothing is changed then.
     """
     names = trained_names(model, optimizer)
     saved = {name: weight.shape for name, weight in state["weights"].items()}
@@ -57,7 +63,7 @@ def restore_training(model: torch.nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Give the optimizer these moments, by weight; its rate, betas and weight decay stay as they are."""
+    """Set the optimizer's moments by weight; its learning rate, betas and weight decay don't change."""
     positions = {weight: i for i, weight in enumerate(w for g in optimizer.param_groups for w in g["params"])}
     groups = [
         {**group, "params": [positions[weight] for weight in group["params"]]} for group in optimizer.param_groups
@@ -67,7 +73,7 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[Tensor, Mapp
 
 
 def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that the meaning of the trained weights depends on."""
+    """Return the settings that determine the meaning of the trained weights."""
     same = {"method": config.method, "model": policy.base_fingerprint, "temperature": config.temperature}
     if not policy.adapted:
         return same
@@ -77,36 +83,36 @@ def policy_settings(policy: PolicyModel, config: TrainConfig) -> dict[str, Any]:
 
 
 def refuse_other_policy(own: Mapping[str, Any], saved: Mapping[str, Any] | None) -> None:
-    """Raise ValueError that names what differs if a checkpoint is of another base model or adapter."""
+    """Raise ValueError, naming the difference, if a checkpoint has another base model or adapter."""
     if saved is None:
-        raise ValueError("checkpoint: it does not say which model and adapter it is of; resume from another checkpoint")
+        raise ValueError("checkpoint: its base model and adapter are not recorded; resume from another checkpoint")
     for name, value in own.items():
         if saved.get(name) != value:
             raise ValueError(
-                f"checkpoint: it was written with {name} {saved.get(name)}, and this run has {value}, which would be "
-                f"another policy; resume with the {name} that it was written with, or start a new run"
+                f"checkpoint: it was written with {name} {saved.get(name)}, but this run has {value}, which makes it "
+                f"another policy; resume with the checkpoint's {name}, or start a new run"
             )
 
 
 def trained_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
-    """Return the names of the weights that the optimizer moves, in its order."""
+    """Return the names of the weights that the optimizer updates, in its order."""
     found = {weight: name for name, weight in model.named_parameters()}
     return {weight: found[weight] for group in optimizer.param_groups for weight in group["params"]}
 
 
 def refuse_strangers(own: Mapping[str, torch.Size], saved: Mapping[str, torch.Size]) -> None:
-    """Raise ValueError where a checkpoint's weights have other names or shapes than those that train here."""
+    """Raise ValueError if a checkpoint's weights have other names or shapes than the weights trained here."""
     odd = sorted(own.keys() ^ saved.keys())
     odd += sorted(name for name in own.keys() & saved.keys() if own[name] != saved[name])
     if odd:
         raise ValueError(
-            f"checkpoint: {odd[0]} and {len(odd) - 1} others are not the weights that train here; resume with the "
-            "model and the settings that it was written with"
+            f"checkpoint: {odd[0]} and {len(odd) - 1} others don't match the weights that are trained here; resume "
+            "with the model and the settings that it was written with"
         )
 
 
 def _like(weight: Tensor, value: Any) -> Any:
-    """Return the value sharded as the weight is; the optimizer's counts stay as they are."""
+    """Return the value sharded like the weight; the optimizer's counters are returned unchanged."""
     if not isinstance(value, Tensor) or value.shape != weight.shape:
         return value
     if isinstance(weight, DTensor):
@@ -126,7 +132,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random(state: Mapping[str, Any]) -> None:
-    """Put back the state of every random generator of this process."""
+    """Restore the state of every random generator of this process."""
     kind, keys, *rest = state["numpy"]
     random.setstate(state["python"])
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))

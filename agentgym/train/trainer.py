@@ -1,4 +1,4 @@
-"""The trainer of an adapter or of a whole model, on one process or on many."""
+"""Trainer of an adapter or a whole model, on one process or on many."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ __all__ = ["TrainConfig", "Trainer"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """The thread and the learner that an open trainer holds, and closes."""
+    """The thread and the learner of an open trainer."""
 
     thread: ThreadPoolExecutor
     learner: Learner
@@ -49,7 +49,7 @@ class _Opened:
 
 
 def _open(model: Path | str, config: TrainConfig, seed: int) -> _Opened:
-    """Open a trainer; if that fails, nothing is left open."""
+    """Open a trainer. If that fails, nothing is left open."""
     threads_before = torch.get_num_threads()
     thread = ThreadPoolExecutor(1, "trainer")
     try:
@@ -72,18 +72,23 @@ def _learner(model: Path | str, config: TrainConfig, seed: int) -> Learner:
 
 
 class Trainer:
-    """Trains a LoRA adapter or a whole model; the same samples give the same weights on any number of processes.
+    """Trains a LoRA adapter or a whole model.
 
-    `model` is a folder, a Hugging Face name or "tiny"; beside an adapter it stays frozen, and its files stay in any
-    case. `seed` decides the adapter's first weights.
-    Open it with `async with` or `with`. Under torchrun, every process opens one and makes the same calls with the
-    same samples; each computes its share. All work runs in one thread of its own, so that an event loop stays
-    free and collectives keep their order. The methods that are not async block their caller.
+    The same samples give the same weights on any number of processes. Open it with `async with` or `with`. Under
+    torchrun, every process opens one and makes the same calls with the same samples; each computes its share. All work
+    runs in a separate thread, so that an event loop stays free and collectives keep their order. The methods that
+    aren't async block their caller.
+
+    Args:
+        model: A model folder, a Hugging Face name or "tiny". An adapter leaves its weights frozen, and its files are
+            never changed.
+        config: The settings of the trainer. If its `lr` is None, the model's default is used.
+        seed: Seed of the initial weights of the adapter, and of the critic if there is one.
     """
 
     def __init__(self, model: Path | str, config: TrainConfig, *, seed: int = 0) -> None:
         found = find_model(model)
-        self.model = whole_path(found) if Path(found).exists() else found  # it is read again at the end
+        self.model = whole_path(found) if Path(found).exists() else found  # absolute: saving and merging read it again
         self.config, self.seed = with_rate(config, model), seed
         self._opened: _Opened | None = None
 
@@ -102,7 +107,7 @@ class Trainer:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled: what it opens has to be waited for, and closed.
+            # A thread can't be cancelled: wait until it has opened the trainer, then close that.
             await asyncio.wait([opening])
             if self._opened is not None:
                 await self.__aexit__(None, None, None)
@@ -115,7 +120,7 @@ class Trainer:
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """Rank of this process, starting at 0."""
         return self._open_now.learner.ranks.rank
 
     @property
@@ -130,28 +135,36 @@ class Trainer:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs of this machine that the processes train on."""
+        """Numbers of this machine's GPUs that the processes train on; empty on the CPU."""
         return gpus_here(self.config.device) if self.on_gpu else ()
 
     @property
     def dtype(self) -> str:
-        """The type that the model computes in, such as float32."""
+        """Name of the data type that the model computes in, such as float32."""
         return str(weight_type(self.config, self._open_now.learner.ranks.device)).removeprefix("torch.")
 
     @property
     def optimizer_steps(self) -> int:
-        """Number of optimizer steps so far, those before a resume included; skipped ones do not count."""
+        """Number of optimizer steps so far, including those before a resume; skipped steps don't count."""
         return self._call(lambda learner: learner.optimizer_steps)
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on these samples, one optimizer step for each mini-batch of rollouts; returns the metrics of the log.
+        """Train on the samples, with one optimizer step per mini-batch of rollouts.
 
-        Every rank passes all of the samples, and gets the same metrics. A gradient that is not finite is not
-        applied: the step is counted in `train/skipped_steps`, and a RuntimeWarning names the rollouts that it came
-        from. The other metrics are of the steps that were taken. A mini-batch in which no token is trained is no step
-        either: it is counted in `train/untrained_steps`, with a RuntimeWarning. Without samples there is no step.
-        Cancelling the call does not stop the step.
-        Raises ValueError if ranks hold different samples, and for samples that the model cannot be given.
+        A gradient that isn't finite is not applied: the step is counted in `train/skipped_steps`, and a RuntimeWarning
+        names the rollouts that it came from. The other metrics cover only the steps that were taken. A mini-batch
+        without a trained token takes no step either: it is counted in `train/untrained_steps`, with a RuntimeWarning.
+        Without samples there is no step. Cancelling the call doesn't stop the step.
+
+        Args:
+            samples: All samples of the batch, the same on every rank.
+
+        Returns:
+            The metrics of the log, the same on every rank.
+
+        Raises:
+            ValueError: If ranks hold different samples, if the model or the loss can't use a sample, if a group was
+                trained on before, or if the critic can't learn from the batch.
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.train, samples))
@@ -159,60 +172,97 @@ class Trainer:
     async def step_and_logprobs(
         self, samples: Sequence[Sample]
     ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
-        """Do a `step`, and also return the log-probabilities that it computed on the way.
+        """Train like `step`, and also return the log-probabilities that the step computed.
 
-        They are those of the policy before the optimizer step of the sample's mini-batch, or with
-        old_logprobs="trainer" before the first one of the call, by the sample's rollout id, segment and step. Rank 0
-        gets those of all ranks, and the others an empty dict. No forward is added.
+        They are the policy's before the optimizer step of the sample's mini-batch or, with old_logprobs="trainer",
+        before the first optimizer step of the call. This adds no forward pass.
+
+        Args:
+            samples: All samples of the batch, the same on every rank.
+
+        Returns:
+            The metrics of `step`, and the log-probabilities by the sample's rollout id, segment and step. Rank 0 gets
+            those of all ranks, the others an empty dict.
+
+        Raises:
+            ValueError: As in `step`.
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.train_and_keep, samples))
 
     def train(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Do the same as `step`, for code without an event loop."""
+        """Train like `step`, for code without an event loop.
+
+        Args:
+            samples: All samples of the batch, the same on every rank.
+
+        Returns:
+            The metrics of the log, the same on every rank.
+
+        Raises:
+            ValueError: As in `step`.
+        """
         return self._call(lambda learner: learner.train(samples))
 
     def values(self, samples: Sequence[Sample]) -> dict[SampleKey, Floats]:
-        """Return a value for each token of the samples' loss masks: what the critic expects from the state before it.
+        """Return the critic's value of the state before each token of the samples' loss masks.
 
-        They are in units of reward, by the sample's rollout id, segment and step. The critic is a value head
-        that the first call makes; the next `step` trains it, on the `returns` of its `SampleBatch` and on the
-        states of the last call. `value_samples` calls this; `values([])` lets the values go that no step is to learn
-        from. Every rank must call it with all of the samples, and gets all values. Raises ValueError as `step` does.
+        The critic is a value head, created by the first call. The next `step` trains it, on the `returns` of its
+        `SampleBatch` and on the hidden states of the latest call. `value_samples` calls this method; `values([])`
+        discards values that no step will learn from. Every rank must call it.
+
+        Args:
+            samples: All samples, the same on every rank.
+
+        Returns:
+            The values in units of reward, by the sample's rollout id, segment and step; every rank gets all of them.
+
+        Raises:
+            ValueError: If ranks hold different samples, or if the model can't use a sample.
         """
         return self._call(lambda learner: learner.values(samples))
 
     def adapter(self) -> Adapter:
-        """Return a snapshot of the adapter on the CPU, whole on every rank. Every rank must call it.
+        """Return a snapshot of the whole adapter on the CPU, on every rank. Every rank must call it.
 
-        Raises ValueError where a whole model is trained.
+        Raises:
+            ValueError: If a whole model is trained instead of an adapter.
         """
         if not self.adapts:
-            raise ValueError("method: full trains no adapter; take `weights()`, or set method='lora'")
+            raise ValueError("method: full trains no adapter; use `weights()`, or set method='lora'")
         return self._call(lambda learner: export_adapter(learner.policy))
 
     def weights(self, *, first_only: bool = False) -> ModelWeights | None:
-        """Return a snapshot on the CPU of the weights that are trained, whole, in the type of the model's computation.
+        """Return a snapshot of all trained weights on the CPU, in the data type that the model computes in.
 
-        Every rank must call it, and gets it; with `first_only` the others get None. Raises ValueError where an adapter
-        is trained.
+        Every rank must call it.
+
+        Args:
+            first_only: Return the weights on rank 0 only, and None on the other ranks.
+
+        Raises:
+            ValueError: If an adapter is trained instead of a whole model.
         """
         if self.adapts:
-            raise ValueError("method: lora trains an adapter; take `adapter()`, or set method='full'")
+            raise ValueError("method: lora trains an adapter; use `adapter()`, or set method='full'")
         keep = not first_only or self.rank == 0
         dtype = getattr(torch, self.dtype)
         return self._call(lambda learner: export_weights(learner.policy, dtype, keep=keep))
 
     @property
     def adapts(self) -> bool:
-        """Whether an adapter is trained, and not the model itself."""
+        """Whether an adapter is trained, rather than the model itself."""
         return self.config.method == "lora"
 
     def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the adapter for `PeftModel.from_pretrained`, or the model that was trained whole with its tokenizer.
+        """Write the adapter for `PeftModel.from_pretrained`, or the trained whole model with its tokenizer.
 
-        It is complete on return, and `files`, texts by their names, are beside it. A model is in the type that the
-        trainer computes in. Every rank must call it.
+        The folder is complete on return. A whole model is written in the data type that the trainer computes in. Every
+        rank must call it.
+
+        Args:
+            path: Folder to write. Missing parent folders are created.
+            files: Texts of additional files in the folder, by file name.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:
@@ -226,10 +276,13 @@ class Trainer:
             self.first(write)
 
     def merge(self, path: Path | str) -> None:
-        """Write base and adapter as one plain model with its tokenizer; it is complete on return.
+        """Write base and adapter as one plain model with its tokenizer.
 
-        Every rank must call it. The sums are made in float32 and written in the base's own type. Of a model that is
-        trained whole it is what `save` writes.
+        The folder is complete on return. The sums are computed in float32 and written in the base's own data type. If a
+        whole model is trained, this writes the same as `save`. Every rank must call it.
+
+        Args:
+            path: Folder to write. Missing parent folders are created.
         """
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if not self.adapts:
@@ -239,21 +292,35 @@ class Trainer:
         self.first(lambda: write_merged(self.model, adapter, Path(path)))
 
     def snapshot(self) -> Snapshot:
-        """Return a copy of all that training goes on from, in this process's memory. Every rank must call it."""
+        """Return a copy of everything needed to resume training, in this process's memory. Every rank must call it."""
         return self._call(lambda learner: learner.snapshot())
 
     def checkpoint(self, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None) -> None:
-        """Write all that training goes on from into `folder`, complete or not at all; see `write_checkpoint`.
+        """Write a checkpoint with everything needed to resume training, complete or not at all.
 
-        `run` holds plain values and tensors of the caller's own, which `resume` gives back. Every rank must call it. Of
-        a model that is trained whole each rank writes its part, so all of them need the same `folder`.
+        See `write_checkpoint`. Every rank must call it. If a whole model is trained, each rank writes its part, so all
+        ranks need the same `folder`.
+
+        Args:
+            folder: Folder of the run's checkpoints; created if missing.
+            step: Number of finished steps.
+            keep: Number of latest checkpoints to keep.
+            run: The caller's own plain values and tensors, which `resume` returns. None is an empty dict.
         """
         self.write(self.snapshot(), folder, step, keep=keep, run=run)
 
     def write(
         self, snapshot: Snapshot, folder: Path | str, step: int, *, keep: int = 2, run: Mapping[str, Any] | None = None
     ) -> None:
-        """Write a snapshot as `checkpoint` does. Every rank must call it."""
+        """Write a snapshot as a checkpoint, like `checkpoint`. Every rank must call it.
+
+        Args:
+            snapshot: The result of `snapshot`.
+            folder: Folder of the run's checkpoints; created if missing.
+            step: Number of finished steps.
+            keep: Number of latest checkpoints to keep.
+            run: The caller's own plain values and tensors, which `resume` returns. None is an empty dict.
+        """
         Path(folder).mkdir(parents=True, exist_ok=True)
         write = partial(snapshot.write_checkpoint, Path(folder), step, run=run or {}, keep=keep)
         if self.rank:
@@ -261,21 +328,36 @@ class Trainer:
         self.first(write)
 
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
-        """Go on from the last whole checkpoint in `folder`; returns its step and the `run` that was written with it.
+        """Resume from the last complete checkpoint in `folder`.
 
-        Weights, the optimizer's moments and random states are as they were, also on another number of ranks. Learning
-        rate, schedule, betas and weight decay are those of this trainer's config, and may differ from the
-        checkpoint's. Every rank must call it. Raises ValueError, and changes nothing, if no checkpoint is whole or if
-        it was written with another base model, method, temperature or kind of adapter, naming what differs.
+        Weights, optimizer moments and random states are restored, also on another number of ranks. Learning rate,
+        schedule, betas and weight decay come from this trainer's config and may differ from the checkpoint's. Every
+        rank must call it.
+
+        Args:
+            folder: Folder of the run's checkpoints.
+
+        Returns:
+            The checkpoint's step, and the `run` that was written with it.
+
+        Raises:
+            ValueError: If no checkpoint is complete, or if it was written with another base model, method, temperature
+                or kind of adapter; the message names the difference. Nothing is changed then.
         """
         found = self.first(lambda: last_checkpoint(Path(folder)))
         self._call(lambda learner: learner.restore(found.state["trainer"], found.folder))
         return found.step, found.state["run"]
 
     def first(self, work: Callable[[], T]) -> T:
-        """Run `work` on rank 0 and return its result on every rank; if it fails there, the others raise AgentGymError.
+        """Run `work` on rank 0 and return its result on every rank.
 
-        Every rank must call it, and none goes on before the work is done.
+        Every rank must call it, and each waits until the work is done.
+
+        Args:
+            work: Function without arguments, called on rank 0 only.
+
+        Raises:
+            AgentGymError: On the other ranks, if `work` fails on rank 0, which raises the original error.
         """
         if self.world == 1:
             return work()
@@ -295,17 +377,28 @@ class Trainer:
         return cast("T", answer)
 
     def score(self, token_ids: Sequence[int], *, sampling: Sampling, base: bool = False) -> Floats:
-        """Return the log-probability (nats) of each id but the first, given the ids before it. Every rank must call it.
+        """Return the log-probability (nats) of each id but the first, given the ids before it.
 
-        With `base` it is that of the model as it was before training: ValueError where that was trained whole, and no
-        frozen copy is kept (`kl_coef` 0).
+        Every rank must call it.
+
+        Args:
+            token_ids: At least two token ids.
+            sampling: Sampling parameters, of which the temperature is used.
+            base: Score with the model as it was before training.
+
+        Raises:
+            ValueError: If the model can't process the ids, or with `base` if the whole model has been trained and no
+                frozen copy is kept (`kl_coef` 0).
         """
         return self._call(lambda learner: learner.score(token_ids, sampling, base=base))
 
     async def gather(self, objects: list[T]) -> list[T]:
-        """Return all ranks' objects in rank order, on every rank. Every rank must call it.
+        """Return all ranks' objects in rank order, on every rank.
 
-        The event loop is free until every rank has come.
+        Every rank must call it. The event loop stays free until every rank has called it.
+
+        Args:
+            objects: This rank's objects, which must be picklable.
         """
         opened = self._open_now
         return await asyncio.wrap_future(opened.thread.submit(opened.learner.ranks.gather, objects))

@@ -1,4 +1,4 @@
-"""How much of the GPUs a training step used: memory, and the share of their peak arithmetic."""
+"""GPU usage of a training step: memory, and the share of peak FLOPs."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,14 @@ PEAK_TFLOPS = {
     "RTX 4090": 165,
     "RTX 3090": 71,
 }
-"""The nominal peak of dense bfloat16 arithmetic with float32 sums, by a part of the GPU's name; the first that fits
-counts. No peak was measured."""
+"""Nominal peak of dense bfloat16 arithmetic with float32 accumulation, in TFLOP/s, by a part of the GPU's name.
+
+The first entry that matches counts. No peak was measured.
+"""
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return the most memory that this process's GPU held since the last call, in GiB; nothing on a CPU."""
+    """Return the peak memory of this process's GPU since the last call, in GiB; {} on a CPU."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)
@@ -36,10 +38,10 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 def mfu_metrics(
     model: nn.Module, lengths: Sequence[int], *, dtype: torch.dtype, seconds: float, gpus: int, device: torch.device
 ) -> dict[str, float]:
-    """Return `train/mfu`, the arithmetic that the samples need over what the GPUs could have done in that time.
+    """Return `train/mfu`: the FLOPs that the samples need, divided by the GPUs' peak FLOPs in that time.
 
-    `dtype` is what the model computes in. Nothing where the GPU's peak or the model's arithmetic is not known: on a
-    CPU, for other computation than in bfloat16, and for mixtures of experts.
+    `dtype` is the type that the model computes in. The result is {} if the GPU's peak or the model's FLOPs are unknown:
+    on a CPU, for computation in another type than bfloat16, and for mixtures of experts.
     """
     peak = peak_flops(device)
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
@@ -49,11 +51,11 @@ def mfu_metrics(
 
 
 def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
-    """Count the arithmetic of one forward and backward over samples of these lengths, whatever the layout.
+    """Count the FLOPs of one forward and backward pass over samples of these lengths, whatever the layout.
 
-    A weight takes part in the forward and in the gradient of its input, 2 operations each, and if it is trained in 2
-    more for its own gradient; what is computed again to save memory does not count. Causal attention takes 2 L^2
-    operations a layer and number of a head's state forwards, and twice that backwards.
+    Each weight takes 2 FLOPs per token in the forward pass, 2 for the gradient of its input, and if it is trained 2 for
+    its own gradient; recomputation to save memory doesn't count. Causal attention takes 2 L^2 FLOPs in the forward
+    pass, per layer and element of the heads' state, and twice that in the backward pass.
     """
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     embedding = model.get_input_embeddings().weight  # type: ignore[operator]
@@ -66,7 +68,7 @@ def needed_flops(model: nn.Module, lengths: Sequence[int]) -> float:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak operations in a second of this GPU in bfloat16; None where it is not known."""
+    """Return the peak bfloat16 FLOP/s of this GPU, or None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

@@ -183,7 +183,7 @@ def test_demonstrations_are_of_the_rollouts_own_way() -> None:
 def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
     asked = played("a", 1.0, 2)
     forgotten = replace(asked, metrics={})
-    with pytest.raises(ValueError, match=r"^credit: none of these rollouts was played with branches"):
+    with pytest.raises(ValueError, match=r"^credit: none of these rollouts was run with branches"):
         build_samples([Group(group_id="g", rollouts=(forgotten,))], credit="branches")
     build_samples([Group(group_id="g", rollouts=(asked, replace(forgotten, rollout_id="b")))], credit="branches")
     assert not build_samples([Group(group_id="g", rollouts=())], credit="branches")
@@ -191,7 +191,7 @@ def test_rollouts_that_were_to_have_no_branches_are_refused() -> None:
 
 def test_an_estimator_with_a_unit_is_refused() -> None:
     group = Group(group_id="g", rollouts=(played("a", 1.0, 2), played("b", 0.0, 2)))
-    with pytest.raises(ValueError, match=r"^advantage_estimator: 'grpo' has a unit.*use dr_grpo"):
+    with pytest.raises(ValueError, match=r"^advantage_estimator: 'grpo' divides by a unit.*use dr_grpo"):
         build_samples([group], advantage_estimator="grpo", credit="branches")
     rows = [build_samples([group], advantage_estimator=name, credit="branches") for name in ("dr_grpo", "rloo")]
     assert worth(rows[0], "a") == worth(rows[1], "a")

@@ -213,7 +213,7 @@ def _asked(segment: Segment, at: float | None) -> Segment:
 @pytest.mark.parametrize(
     ("played", "said"),
     [
-        (overlapping(), "turns 1 and 2 were sampled beside each other"),
+        (overlapping(), "turns 1 and 2 were sampled at the same time"),
         (
             rollout(
                 segment(0, [(0, 0)]),
@@ -221,8 +221,8 @@ def _asked(segment: Segment, at: float | None) -> Segment:
             ),
             "no times of its turns",
         ),
-        (rollout(segment(0, [(0, 0), (0, 0)])), "two turns have one number"),
-        (rollout(segment(0, [(0, 0)], role="spy"), role_rewards={"spy": 1.0}), "role 'spy' has a reward of its own"),
+        (rollout(segment(0, [(0, 0), (0, 0)])), "two turns have the same number"),
+        (rollout(segment(0, [(0, 0)], role="spy"), role_rewards={"spy": 1.0}), "role 'spy' has its own reward"),
         (
             rollout(
                 segment(0, [(0, 0)]),
@@ -234,7 +234,7 @@ def _asked(segment: Segment, at: float | None) -> Segment:
     ],
 )
 def test_where_no_turn_follows_another_it_is_refused(played: Rollout, said: str) -> None:
-    with pytest.raises(ValueError, match=f"^credit: rollout 'r' has no GAE .*{said}"):
+    with pytest.raises(ValueError, match=rf'^credit: "value" \(GAE\) does not work for rollout .r.: .*{said}'):
         value_samples([Group(group_id="g", rollouts=(played,))], lambda samples: {})
 
 
@@ -273,9 +273,9 @@ def test_a_group_of_equal_rewards_has_a_signal() -> None:
 
 def test_values_that_are_missing_or_too_few_are_refused() -> None:
     groups = [Group(group_id="g", rollouts=(rollout(segment(0, [(0, 0), (1, 0)])),))]
-    with pytest.raises(ValueError, match=r"^values: rollout 'r' has 2 turns in segment 0, and no values"):
+    with pytest.raises(ValueError, match=r"^values: rollout 'r' has 2 turns in segment 0, but no values"):
         value_samples(groups, lambda samples: {})
-    with pytest.raises(ValueError, match=r"^values: rollout 'r' has 2 turns in segment 0, and 1 values"):
+    with pytest.raises(ValueError, match=r"^values: rollout 'r' has 2 turns in segment 0, but 1 values"):
         value_samples(groups, lambda samples: {("r", 0, 0): np.zeros(1, np.float32)})
 
 

@@ -280,8 +280,8 @@ def test_each_turn_of_a_sample_has_its_own_advantage() -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"credit": "step"}, "credit: 'step' is none of"),
-        ({"credit": "turn"}, "rollout 'a': two turns have one"),
+        ({"credit": "step"}, "credit: expected one of .*, got 'step'"),
+        ({"credit": "turn"}, "rollout 'a': two turns have the same number"),
     ],
 )
 def test_a_level_of_advantages_that_means_nothing_is_refused(change: dict[str, str], error: str) -> None:

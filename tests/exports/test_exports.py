@@ -315,7 +315,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     assert root.turns[0].message["tool_calls"][0]["function"]["arguments"] == {"cmd": "ls"}
     assert root.turns[0].env_messages == ({"role": "tool", "content": "a.py", "name": "bash", "tool_call_id": "c"},)
     assert (following.turns[1].start, following.turns[1].stop) == (90, 97)
-    with pytest.raises(ValueError, match="played by an endpoint"):
+    with pytest.raises(ValueError, match="sampled from an endpoint"):
         demonstrations([found])
     assert run(capsys, "export", tmp_path / "run", "--to", "sft", "--unscored")[0].startswith("1 rollouts, 2 conv")
 

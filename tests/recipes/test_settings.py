@@ -119,7 +119,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.lr", "-1"], "--train.lr: must be at least 0, got '-1'"),
         (["--train.lora-rank", "0"], "--train.lora-rank: must be at least 1, got '0'"),
         (["--train.betas", "0.9", "1"], "--train.betas: must be below 1, got ('0.9', '1')"),
-        (["--train.decay", "cosine", "--train.decay-steps", "None"], "--train.decay, --train.decay-steps: a falling"),
+        (["--train.decay", "cosine", "--train.decay-steps", "None"], "--train.decay, --train.decay-steps: the decay"),
         (["--train.threads", "0"], "--train.threads: must be at least 1"),
         (["--engine.threads", "0"], "--engine.threads: must be at least 1"),
         (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),

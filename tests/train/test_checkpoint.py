@@ -80,11 +80,11 @@ def test_the_generators_of_random_numbers_go_on_too(tiny_model: Path, config: Tr
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lora_alpha": 16}, "lora_alpha 8, and this run has 16"),
-        ({"lora_rank": 8}, "lora_rank 4, and this run has 8"),
-        ({"rslora": True}, "rslora False, and this run has True"),
-        ({"dora": True}, "dora False, and this run has True"),
-        ({"temperature": 0.5}, "temperature 1.0, and this run has 0.5"),
+        ({"lora_alpha": 16}, "lora_alpha 8, but this run has 16"),
+        ({"lora_rank": 8}, "lora_rank 4, but this run has 8"),
+        ({"rslora": True}, "rslora False, but this run has True"),
+        ({"dora": True}, "dora False, but this run has True"),
+        ({"temperature": 0.5}, "temperature 1.0, but this run has 0.5"),
         ({"lora_targets": ("q_proj", "v_proj")}, r"lora_targets \['down_proj', .*this run has \['q_proj', 'v_proj'\]"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_does_not_name_its_policy_is_refused(
     write_checkpoint(tmp_path, 1, found.state, keep=1)
     with (
         Trainer(tiny_model, config) as trainer,
-        pytest.raises(ValueError, match="does not say which model and adapter"),
+        pytest.raises(ValueError, match="its base model and adapter are not recorded"),
     ):
         trainer.resume(tmp_path)
 
@@ -194,7 +194,7 @@ def test_one_rank_goes_on_from_the_checkpoint_of_two(
 @pytest.mark.slow
 def test_what_fails_on_the_first_rank_fails_on_all(ranks: tuple[Path, list[Any]]) -> None:
     first, second = (result["refused"] for result in ranks[1])
-    assert first.startswith("resume: no whole checkpoint")
+    assert first.startswith("resume: no complete checkpoint")
     assert second == f"rank 0: ValueError: {first}"
 
 

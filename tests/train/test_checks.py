@@ -41,13 +41,13 @@ def long(row: Sample, length: int) -> Sample:
 
 
 SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
-    "an id above the vocabulary": (lambda row: tokens(row, -1, 48), "token id 48, and the model's ids are 0 to 47"),
-    "a negative id": (lambda row: tokens(row, 0, -1), "token id -1, and the model's ids are 0 to 47"),
+    "an id above the vocabulary": (lambda row: tokens(row, -1, 48), "token id 48, but the model's ids are 0 to 47"),
+    "a negative id": (lambda row: tokens(row, 0, -1), "token id -1, but the model's ids are 0 to 47"),
     "an id of the prompt": (lambda row: replace(row, prompt_ids=np.array([999])), "token id 999"),
-    "too many positions": (lambda row: long(row, 257), r"257 tokens, and the model's positions end at 256"),
+    "too many positions": (lambda row: long(row, 257), r"257 tokens, but the model has only 256 positions"),
     "a probability above 1": (
         lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
-        "log-probability 0.5 above 0",
+        "log-probability 0.5, which is above 0",
     ),
     "a log-probability that is no number": (
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
@@ -121,7 +121,7 @@ def test_any_padding_id_in_a_models_config_gives_the_same_step(
 def test_a_padding_id_above_the_vocabulary_is_refused_by_its_name(tiny_model: Path, tmp_path: Path) -> None:
     vocabulary = json.loads((tiny_model / "config.json").read_text())["vocab_size"]
     copy = edited(tiny_model, tmp_path, pad_token_id=vocabulary)
-    refused(copy, f"^model: .*pad_token_id is {vocabulary}, and .* 0 to {vocabulary - 1}; set it to null")
+    refused(copy, f"^model: .*pad_token_id is {vocabulary}, but .* 0 to {vocabulary - 1}; set it to null")
 
 
 def edited(model: Path, folder: Path, **settings: Any) -> Path:
@@ -165,7 +165,8 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_and_not_filled_with_random_
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     refused(
-        copy, r"^model: the checkpoint in .* lacks 1 of the model's weights, model\.layers\.1\.mlp\.up_proj\.weight"
+        copy,
+        r"^model: the checkpoint in .* lacks 1 of the model's weights, such as model\.layers\.1\.mlp\.up_proj\.weight",
     )
 
 
@@ -218,4 +219,4 @@ def test_a_gpu_that_is_not_there_is_said_to_be_missing(tiny_model: Path) -> None
 
 
 def test_an_unknown_device_is_refused(tiny_model: Path) -> None:
-    refused(tiny_model, "^device: 'gpu' is none of auto, cpu, cuda", replace(PLAIN, device="gpu"))
+    refused(tiny_model, "^device: expected auto, cpu, cuda or cuda:N, got 'gpu'", replace(PLAIN, device="gpu"))

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ({"balance": "rows"}, "balance: .*'length', 'square' or 'flops'"),
         (
             {"loss": "gspo", "importance_sampling": "token"},
-            "importance_sampling, loss: gspo takes no correction, .*set loss='ppo'",
+            "importance_sampling, loss: gspo takes no importance weight, .*set loss='ppo'",
         ),
         ({"loss": "cispo", "importance_sampling": "sequence_mask"}, "importance_sampling, loss: cispo takes no"),
         ({"loss": "sft", "importance_sampling": "token"}, "importance_sampling, loss: sft takes no"),
@@ -83,9 +83,9 @@ ROOT = Path(__file__).parents[2]
         ({"method": "qlora"}, "method: .*'lora' or 'full'"),
         ({"method": "full", "lora_rank": 8}, "lora_rank, method: .*set method='lora', or leave lora_rank at 16"),
         ({"method": "full", "lora_alpha": 8}, "lora_alpha, method: .*or leave lora_alpha at 32"),
-        ({"method": "full", "lora_targets": ("q_proj",)}, "lora_targets, method: .*method='full' trains none"),
-        ({"method": "full", "rslora": True}, "rslora, method: .*method='full' trains none"),
-        ({"method": "full", "dora": True}, "dora, method: .*method='full' trains none"),
+        ({"method": "full", "lora_targets": ("q_proj",)}, "lora_targets, method: .*method='full' trains no adapter"),
+        ({"method": "full", "rslora": True}, "rslora, method: .*method='full' trains no adapter"),
+        ({"method": "full", "dora": True}, "dora, method: .*method='full' trains no adapter"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_by_the_name_of_the_field(change: dict[str, Any], error: str) -> None:
@@ -117,5 +117,5 @@ def test_the_learning_rate_that_is_not_named_depends_on_the_model(
 
 
 def test_a_rate_that_is_neither_named_nor_chosen_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^lr: it depends on the model"):
+    with pytest.raises(ValueError, match=r"^lr: the default depends on the model"):
         learning_rate(TrainConfig(), 0)

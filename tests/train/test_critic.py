@@ -186,16 +186,16 @@ def test_returns_of_samples_that_nobody_asked_about_are_refused(tiny_model: Path
     with Trainer(tiny_model, CONFIG) as trainer:
         first = value_samples(batches[0], trainer.values)
         value_samples(batches[1][:1], trainer.values)
-        with pytest.raises(ValueError, match=r"^samples: no values are kept of"):
+        with pytest.raises(ValueError, match=r"^samples: the critic has no values for"):
             trainer.train(replace(first, places={}))
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda given: given[:-1], r"^returns: \('\S+', \d+, \d+\) has \d+ where \d+ values were given"),
-        (lambda given: given * np.float32(np.nan), r"^returns: those of \('\S+', \d+, \d+\) must be finite"),
-        (lambda given: given[:, None], r"^returns: those of \('\S+', \d+, \d+\) must be one number for each value"),
+        (lambda given: given[:-1], r"^returns: \('\S+', \d+, \d+\) must have \d+ numbers, one for each value, got \d+"),
+        (lambda given: given * np.float32(np.nan), r"^returns: \('\S+', \d+, \d+\) must have finite numbers"),
+        (lambda given: given[:, None], r"^returns: \('\S+', \d+, \d+\) must have one number for each value"),
     ],
 )
 def test_returns_that_cannot_be_learned_are_refused_before_anything_is_trained(
@@ -216,7 +216,7 @@ def test_returns_are_refused_by_a_trainer_that_was_never_asked_for_values(
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         batch = value_samples(batches[0], trainer.values)
-    with Trainer(tiny_model, CONFIG) as trainer, pytest.raises(ValueError, match=r"^samples: no values are kept"):
+    with Trainer(tiny_model, CONFIG) as trainer, pytest.raises(ValueError, match=r"^samples: the critic has no values"):
         trainer.train(batch)
 
 
@@ -225,7 +225,9 @@ def test_a_batch_that_has_lost_its_returns_is_refused_before_anything_is_trained
 ) -> None:
     with Trainer(tiny_model, CONFIG) as trainer:
         batch = value_samples(batches[0], trainer.values)
-        with pytest.raises(ValueError, match=r"^samples: the critic was asked for values, and these have no returns"):
+        with pytest.raises(
+            ValueError, match=r"^samples: the critic computed values, but these samples have no returns"
+        ):
             trainer.train(list(batch))
         assert trainer.train(batch)["train/value_loss"] >= 0
 
@@ -234,7 +236,9 @@ def test_a_step_uses_its_values_up(tiny_model: Path, batches: list[list[Group]])
     with Trainer(tiny_model, CONFIG) as trainer:
         batch = replace(value_samples(batches[0], trainer.values), places={})
         trainer.train(batch)
-        with pytest.raises(ValueError, match=r"^samples: no values are kept of \(.+\): a step uses up those that"):
+        with pytest.raises(
+            ValueError, match=r"^samples: the critic has no values for \(.+\): a step uses up the latest values"
+        ):
             trainer.train(batch)
 
 
@@ -242,14 +246,14 @@ def test_values_that_nothing_is_to_learn_from_can_be_let_go(tiny_model: Path, ba
     with Trainer(tiny_model, CONFIG) as trainer:
         value_samples(batches[0], trainer.values)
         plain = build_samples(batches[1])
-        with pytest.raises(ValueError, match=r"or let the values go with `trainer\.values\(\[\]\)`$"):
+        with pytest.raises(ValueError, match=r"or discard the values with `trainer\.values\(\[\]\)`$"):
             trainer.train(plain)
         assert trainer.values([]) == {}
         assert "train/value_loss" not in trainer.train(plain)
 
 
 def test_what_gives_no_values_is_refused_by_name(batches: list[list[Group]]) -> None:
-    with pytest.raises(ValueError, match=r"^values_of: give a function, such as trainer\.values, got"):
+    with pytest.raises(ValueError, match=r"^values_of: expected a function, such as trainer\.values, got"):
         value_samples(batches[0], object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^how: must be an instance of GAEConfig, got 0\.5$"):
         value_samples(batches[0], lambda samples: {}, 0.5)  # type: ignore[arg-type]
@@ -262,7 +266,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_critic_from_learning(
         batch = value_samples(batches[0], trainer.values)
         before = trainer.snapshot().state["critic"]["weights"]["outer.bias"].clone()
         untrained = tuple(replace(sample, loss_mask=np.zeros_like(sample.loss_mask)) for sample in batch)
-        with pytest.raises(RuntimeWarning, match="without a step"):
+        with pytest.raises(RuntimeWarning, match="without an optimizer step"):
             trainer.train(replace(batch, samples=untrained))
         assert not torch.equal(trainer.snapshot().state["critic"]["weights"]["outer.bias"], before)
 

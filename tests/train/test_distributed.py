@@ -60,11 +60,11 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     with pytest.raises(
-        ValueError, match=r"^device: each process needs a GPU of its own, and cuda:1 is one; write cuda"
+        ValueError, match=r"^device: each process needs its own GPU, but cuda:1 is a single one; set cuda"
     ):
         find_device("cuda:1")
 
 
 def test_a_name_of_no_device_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^device: 'cuda:x' is none of auto, cpu, cuda, cuda:N"):
+    with pytest.raises(ValueError, match=r"^device: expected auto, cpu, cuda or cuda:N, got 'cuda:x'"):
         find_device("cuda:x")

@@ -96,7 +96,7 @@ def test_an_empty_batch_is_no_step_on_every_rank(ranks: list[Any]) -> None:
 
 def test_ranks_with_different_samples_are_refused_and_do_not_hang(ranks: list[Any]) -> None:
     for what in ("count", "ids", "advantages", "logprobs", "mask", "weight"):
-        assert all("every rank must pass the same ones" in result["refused"][what] for result in ranks), what
+        assert all("every rank must pass the same samples" in result["refused"][what] for result in ranks), what
 
 
 def test_an_id_outside_of_the_vocabulary_is_refused_alike_on_every_rank(ranks: list[Any]) -> None:

@@ -131,7 +131,7 @@ def test_a_model_is_saved_as_a_folder_that_transformers_loads(
         trainer.checkpoint(tmp_path, 1)
         wanted = trainer.score(IDS, sampling=Sampling())
         assert np.abs(wanted - trainer.score(IDS, sampling=Sampling(), base=True)).max() > 1e-3
-        with pytest.raises(ValueError, match=r"^method: full trains no adapter; take `weights\(\)`"):
+        with pytest.raises(ValueError, match=r"^method: full trains no adapter; use `weights\(\)`"):
             trainer.adapter()
     assert command(["merge", str(tmp_path / "step-000001"), str(tmp_path / "of-checkpoint")]) == 0
     for folder in ("saved", "merged", "of-checkpoint"):
@@ -145,13 +145,13 @@ def test_what_cannot_be_merged_says_what_to_do(
     assert "is a whole model, with nothing to merge; give it as `model`" in capsys.readouterr().err
     with Trainer(tiny_model, TrainConfig(device="cpu")) as trainer:
         trainer.checkpoint(tmp_path, 1)
-        with pytest.raises(ValueError, match=r"^method: lora trains an adapter; take `adapter\(\)`"):
+        with pytest.raises(ValueError, match=r"^method: lora trains an adapter; use `adapter\(\)`"):
             trainer.weights()
     assert command(["merge", str(tmp_path / "step-000001"), str(tmp_path / "out")]) == 1
-    assert "is of a run that trains an adapter; merge the adapter/ of that run" in capsys.readouterr().err
+    assert "belongs to a run that trains an adapter; merge that run's adapter/ folder" in capsys.readouterr().err
     checkpoint = str(alone[0] / "step-000001")
     assert command(["merge", checkpoint, str(tmp_path / "out"), "--base", str(TINY)]) == 1
-    assert "is not the model that was trained; give that one" in capsys.readouterr().err
+    assert "is not the model that was trained; pass that model" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -171,8 +171,8 @@ def test_the_base_is_scored_before_the_first_step_or_beside_a_frozen_copy(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"method": "lora"}, "method full, and this run has lora"),
-        ({"temperature": 0.5}, "temperature 1.0, and this run has 0.5"),
+        ({"method": "lora"}, "method full, but this run has lora"),
+        ({"temperature": 0.5}, "temperature 1.0, but this run has 0.5"),
     ],
 )
 def test_a_checkpoint_of_another_method_or_temperature_is_refused_and_changes_nothing(
@@ -194,8 +194,8 @@ def test_a_checkpoint_with_a_part_that_was_changed_is_not_used(
     content[len(content) // 2] ^= 1
     part.write_bytes(content)
     with (
-        pytest.warns(UserWarning, match=r"rank-0/__0_0\.distcp is not what was written: its checksum differs"),
-        pytest.raises(ValueError, match="no whole checkpoint"),
+        pytest.warns(UserWarning, match=r"rank-0/__0_0\.distcp has changed since it was written: its checksum differs"),
+        pytest.raises(ValueError, match="no complete checkpoint"),
     ):
         last_checkpoint(tmp_path)
 
@@ -244,7 +244,7 @@ def test_an_adapters_rate_for_all_weights_of_a_large_model_is_warned_of(
     with caplog.at_level(logging.WARNING), Trainer(tiny_model, FULL):
         pass
     assert caplog.messages == [
-        "train.lr is 0.001, the rate of an adapter; for weights that are trained whole set 1e-6 to 1e-5"
+        "train.lr is 0.001, which is a rate for adapters; to train all weights, set 1e-6 to 1e-5"
     ]
 
 

@@ -166,7 +166,7 @@ def test_a_mini_batch_in_which_nothing_is_trained_is_no_step_and_is_counted_and_
     first = [row if row.rollout_id != ids[-1] else untrained(row) for row in rows]
     with Trainer(tiny_model, replace(PLAIN, rollouts_per_minibatch=1)) as trainer:
         stats = trainer.train(rows)  # momentum, which would go on moving the weights
-        with pytest.warns(RuntimeWarning, match=r"^1 mini-batch\(es\) without a step: the loss mask"):
+        with pytest.warns(RuntimeWarning, match=r"^1 mini-batch\(es\) without an optimizer step: the loss masks"):
             stats = trainer.train(first)
         assert (stats["train/untrained_steps"], stats["train/skipped_steps"]) == (1, 0)
         assert stats["train/optimizer_steps"] == len(ids) - 1

@@ -78,7 +78,7 @@ def test_the_second_copy_writes_nothing_of_the_model_into_a_checkpoint(ranks: tu
 def test_copies_that_the_processes_cannot_be_parted_into_are_refused_by_name(
     ranks: tuple[Path, list[Any]], tiny_model: Path
 ) -> None:
-    said = "replicas: 4 processes cannot be parted into 3 copies of the same size; set a divisor of 4"
+    said = "replicas: 4 processes cannot be divided into 3 copies of the same size; set a divisor of 4"
     assert {of_rank[method]["refused"] for of_rank in ranks[1] for method in CONFIGS} == {said}
     with pytest.raises(ValueError, match=r"^replicas: 1 processes"), Trainer(tiny_model, TrainConfig(replicas=2)):
         pass

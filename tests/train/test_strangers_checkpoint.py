@@ -43,7 +43,7 @@ def test_what_torch_writes_is_read(checkpoint: Path) -> None:
 def test_reading_where_the_tensors_are_runs_no_code(checkpoint: Path, tmp_path: Path) -> None:
     (checkpoint / METADATA).write_bytes(pickle.dumps(Evil(tmp_path / "marked")))
     with pytest.raises(
-        UnreadableFileError, match=r"\.metadata: .* names posix\.mkdir, which is no part of a checkpoint"
+        UnreadableFileError, match=r"\.metadata: .* names posix\.mkdir, which isn't allowed in a checkpoint"
     ):
         PartsReader(checkpoint).read_metadata()
     assert not (tmp_path / "marked").exists()
@@ -53,14 +53,14 @@ def test_what_is_no_tensor_is_not_unpickled(checkpoint: Path) -> None:
     found = PartsReader(checkpoint).read_metadata()
     found.state_dict_metadata["weights/a"] = BytesStorageMetadata()
     (checkpoint / METADATA).write_bytes(pickle.dumps(found))
-    with pytest.raises(UnreadableFileError, match=r"BytesStorageMetadata|'weights/a' is no tensor"):
+    with pytest.raises(UnreadableFileError, match=r"BytesStorageMetadata|'weights/a' is not a tensor"):
         PartsReader(checkpoint).read_metadata()
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({}), pickle.dumps(Metadata({}))[:-9]])
 def test_a_damaged_one_is_named(checkpoint: Path, content: bytes) -> None:
     (checkpoint / METADATA).write_bytes(content)
-    with pytest.raises(UnreadableFileError, match=r"\.metadata: it does not say where the tensors are"):
+    with pytest.raises(UnreadableFileError, match=r"\.metadata: expected the locations of the checkpoint's tensors"):
         PartsReader(checkpoint).read_metadata()
 
 
@@ -103,7 +103,10 @@ def test_a_name_in_a_manifest_steers_no_terminal(tmp_path: Path, name: str) -> N
     folder.mkdir()
     torch.save({}, folder / "state.pt")
     written(folder, **{name: {"bytes": 1, "sha256": ""}})
-    with pytest.warns(UserWarning, match="is not used") as said, pytest.raises(ValueError, match="no whole checkpoint"):
+    with (
+        pytest.warns(UserWarning, match="is not used") as said,
+        pytest.raises(ValueError, match="no complete checkpoint"),
+    ):
         last_checkpoint(tmp_path)
     assert str(said[0].message).isprintable()
 
@@ -115,7 +118,7 @@ def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:
     written(folder)
     with (folder / "state.pt").open("ab") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ValueError, match=r"^state\.pt has 1099511627776 bytes of \d+$"):
+    with pytest.raises(ValueError, match=r"^state\.pt has 1099511627776 bytes, expected \d+$"):
         check_step(folder)
 
 
@@ -138,6 +141,6 @@ def test_a_state_that_is_no_runs_is_not_used_and_runs_nothing(tmp_path: Path, st
     content = {"a list": whole, "no zip": b"x" * 99, "a pickle": pickle.dumps(Evil(marked)), "a cut zip": whole[:-50]}
     (folder / "state.pt").write_bytes(content[state])
     written(folder)
-    with pytest.warns(UserWarning, match=r"its state\.pt "), pytest.raises(ValueError, match="no whole checkpoint"):
+    with pytest.warns(UserWarning, match=r"its state\.pt "), pytest.raises(ValueError, match="no complete checkpoint"):
         last_checkpoint(tmp_path)
     assert not marked.exists()

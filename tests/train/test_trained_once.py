@@ -40,7 +40,7 @@ def test_a_group_that_is_handed_in_twice_is_refused_by_name() -> None:
     once.refuse(batch(5))
     with pytest.raises(
         ValueError,
-        match=r"samples: group 'task-4', place 4 in the order of tasks of Chase, seed 0, was trained on before",
+        match=r"samples: group 'task-4', position 4 in the task order of Chase, seed 0, was trained on before",
     ):
         once.refuse(batch(5, 4))
 
@@ -79,7 +79,7 @@ async def test_a_trainer_refuses_a_batch_of_a_run_that_comes_again_after_a_resum
     whole = replace(batch(0, 1), samples=tuple(moving_samples(1)))
     async with Trainer("tiny", config) as trainer:
         await trainer.step(whole)
-        with pytest.raises(ValueError, match="group 'task-0', place 0"):
+        with pytest.raises(ValueError, match="group 'task-0', position 0"):
             await trainer.step(whole)
         trainer.checkpoint(tmp_path, 1)
     async with Trainer("tiny", config) as resumed:
@@ -119,7 +119,7 @@ async def test_a_second_schedule_of_one_trainer_has_a_seed_of_its_own() -> None:
         for seed, judged in (
             (0, nullcontext()),
             (1, nullcontext()),
-            (0, pytest.raises(ValueError, match="of its own")),
+            (0, pytest.raises(ValueError, match="a different seed")),
         ):
             async with play.schedule(Schedule(prompts_per_step=2, group_size=2, seed=seed)) as rollouts:
                 groups = await rollouts.collect()

@@ -132,7 +132,7 @@ async def test_a_whole_model_that_arrives_is_proven_and_one_that_is_lost_is_refu
 async def test_a_proof_of_a_whole_model_that_was_not_begun_before_the_first_step_says_so() -> None:
     async with pair("float32", method="full") as (trainer, _, sync):
         await trainer.step(batch(1))
-        with pytest.raises(ValueError, match=r"^base: all weights are trained .*score them before the first step"):
+        with pytest.raises(ValueError, match=r"^base: all weights are trained .*score before the first step"):
             await sync(1)
 
 

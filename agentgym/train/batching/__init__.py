@@ -1,1 +1,1 @@
-"""The road from samples to tensors: plans, packing and layouts."""
+"""From samples to tensors: plans, packing and layouts."""

@@ -1,4 +1,4 @@
-"""The tensors of a micro-batch: the inputs of the forward in a layout, and those of the loss."""
+"""Tensors of a micro-batch: the inputs of the forward pass in a layout, and the tensors of the loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B samples as tensors: the inputs of the forward depend on the layout, the tensors of the loss do not.
+    """B samples as tensors: the inputs of the forward pass depend on the layout, the tensors of the loss don't.
 
-    R is the longest response; the tensors of the loss are right-aligned, with one row a sample::
+    R is the longest response; the tensors of the loss are right-aligned, with one row per sample::
 
         responses         a  a                      e  e  a
         loss_mask_BR      0  1  1                   0  0  1
@@ -24,13 +24,13 @@ class Batch:
     """
 
     inputs: Inputs
-    """The tokens that the forward computes, in one of the layouts."""
+    """The tokens of the forward pass, in one of the layouts."""
     loss_mask_BR: Tensor
-    """bool: true where a token is trained."""
+    """bool: true for trained tokens."""
     logprobs_BR: Tensor
-    """float32, nats: log-probability of the token in the engine that sampled it; 0 where nothing is trained."""
+    """float32, nats: log-probability of the token in the engine that sampled it; 0 for untrained tokens."""
     advantages_BR: Tensor
-    """float32: advantage of the token; 0 where nothing is trained."""
+    """float32: advantage of the token; 0 for untrained tokens."""
     weight_B: Tensor
     """float32: the sample's share of its rollout's trained tokens."""
 
@@ -56,13 +56,19 @@ def collate(
     layout: Layout = "padded",
     masked: bool = False,
 ) -> Batch:
-    """Put the samples into one Batch, in their order; nothing is cut and no sample is changed.
+    """Combine the samples into one Batch, in their order; nothing is cut and no sample is changed.
 
-    `masked` turns the loss mask off: such a batch trains nothing, and is computed so that ranks stay in step.
-    Raises ValueError for no samples, and for ids that are none, with the sample and the field.
+    Args:
+        samples: At least one sample.
+        pad_id: Id of padding tokens.
+        layout: Layout of the forward pass.
+        masked: Turn the loss mask off. Such a batch trains nothing, and is computed only to keep ranks in step.
+
+    Raises:
+        ValueError: If there are no samples, or if token ids are invalid; the message names the sample and the field.
     """
     if not samples:
-        raise ValueError("samples: none to collate; give at least one")
+        raise ValueError("samples: nothing to collate; pass at least one sample")
     for sample in samples:
         _require_ids(sample)
     shape = (len(samples), max(len(sample.response_ids) for sample in samples))
@@ -93,10 +99,14 @@ def _require_ids(sample: Sample) -> None:
 
 
 def scored_sample(token_ids: Sequence[int] | Ints) -> Sample:
-    """Return a sample whose loss mask has all ids but the first; ValueError for fewer than two."""
+    """Return a sample whose loss mask covers all ids but the first.
+
+    Raises:
+        ValueError: If there are fewer than two ids.
+    """
     ids = np.asarray(token_ids, np.int64)
     if len(ids) < 2:
-        raise ValueError(f"token_ids: {len(ids)} ids have no log-probability; give at least 2")
+        raise ValueError(f"token_ids: expected at least 2, got {len(ids)}; the first id has no log-probability")
     n = len(ids) - 1
     return Sample(
         group_id="score",

@@ -1,4 +1,4 @@
-"""Bins of samples, with what they may hold and what they cost, and the steps that several packers take."""
+"""Bins of samples, with their limits and costs, and steps that several packers share."""
 
 import heapq
 from bisect import bisect_left, insort
@@ -12,45 +12,45 @@ from numpy.typing import NDArray
 from agentgym.types.arrays import Ints
 
 Indices: TypeAlias = list[int]
-"""Positions in whatever array a function was given: of samples, of sorted samples or of pieces of a tree."""
+"""Positions in the array passed to a function: of samples, of sorted samples or of pieces of a tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of a forward and backward of L tokens: linear L + square L^2, in any unit."""
+    """Cost of a forward and backward pass over L tokens: linear L + square L^2, in any unit."""
 
     linear: float = 1.0
     square: float = 0.0
 
     def of(self, tokens: Ints, squares: Ints) -> NDArray[np.float64]:
-        """Return the cost of so many tokens whose squared lengths have this sum."""
+        """Return the cost of this many tokens, given the sum of the squared lengths."""
         return self.linear * tokens + self.square * squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The most that a bin may hold; None is no limit. A sample that has too many tokens gets a bin of its own."""
+    """Maximum content of a bin; None sets no limit. A sample with too many tokens gets a separate bin."""
 
     tokens: int | None = None
     samples: int | None = None
 
     def __post_init__(self) -> None:
         if self.tokens is not None and self.samples is not None:
-            raise ValueError("max_tokens_per_microbatch, micro_samples: give one of them, not both")
+            raise ValueError("max_tokens_per_microbatch, micro_samples: set one of them, not both")
         for name, value in (("max_tokens_per_microbatch", self.tokens), ("micro_samples", self.samples)):
             if value is not None and value < 1:
-                raise ValueError(f"{name}: a micro-batch needs at least 1, got {value}; None is no limit")
+                raise ValueError(f"{name}: a micro-batch needs at least 1, got {value}; None sets no limit")
 
 
 def best_fit(sizes: Ints, budget: int) -> list[Indices]:
-    """Put each item, largest first, into the bin that it fills up most; an item over the budget stands alone.
+    """Put each item, largest first, into the bin that it fills up most; an item over the budget gets a separate bin.
 
     Returns indices into `sizes`.
     """
     order = np.argsort(-sizes, kind="stable")
     count = len(order)
     bins: list[Indices] = []
-    room: list[int] = []  # what each open bin has left, times `count`, plus the bin: one sorted list of both
+    room: list[int] = []  # sorted: each open bin's remaining room times `count`, plus the bin's number
     for item, need in zip(order.tolist(), (sizes[order] * count).tolist(), strict=True):
         at = bisect_left(room, need)
         if at == len(room):
@@ -79,7 +79,7 @@ def halve_until(count: int, bins: Sequence[Indices], cost: Callable[[Indices], f
 
 
 def costliest_first(bins: Iterable[Indices], cost: Callable[[Indices], float]) -> list[Indices]:
-    """Return the bins in the order in which `assign_to_ranks` deals them out."""
+    """Return the bins in the order in which `assign_to_ranks` distributes them."""
     return sorted(bins, key=lambda items: -cost(items))
 
 

@@ -1,4 +1,4 @@
-"""The inputs of a forward in three layouts, and the index from its hidden states to the trained tokens."""
+"""Inputs of a forward pass in three layouts, and the index from its hidden states to the trained tokens."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ Layout: TypeAlias = Literal["padded", "packed", "tree"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inputs(ABC):
-    """The tokens of a forward in one of the layouts, and the N log-probabilities that are computed from it.
+    """Tokens of a forward pass in one of the layouts, and the N log-probabilities that are computed from it.
 
-    They are those of the M trained tokens. N = M where no token is shared. Under `tree`, samples that train the same
-    token in the same context share one::
+    These are the log-probabilities of the M trained tokens. N = M if no token is shared. Under `tree`, samples that
+    train the same token in the same context share one::
 
         samples        P a b     P a c      trained: a b, a c        index_M    0  1  0  2
         tree           P a b c              source_N, target_N       P>a  a>b  a>c
     """
 
     input_ids_BT: Tensor
-    """The token ids: int32 if padded, otherwise int64."""
+    """Token ids: int32 if padded, otherwise int64."""
     source_N: Tensor
     """int64: index of the hidden state that predicts each target, in the flattened B x T."""
     target_N: Tensor
-    """int64: the token id that is predicted."""
+    """int64: the predicted token id."""
     index_M: Tensor
     """int64: index into the N for each trained token, samples in order and tokens from left to right."""
     tokens: int
-    """Number of tokens without the padding."""
+    """Number of tokens without padding."""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of the decoder."""
 
     def on(self, device: torch.device | str) -> Self:
-        """Return the same on another device."""
+        """Return the same inputs on another device."""
         moved: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
             if isinstance(value := getattr(self, name), Tensor):
@@ -52,35 +52,35 @@ class Inputs(ABC):
         return replace(self, **moved)
 
     def scatter_to_samples(self, values_N: Tensor, loss_mask_BR: Tensor) -> Tensor:
-        """Return the values at the samples' tokens, 0 where nothing is trained; a shared value's gradient is summed."""
+        """Return the values at the samples' tokens, 0 for untrained ones; a shared value sums its gradients."""
         zeros_BR = values_N.new_zeros(loss_mask_BR.shape)
         return zeros_BR.masked_scatter(loss_mask_BR, values_N.index_select(0, self.index_M))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PaddedInputs(Inputs):
-    """A left-padded block with one row a sample: no token is cut, and the last column holds a real token in every row.
+    """A left-padded block with one row per sample: no token is cut, and the last column has a real token in every row.
 
     T is the longest prompt with its response, R is the longest response::
 
         input_ids_BT      0  0  P  P  a  a          P P | a a            R = 3
                           P  P  P  e  e  a          P P P | e e a        T = 6
-        start_B           2                         attention_BT and positions_BT are made of it,
-                          0                         where the block is
+        start_B           2                         attention_BT and positions_BT are computed from it,
+                          0                         on the block's device
         attention_BT      0  0  1  1  1  1
                           1  1  1  1  1  1
         positions_BT      0  0  0  1  2  3
                           0  1  2  3  4  5
 
-    Column j of a tensor that is R wide belongs to the id in column T-R+j, which the state before it predicts.
+    Column j of a tensor of width R belongs to the id in column T-R+j, which the state before it predicts.
     """
 
     start_B: Tensor
-    """int64: the column of each row's first token."""
+    """int64: column of each row's first token."""
 
     @property
     def attention_BT(self) -> Tensor:
-        """bool: true where there is a token."""
+        """bool: true for tokens, false for padding."""
         return self._columns_T() >= self.start_B[:, None]
 
     @property
@@ -102,7 +102,7 @@ class PaddedInputs(Inputs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedInputs(Inputs):
-    """One row without padding (B = 1): samples side by side, or trees in which each shared prefix stands once.
+    """One row without padding (B = 1): samples side by side, or trees that hold each shared prefix once.
 
     ::
 
@@ -110,7 +110,8 @@ class PackedInputs(Inputs):
         positions     0 1 2 | 0 1 2 3 4 5                                         0 1 2 2 3
         end_T         3 3 3 | 9 9 9 9 9 9                                         5 5 3 5 5
 
-    The token at q attends to every k with `k <= q < end_T[k]`: all before it in its sample, and nothing else.
+    The token at q attends to every k with `k <= q < end_T[k]`: to all tokens before it in its sample, and to nothing
+    else.
     """
 
     positions_BT: Tensor
@@ -119,13 +120,13 @@ class PackedInputs(Inputs):
     """int64: one past the last token that attends to each token."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of a decoder that `opening.attend_in_rows` has prepared."""
+        """Return the keyword arguments of a decoder prepared by `opening.attend_in_rows`."""
         device = self.input_ids_BT.device
         return {"input_ids": self.input_ids_BT, "position_ids": self.positions_BT} | row_attention(self.end_T, device)
 
 
 def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: bool = False) -> Inputs:
-    """Lay the samples out; with `masked` none of their tokens is trained. No sample is changed."""
+    """Lay the samples out; with `masked`, none of their tokens is trained. No sample is changed."""
     mask = np.concatenate([sample.loss_mask for sample in samples])
     if masked:
         mask = np.zeros_like(mask)
@@ -135,13 +136,13 @@ def lay_out(samples: Sequence[Sample], *, layout: Layout, pad_id: int, masked: b
         return _packed(pack(samples), mask)
     if layout == "tree":
         return _packed(build_prefix_tree(samples), mask)
-    raise ValueError(f"layout: {layout!r} is none of padded, packed, tree")
+    raise ValueError(f"layout: expected padded, packed or tree, got {layout!r}")
 
 
 def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs:
     length_B = np.array([len(sample) for sample in samples])
     count, width = len(samples), int(length_B.max())
-    # Half of int64, for nothing: `collate` refuses what is no id.
+    # Half the size of int64 and safe, because `collate` rejects invalid ids.
     ids_BT = np.empty((count, width), np.int32)
     for ids_T, sample in zip(ids_BT, samples, strict=True):
         response = width - len(sample.response_ids)
@@ -151,7 +152,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
         ids_T[response:] = sample.response_ids
     token_M = _trained_tokens(samples, mask, width)
     target_M = ids_BT.reshape(-1)[token_M].astype(np.int64)
-    token_M -= 1  # In place: from here on it is the token before, which predicts the target.
+    token_M -= 1  # in place: from here on, the token before, which predicts the target
     return PaddedInputs(
         input_ids_BT=torch.from_numpy(ids_BT),
         start_B=torch.from_numpy(width - length_B),
@@ -163,7 +164,7 @@ def _padded(samples: Sequence[Sample], mask: Bools, pad_id: int) -> PaddedInputs
 
 
 def _trained_tokens(samples: Sequence[Sample], mask: Bools, width: int) -> Ints:
-    """Return the index of each trained token in the flattened block, in which responses end where their rows do."""
+    """Return the index of each trained token in the flattened block, in which each response ends with its row."""
     response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = response_B.cumsum()
     row_stop_B = np.arange(1, len(samples) + 1) * width

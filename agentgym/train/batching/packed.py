@@ -1,4 +1,4 @@
-"""Samples packed into bins for the packed layout, in which the tokens of a bin are the sum of its samples' tokens."""
+"""Samples packed into bins for the packed layout, in which a bin's tokens are the sum of its samples' tokens."""
 
 import heapq
 
@@ -9,20 +9,19 @@ from agentgym.train.batching.bins import Cost, Indices, Limit, best_fit, costlie
 from agentgym.types.arrays import Ints
 
 SWAPS = 4
-"""Most swaps of samples between the bins of one micro-batch, for each rank."""
+"""Maximum number of swaps of samples between the bins of one micro-batch, per rank."""
 EVEN = 1e-3
-"""Relative difference of two bins' costs that is left as it is."""
+"""Relative difference between two bins' costs that is accepted."""
 FIT_TRIES = 4
-"""Smaller budgets that are tried where samples hardly fit, to fill the bins evenly."""
+"""Number of smaller budgets to try if the samples barely fit, in order to fill the bins evenly."""
 
 
 def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
-    """Put each sample, longest first, into the cheapest bin so far, then swap samples between bins to even them.
+    """Put each sample, longest first, into the cheapest bin so far, then swap samples between bins to balance them.
 
-    The costliest bin comes first. There are as many bins as the limit needs, filled up to a multiple of `ranks`. Where
-    the bins do not hold a token budget when they are even in cost, they are made even in tokens. Where that does not
-    hold it either, each bin is filled with the longest sample that fits, under the least budget that makes no more
-    bins.
+    The costliest bin comes first. There are as many bins as the limit needs, rounded up to a multiple of `ranks`. If
+    bins balanced by cost exceed the token budget, they are balanced by tokens. If that exceeds it too, each bin is
+    filled with the longest sample that fits, under the smallest budget that needs no more bins.
     """
     costs = cost.of(lengths, lengths**2)
     if limit.tokens is None:
@@ -40,12 +39,12 @@ def _by_count(costs: NDArray[np.float64], ranks: int, size: int) -> list[Indices
 
 
 def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: int) -> list[Indices]:
-    """Return bins of at most `tokens` tokens, each sample over that alone."""
+    """Return bins of at most `tokens` tokens; each longer sample gets a separate bin."""
     alone = [[sample] for sample in np.flatnonzero(lengths > tokens).tolist()]
     rest = np.flatnonzero(lengths <= tokens)
     total, halves = int(lengths[rest].sum()), int((2 * lengths[rest] > tokens).sum())
     count = next_multiple(len(alone) + max(-(-total // tokens), halves), ranks)
-    for key in (costs, lengths):  # even in tokens holds a tighter budget than even in cost
+    for key in (costs, lengths):  # balancing by tokens fits a tighter budget than by cost
         bins = _longest_first(rest.tolist(), key, count - len(alone), len(rest))
         if all(sum(lengths[samples].tolist()) <= tokens for samples in bins):
             break
@@ -56,7 +55,7 @@ def _by_tokens(lengths: Ints, costs: NDArray[np.float64], ranks: int, tokens: in
 
 
 def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices]:
-    """Apply `best_fit` under about the least budget that makes, with the `others`, no more rounds of bins.
+    """Apply `best_fit` under about the smallest budget that, with the `others`, needs no more rounds of bins.
 
     Returns indices into `sizes`.
     """
@@ -74,9 +73,9 @@ def _even_fit(sizes: Ints, budget: int, others: int, ranks: int) -> list[Indices
 
 
 def _longest_first(samples: Indices, key: NDArray[np.float64] | Ints, count: int, size: int) -> list[Indices]:
-    """Put each sample, largest key first, into the bin with the least sum of keys that holds fewer than `size`.
+    """Put each sample, largest key first, into the bin with the smallest sum of keys that holds fewer than `size`.
 
-    There are `count` bins, or one for each sample where there are fewer samples.
+    There are `count` bins, or one per sample if there are fewer samples.
     """
     keys = key.tolist()
     loads: list[tuple[float, int]] = [(0, number) for number in range(min(count, len(samples)))]
@@ -95,7 +94,7 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
     """Swap samples between the costliest bin of each micro-batch and its other bins, until their costs are close."""
     bins = sorted(bins, key=lambda samples: -float(costs[samples].sum()))
     for start in range(0, len(bins), ranks):
-        near = bins[start : start + ranks]  # what `assign_to_ranks` makes one micro-batch of
+        near = bins[start : start + ranks]  # one micro-batch of `assign_to_ranks`
         load = [float(costs[samples].sum()) for samples in near]
         for _ in range(SWAPS * len(near)):
             order = sorted(range(len(near)), key=load.__getitem__)
@@ -111,14 +110,14 @@ def _evened(bins: list[Indices], costs: NDArray[np.float64], lengths: Ints, rank
 def _swap(high: Indices, low: Indices, costs: NDArray[np.float64], lengths: Ints, limit: Limit) -> bool:
     """Swap two samples, or move one, so that the costs of the bins become as close as one swap can make them.
 
-    A swap takes d = cost of the sample from `high` - cost of the sample from `low` away from `high` and gives it to
-    `low`: with d between 0 and the gap the costlier bin becomes cheaper, and d = gap / 2 makes them equal. Returns
-    False, with nothing changed, where no swap within the limit brings them closer.
+    A swap moves d = cost of the sample from `high` - cost of the sample from `low` from `high` to `low`: with d between
+    0 and the gap the costlier bin becomes cheaper, and d = gap / 2 makes them equal. Returns False, with nothing
+    changed, if no swap within the limit brings them closer.
     """
     gap = float(costs[high].sum() - costs[low].sum())
     tokens = limit.tokens or int(lengths.sum())
     moves = len(high) > 1 and len(low) < (limit.samples or len(lengths))
-    cheap = np.append(costs[low], [0.0] if moves else [])  # the last stands for no sample
+    cheap = np.append(costs[low], [0.0] if moves else [])  # the last entry means no sample
     short = np.append(lengths[low], [0] if moves else [])
     change = costs[high][:, None] - cheap
     more = lengths[high][:, None] - short

@@ -1,4 +1,4 @@
-"""Samples packed into bins for the padded layout, in which every sample is as wide as the longest of its bin."""
+"""Samples packed into bins for the padded layout, in which every sample is as wide as the longest one in its bin."""
 
 import numpy as np
 
@@ -6,20 +6,20 @@ from agentgym.train.batching.bins import Cost, Indices, Limit, costliest_first, 
 from agentgym.types.arrays import Ints
 
 Span = tuple[int, int]
-"""Start and stop in the samples sorted longest first."""
+"""Start and stop among the samples sorted longest first."""
 
 HALVINGS = 12
-"""Steps of the search for the cheapest costliest bin, which finds it to 1/4096."""
+"""Steps of the binary search for the cheapest costliest bin, which finds it to 1/4096."""
 
 
 def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
-    """Put samples beside samples of like length, and make the costliest bin, which comes first, as cheap as can be.
+    """Put samples of similar length together, and make the costliest bin, which comes first, as cheap as possible.
 
     ::
 
         lengths   9 8 8 5 5 4 3 1     tokens 16     9 | 8 8 | 5 5 4 | 3 1     samples x longest: 9 16 15 6
 
-    Limits and costs count the padding. There are as many bins as the limit needs, filled up to a multiple of `ranks`.
+    Limits and costs count the padding. There are as many bins as the limit needs, rounded up to a multiple of `ranks`.
     """
     order = np.argsort(-lengths, kind="stable")
     costs = cost.of(lengths, lengths**2)
@@ -33,7 +33,7 @@ def pack(lengths: Ints, cost: Cost, ranks: int, limit: Limit) -> list[Indices]:
 
 
 def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit) -> list[Span]:
-    """Cut into no more rounds of `ranks` spans than the limit needs, the costliest span as cheap as possible."""
+    """Cut into as many rounds of `ranks` spans as the limit needs, with the costliest span as cheap as possible."""
     spans = _cut(tokens, costs, limit, float("inf"))
     count = next_multiple(len(spans), ranks)
     low, high = 0.0, max((stop - start) * costs[start] for start, stop in spans)
@@ -48,7 +48,7 @@ def _even_spans(tokens: list[int], costs: list[float], ranks: int, limit: Limit)
 
 
 def _cut(tokens: list[int], costs: list[float], limit: Limit, most: float) -> list[Span]:
-    """Cut samples that are sorted longest first into spans within the limit, none of which costs more than `most`."""
+    """Cut samples, sorted longest first, into spans within the limit, none of which costs more than `most`."""
     spans, start = [], 0
     while start < len(tokens):
         size = min(limit.samples or len(tokens), most // costs[start])

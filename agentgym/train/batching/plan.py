@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 Balance: TypeAlias = Literal["length", "square", "flops"]
 
 Plan: TypeAlias = list[list[Indices]]
-"""The micro-batches of each rank, equally many on all: the samples of each, and none where it is padding.
+"""The micro-batches of each rank, the same number on all: the samples of each, or an empty list for padding.
 
-A rank computes some sample with its loss mask off as padding, so that all ranks make equally many forwards.
+For padding, a rank computes some sample with its loss mask off, so that all ranks run the same number of forward
+passes.
 """
 
 LENGTH = Cost()
 
 
 def cost_of(balance: Balance, hidden: int) -> Cost:
-    """Return what is made even between ranks: L, L^2, or the FLOPs of L tokens, L + L^2 / (6 hidden).
+    """Return the cost that is balanced between ranks: L, L^2, or the FLOPs of L tokens, L + L^2 / (6 hidden).
 
-    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs a token and 4 hidden a pair of tokens (arXiv 2104.04473).
+    A layer of 12 hidden^2 weights takes 24 hidden^2 FLOPs per token and 4 hidden per pair of tokens (arXiv 2104.04473).
     """
     if balance == "length":
         return LENGTH
@@ -36,14 +37,14 @@ def cost_of(balance: Balance, hidden: int) -> Cost:
         return Cost(linear=0.0, square=1.0)
     if balance == "flops":
         return Cost(square=1 / (6 * hidden))
-    raise ValueError(f"balance: {balance!r} is none of length, square, flops")
+    raise ValueError(f"balance: expected length, square or flops, got {balance!r}")
 
 
 def mini_batches(samples: Sequence[Sample], *, rollouts: int | None = None) -> list[list[int]]:
-    """Return the indices of the samples of each optimizer step: at most `rollouts` rollouts, with all their samples.
+    """Return the indices of each optimizer step's samples: at most `rollouts` rollouts, with all their samples.
 
-    Steps are as even as can be: 9 rollouts by 8 are 5 and 4, not 8 and 1. Rollouts keep the order in which they
-    first appear. Without a count, everything is one step. Every sample is in exactly one step.
+    Steps are as even as possible: 9 rollouts by 8 make steps of 5 and 4, not 8 and 1. Rollouts keep the order in which
+    they first appear. If `rollouts` is None, everything is one step. Every sample is in exactly one step.
     """
     if rollouts is not None and rollouts < 1:
         raise ValueError(f"rollouts: a mini-batch needs at least 1, got {rollouts}")
@@ -69,8 +70,8 @@ def plan_step(
 ) -> Plan:
     """Return the micro-batches of each rank for one optimizer step; see `plan_lengths`.
 
-    Under `tree`, samples that share a prefix are put together: a budget counts each token of a micro-batch once, and
-    so does the cost.
+    Under `tree`, samples that share a prefix are put together: the budget and the cost count each token of a
+    micro-batch once.
     """
     if layout != "tree":
         lengths = [len(sample) for sample in samples]
@@ -94,11 +95,21 @@ def plan_lengths(
 ) -> Plan:
     """Return the micro-batches of each rank; each sample is in exactly one of them.
 
-    `lengths` are the samples' tokens, prompt and response. A micro-batch has at most `micro_samples` samples, or at
-    most `max_tokens_per_microbatch` tokens as the layout counts them: samples x longest if padded, the sum if packed. A
-    sample over the budget stands alone. Bins of like cost meet in a micro-batch, for its slowest rank is what the
-    others wait for; the costliest come first. Where there are fewer samples than ranks could take, the others get
-    padding.
+    Micro-batches of similar cost run at the same time, because all ranks wait for the slowest; the costliest come
+    first. If there are fewer samples than the ranks could take, the other ranks get padding.
+
+    Args:
+        lengths: Number of tokens of each sample, prompt and response.
+        ranks: Number of ranks.
+        max_tokens_per_microbatch: Maximum number of tokens in a micro-batch, as the layout counts them: samples x
+            longest for padded, the sum for packed. A sample over the budget gets a separate micro-batch. None sets no
+            limit.
+        micro_samples: Maximum number of samples in a micro-batch, instead of the limit on tokens. None sets no limit.
+        layout: Layout of the forward pass.
+        cost: Cost of a sample.
+
+    Raises:
+        ValueError: If there is nothing to plan, if a sample is empty, or if both limits are given.
     """
     limit = Limit(tokens=max_tokens_per_microbatch, samples=micro_samples)
     tokens = np.asarray(lengths, np.int64)
@@ -107,15 +118,15 @@ def plan_lengths(
 
 
 def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
-    """Deal the bins out to the ranks, `ranks` of like cost at a time; they come costliest first.
+    """Distribute the bins over the ranks, `ranks` bins of similar cost at a time; they come costliest first.
 
     ::
 
         costs     9 8 8 | 7 5 5 | 4 1       rank 0   9  5  4
                                             rank 1   8  5  1
-                                            rank 2   8  7  .     every other time from the far end
+                                            rank 2   8  7  .     every other time in reverse
 
-    A rank that is left without a bin (.) gets padding.
+    A rank without a bin (.) gets padding.
     """
     plans: Plan = [[] for _ in range(ranks)]
     for start in range(0, len(bins), ranks):
@@ -126,12 +137,12 @@ def assign_to_ranks(bins: Sequence[Indices], ranks: int) -> Plan:
 
 
 def over_budget(lengths: Sequence[int], max_tokens_per_microbatch: int | None) -> int:
-    """Return how many samples are longer than a micro-batch's token budget, and so stand alone."""
+    """Return how many samples exceed a micro-batch's token budget, and so get a separate one."""
     return 0 if max_tokens_per_microbatch is None else sum(length > max_tokens_per_microbatch for length in lengths)
 
 
 def _check(lengths: Ints, ranks: int) -> None:
     if not len(lengths) or ranks < 1:
-        raise ValueError(f"lengths, ranks: nothing to share out ({len(lengths)} samples, {ranks} ranks)")
+        raise ValueError(f"lengths, ranks: nothing to distribute ({len(lengths)} samples, {ranks} ranks)")
     if lengths.min() < 1:
-        raise ValueError(f"lengths: sample {int(lengths.argmin())} has no token; leave it out")
+        raise ValueError(f"lengths: sample {int(lengths.argmin())} has no tokens; leave it out")

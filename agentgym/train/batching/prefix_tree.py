@@ -1,4 +1,4 @@
-"""Samples as a tree of their prefixes, laid out depth first in one row: each shared token once. Numpy only."""
+"""Samples as a tree of their prefixes, laid out depth first in one row with each shared token once. Numpy only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from agentgym.types.sample import Sample
 class PrefixTree:
     """T tokens (the nodes) in one row, depth first: the context of node q is every k with `k <= q < end_T[k]`.
 
-    Samples that share no first token are trees of their own, side by side.
+    Samples without a common first token are separate trees, side by side.
 
     ::
 
@@ -30,11 +30,11 @@ class PrefixTree:
     depth_T: Ints
     """int64: position of each node in its samples, from 0."""
     parent_T: Ints
-    """int64: the node before each node in its samples; -1 for the first token of a sample."""
+    """int64: the node before each node in its samples; -1 for a sample's first token."""
     end_T: Ints
     """int64: one past the last node below each node."""
     responses: Ints
-    """int64: the nodes of all response tokens, sample after sample in the order in which the samples were given."""
+    """int64: the nodes of all response tokens, sample by sample in the original order."""
 
     def __len__(self) -> int:
         return len(self.token_ids_T)
@@ -50,15 +50,15 @@ class SortedSamples:
         lengths    2          4          3           2
         shared     0          2          2           0        of a b | a b c d | a b e: 2 + (4 - 2) + (3 - 2) = 5 unique
 
-    The tree of any neighbors has `lengths` tokens of the first one, and `lengths - shared` of each other one.
+    The tree of any run of neighbors has `lengths` tokens of the first one, and `lengths - shared` of each other one.
     """
 
     indices: Ints
-    """Index of each sample among those that were given."""
+    """Index of each sample in the original order."""
     lengths: Ints
     """Number of tokens of each sample, prompt and response."""
     shared: Ints
-    """Number of tokens that each sample has in common with the sample before it; 0 for the first."""
+    """Number of tokens that each sample shares with the sample before it; 0 for the first."""
 
     @property
     def unique_tokens(self) -> int:
@@ -66,16 +66,16 @@ class SortedSamples:
         return int((self.lengths - self.shared).sum())
 
     def cuts(self, tokens: int, *, tree_price: int = 0) -> list[tuple[int, int]]:
-        """Cut the order into trees of at most `tokens` unique tokens each; returns the start and stop of each.
+        """Cut the order into trees of at most `tokens` unique tokens each, and return the start and stop of each.
 
-        A prefix that lies across a cut is computed twice. The cuts repeat as few tokens as possible, and of such cuts
-        make the fewest trees. With a `tree_price` above 0, so many tokens may be repeated to make one tree less. A
-        sample of more than `tokens` tokens stands alone.
+        A prefix on both sides of a cut is computed twice. The cuts repeat as few tokens as possible and, among such
+        cuts, make the fewest trees. With a `tree_price` above 0, up to that many tokens may be repeated to save one
+        tree. A sample of more than `tokens` tokens gets a separate tree.
         """
         count = len(self.indices)
         before = np.concatenate([[0], (self.lengths - self.shared).cumsum()])
-        cost = np.zeros(count + 1, np.int64)  # of the first so many samples: repeated tokens, then trees
-        start_of = np.zeros(count + 1, np.int64)  # where the last of their trees begins
+        cost = np.zeros(count + 1, np.int64)  # of the first n samples: repeated tokens, then trees
+        start_of = np.zeros(count + 1, np.int64)  # start of the last of their trees
         low = 0
         for stop in range(1, count + 1):
             while low < stop - 1 and self.shared[low] + before[stop] - before[low] > tokens:
@@ -90,19 +90,23 @@ class SortedSamples:
 
 
 def sort_samples(samples: Sequence[Sample]) -> SortedSamples:
-    """Sort the samples by their tokens, and count how much neighbors share."""
+    """Sort the samples by their tokens, and count how many tokens neighbors share."""
     return _sorted([_key(sample) for sample in samples])
 
 
 def unique_tokens(samples: Sequence[Sample]) -> int:
-    """Return how many tokens the samples have when every shared prefix counts once."""
+    """Return the samples' number of tokens, counting each shared prefix once."""
     return sort_samples(samples).unique_tokens
 
 
 def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
-    """Build the tree of these samples, with `unique_tokens(samples)` nodes. Raises ValueError for no samples."""
+    """Build the tree of these samples, with `unique_tokens(samples)` nodes.
+
+    Raises:
+        ValueError: If there are no samples.
+    """
     if not samples:
-        raise ValueError("samples: none to build a tree of; give at least one")
+        raise ValueError("samples: nothing to build a tree from; pass at least one sample")
     keys = [_key(sample) for sample in samples]
     order = _sorted(keys)
     path = _Path(order.unique_tokens)
@@ -123,9 +127,13 @@ def build_prefix_tree(samples: Sequence[Sample]) -> PrefixTree:
 
 
 def pack(samples: Sequence[Sample]) -> PrefixTree:
-    """Lay the samples side by side in their order, with no token shared. Raises ValueError for no samples."""
+    """Lay the samples out side by side in their order, with no token shared.
+
+    Raises:
+        ValueError: If there are no samples.
+    """
     if not samples:
-        raise ValueError("samples: none to lay out; give at least one")
+        raise ValueError("samples: nothing to lay out; pass at least one sample")
     length_B = np.array([len(sample) for sample in samples])
     response_B = np.array([len(sample.response_ids) for sample in samples])
     stop_B = length_B.cumsum()
@@ -142,15 +150,15 @@ def pack(samples: Sequence[Sample]) -> PrefixTree:
 
 
 def _ranges(start_B: Ints, length_B: Ints) -> Ints:
-    """Return the numbers from each start on, as many as its length says, one range after the other."""
+    """Return the concatenated ranges of numbers with these starts and lengths."""
     offset_B: Ints = start_B + length_B - length_B.cumsum()
     return np.arange(length_B.sum()) + offset_B.repeat(length_B)
 
 
 class _Path:
-    """The path from a root to the last token of the last sample, while a tree grows sample by sample.
+    """The path from a root to the last token of the latest sample, while a tree grows sample by sample.
 
-    It is kept as a list of runs: neighboring nodes that one sample added. A run ends at the depth at which the next
+    It is stored as a list of runs: neighboring nodes that one sample added. A run ends at the depth where the next one
     begins.
     """
 
@@ -165,7 +173,7 @@ class _Path:
         """One past the depth of the last token."""
 
     def branch(self, shared: int, length: int) -> None:
-        """Leave the path after its first `shared` tokens, and go on with new nodes to the depth `length`."""
+        """Leave the path after its first `shared` tokens, and continue with new nodes to the depth `length`."""
         while self._depth > shared:
             depth, node = self._runs[-1]
             leave = max(depth, shared)
@@ -185,7 +193,7 @@ class _Path:
         self._depth = length
 
     def nodes(self, start: int) -> Ints:
-        """Return the nodes of the path from the depth `start` on."""
+        """Return the nodes of the path from the depth `start` to its end."""
         stop, pieces = self._depth, []
         for depth, node in reversed(self._runs):
             low = max(depth, start)
@@ -197,7 +205,7 @@ class _Path:
 
 
 def _key(sample: Sample) -> bytes:
-    """Return the ids as bytes: sorting by them puts equal prefixes together, and compares at the speed of memory."""
+    """Return the ids as bytes, which sort equal prefixes together and compare at memory speed."""
     n = len(sample.prompt_ids)
     ids = np.empty(len(sample), "<u4")
     ids[:n] = sample.prompt_ids
@@ -216,8 +224,8 @@ def _sorted(keys: Sequence[bytes]) -> SortedSamples:
 
 
 def _shared(before: bytes, key: bytes) -> int:
-    """Return the number of tokens of their longest common prefix."""
-    if key.startswith(before):  # a turn and the next: no need to look at each token
+    """Return the number of tokens in the longest common prefix."""
+    if key.startswith(before):  # a turn and the next one: no need to compare tokens
         return len(before) // 4
     n = min(len(before), len(key)) // 4
     differ = np.frombuffer(before, "<u4", n) != np.frombuffer(key, "<u4", n)

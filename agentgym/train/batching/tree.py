@@ -6,14 +6,14 @@ from agentgym.train.batching.bins import Cost, Indices, best_fit, costliest_firs
 from agentgym.train.batching.prefix_tree import SortedSamples
 
 PIECE = 1 / 16
-"""Part of the token budget: up to so many tokens are computed twice where that saves a bin."""
+"""Fraction of the token budget that may be computed twice in order to save a bin."""
 
 
 def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> list[Indices]:
     """Put samples that share prefixes together, with at most `tokens` unique tokens in a bin.
 
-    The costliest bin comes first. Groups of samples are cut where little is shared. Without a budget there are about as
-    many bins as ranks.
+    The costliest bin comes first. Groups of samples are cut at points with little to share. Without a budget there are
+    about as many bins as ranks.
     """
     if tokens is None:
         tokens = _even_budget(order, ranks)
@@ -27,7 +27,7 @@ def pack(order: SortedSamples, cost: Cost, ranks: int, tokens: int | None) -> li
 
 
 def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
-    """Return the cost of the tree of the samples at these positions of the order: a shared prefix counts once."""
+    """Return the cost of the tree of the samples at these positions of the order; a shared prefix counts once."""
     at = np.sort(positions)
     shared = np.where(np.diff(at, prepend=-2) == 1, order.shared[at], 0)
     lengths = order.lengths[at]
@@ -35,7 +35,7 @@ def _cost(order: SortedSamples, positions: Indices, cost: Cost) -> float:
 
 
 def _fill(order: SortedSamples, tokens: int) -> list[Indices]:
-    """Cut the order into trees, and put small trees together up to the budget; returns positions in the order."""
+    """Cut the order into trees, combine small trees up to the budget, and return positions in the order."""
     spans = order.cuts(tokens, tree_price=int(tokens * PIECE))
     starts = np.array([start for start, _ in spans])
     unique = np.add.reduceat(order.lengths - order.shared, starts) + order.shared[starts]

@@ -1,1 +1,1 @@
-"""Losses, log-probabilities, and the search for what made a step unusable."""
+"""Losses, log-probabilities, and the search for the rollouts that made a step unusable."""

@@ -1,4 +1,4 @@
-"""Log-probabilities under a linear output layer, with gradients that are computed in forward where they are known."""
+"""Log-probabilities under a linear output layer, with gradients computed in the forward pass if possible."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,11 +12,11 @@ from agentgym.train.loss.tiles import Kept, Layer, Room, Scored, add_product, co
 
 
 class Upstream(Protocol):
-    """The gradient that will come back to each log-probability, as far as it is known once that is computed."""
+    """The gradient that each log-probability will get in the backward pass, as far as its value alone determines it."""
 
     @property
     def possible_N(self) -> Tensor:
-        """bool, N: the tokens that a gradient other than 0 can come back to."""
+        """bool, N: the tokens that can get a nonzero gradient."""
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor, /) -> Tensor:
         """Return the gradient (C) of the tokens in these rows of the N, given their log-probabilities."""
@@ -32,8 +32,8 @@ def linear_logprobs(
     entropy: bool,
     upstream: Upstream | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probability and entropy of each target, as `token_logprobs` does."""
-    with torch.autocast(states_NH.device.type, enabled=False):  # it would round sums to bfloat16
+    """Return log-probability and entropy of each target, like `token_logprobs`."""
+    with torch.autocast(states_NH.device.type, enabled=False):  # autocast would round sums to bfloat16
         out: tuple[Tensor, Tensor | None] = _LinearLogprobs.apply(  # type: ignore[no-untyped-call]
             states_NH, weight_VH, bias_V, targets_N, how, entropy, torch.is_grad_enabled(), upstream
         )
@@ -41,14 +41,14 @@ def linear_logprobs(
 
 
 def kept_rows(layer: Layer) -> int:
-    """Return of how many tokens all logits are kept at once: 112 MiB of them on a CPU, 512 MiB on a GPU."""
+    """Return the number of tokens whose logits are all held at once: 112 MiB of logits on a CPU, 512 MiB on a GPU."""
     elements = 28 * 2**20 if layer.weight_VH.device.type == "cpu" else 128 * 2**20
     return min(max(64, elements // len(layer.weight_VH)), layer.rows)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What forward finds for all tokens, filled group by group."""
+    """Results of the forward pass for all tokens, filled group by group."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
@@ -56,11 +56,11 @@ class _Found:
     others_N: Tensor
     slope_NH: Tensor | None
     expected_N: Tensor
-    """The gradient of each log-probability that is already in the layer's gradient."""
+    """Gradient of each log-probability that the layer's gradient already includes."""
 
     @classmethod
     def empty(cls, states_NH: Tensor, *, entropy: bool, slope: bool) -> "_Found":
-        """Return room for all tokens; slopes and expectations are 0 until they are found."""
+        """Return tensors for all tokens; slopes and expected gradients are 0 until they are computed."""
         logprobs_N, log_z_N, others_N, expected_N = states_NH.new_zeros((4, len(states_NH)), dtype=torch.float32)
         return cls(
             logprobs_N=logprobs_N,
@@ -72,7 +72,7 @@ class _Found:
         )
 
     def put(self, rows_C: Tensor, scored: Scored) -> None:
-        """Take over what one pass found for these rows."""
+        """Store the results of one pass for these rows."""
         for name in ("logprobs_N", "entropy_N", "log_z_N", "others_N", "slope_NH"):
             whole, part = getattr(self, name), getattr(scored, name)
             if whole is not None and part is not None:
@@ -81,21 +81,21 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerGradient:
-    """The gradient of weight and bias, which tokens add to."""
+    """Gradient of weight and bias, to which tokens are added."""
 
     weight_VH: Tensor
     bias_V: Tensor | None
 
     @classmethod
     def zero(cls, layer: Layer, dtype: torch.dtype | None = None) -> "_LayerGradient":
-        """Return the gradient of no token, in the layer's type or another one."""
+        """Return a zero gradient, in the layer's data type or another one."""
         bias_V = None if layer.bias_V is None else torch.zeros_like(layer.bias_V, dtype=dtype)
         return cls(weight_VH=torch.zeros_like(layer.weight_VH, dtype=dtype), bias_V=bias_V)
 
     def add_kept(
         self, gradient_N: Tensor, states_NH: Tensor, targets_N: Tensor, layer: Layer, scored: Scored, kept: Kept
     ) -> None:
-        """Add the tokens of a pass, from the logits that it kept; what it kept is lost."""
+        """Add the tokens of a pass, from the logits it kept; those are overwritten."""
         rows_C = gradient_N.nonzero()[:, 0]
         some = len(rows_C) < len(gradient_N)
         push_N1, log_z_N1 = (gradient_N * layer.how.scale)[:, None], scored.log_z_N[:, None]
@@ -119,7 +119,7 @@ class _LayerGradient:
         log_z_N: Tensor,
         others_N: Tensor,
     ) -> None:
-        """Add these tokens, with their logits computed once more; each tile of the gradient is written once."""
+        """Add these tokens, computing their logits again; each tile of the gradient is written once."""
         push_N1, room = (gradient_N * layer.how.scale)[:, None], Room(layer, len(gradient_N))
         for start, tile_WH in layer.tiles():
             sum_WH = torch.zeros_like(tile_WH, dtype=torch.float32)
@@ -140,7 +140,7 @@ class _LayerGradient:
 
 
 def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, *, slope: bool) -> None:
-    """Fill in what a pass finds for these rows, with their slopes where these are wanted."""
+    """Compute the results of these rows, with their slopes if `slope`."""
     rooms = Room(layer, len(rows_N)), Room(layer, len(rows_N))
     for rows_C in torch.split(rows_N, layer.rows):
         entropy = found.entropy_N is not None
@@ -150,7 +150,7 @@ def _score(found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targe
 def _score_and_add(
     found: _Found, rows_N: Tensor, states_NH: Tensor, layer: Layer, targets_N: Tensor, upstream: Upstream
 ) -> _LayerGradient:
-    """Fill in what a pass finds for these rows, and return the layer's gradient, from the same logits."""
+    """Compute the results of these rows, and return the layer's gradient from the same logits."""
     gradient, most = _LayerGradient.zero(layer, torch.float32), kept_rows(layer)
     keep = gradient.weight_VH.new_empty(min(most, len(rows_N)) * len(layer.weight_VH))
     room = Room(layer, min(most, len(rows_N)))
@@ -231,7 +231,7 @@ class _LinearLogprobs(torch.autograd.Function):
         if slope_NH is not None:
             states_grad_NH = (slope_NH * grad_N[:, None]).to(slope_NH.dtype)
         if ctx.trained:
-            # Handed out once: whoever takes it may add to it in place.
+            # Returned only once, because the receiver may add to it in place.
             gradient, ctx.layer_gradient = ctx.layer_gradient, None
             missing_N = grad_N if gradient is None else grad_N - ctx.expected_N
             gradient = _LayerGradient.zero(layer) if gradient is None else gradient

@@ -1,4 +1,4 @@
-"""The way from the logits of an output layer to those of the softmax."""
+"""The map from an output layer's logits to the logits of the softmax."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitMap:
-    """What a model does to the logits of its output layer: a factor, then a soft cap (arXiv 2408.00118)."""
+    """The model's map of its output layer's logits: a factor, then a soft cap (arXiv 2408.00118)."""
 
     scale: float = 1.0
-    """Factor of the logits, such as Cohere's logit_scale and 1 / Granite's logits_scaling."""
+    """Factor of the logits, such as Cohere's logit_scale or 1 / Granite's logits_scaling."""
     cap: float | None = None
-    """Bound c of the logits, which become c tanh(logit / c); None sets none."""
+    """Bound c of the logits, which become c tanh(logit / c); None sets no bound."""
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return the model's logits from those of its output layer."""
+        """Return the model's logits, given those of its output layer."""
         scaled = logits if self.scale == 1 else logits * self.scale
         return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
 
@@ -26,17 +26,17 @@ PLAIN = LogitMap()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """What becomes of the output layer's logits before the softmax: the model's map, then the temperature."""
+    """The map from the output layer's logits to the softmax: the model's own map, then the temperature."""
 
     temperature: float
     logits: LogitMap
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return what the softmax is taken of."""
+        """Return the input of the softmax."""
         return self.logits(logits) / self.temperature
 
     def in_place(self, logits: Tensor) -> Tensor:
-        """Return the same, written to the argument."""
+        """Return the input of the softmax, written to the argument."""
         if self.logits.scale != 1:
             logits.mul_(self.logits.scale)
         if self.logits.cap is not None:
@@ -45,10 +45,10 @@ class Scoring:
 
     @property
     def scale(self) -> float:
-        """Derivative of what comes out by the output layer's logits, where no cap bends it."""
+        """Derivative of the mapped logits with respect to the output layer's logits, if there is no cap."""
         return self.logits.scale / self.temperature
 
     def bend(self, mapped: Tensor) -> Tensor | None:
-        """Return what share of `scale` is left there of the derivative, because of the cap; None without a cap."""
+        """Return the share of the derivative `scale` that the cap leaves at mapped logits, or None without a cap."""
         cap = self.logits.cap
         return None if cap is None else 1 - (mapped * (self.temperature / cap)).square()

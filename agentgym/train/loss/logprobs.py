@@ -1,4 +1,4 @@
-"""Log-probabilities of trained tokens from hidden states, tile by tile: all logits never exist at once."""
+"""Log-probabilities of trained tokens from hidden states, tile by tile, without ever holding all logits at once."""
 
 from collections.abc import Callable
 from typing import Literal, TypeAlias, cast, overload
@@ -14,7 +14,7 @@ Head: TypeAlias = nn.Module | Callable[[Tensor], Tensor]
 """The output layer, which turns hidden states into logits."""
 
 CHUNK = 256
-"""Number of tokens whose whole distribution is held at once where the output layer is not a plain linear one."""
+"""Number of tokens whose whole distribution is held at once if the output layer isn't a plain linear layer."""
 
 
 @overload
@@ -49,22 +49,22 @@ def token_logprobs(
     logits: LogitMap = PLAIN,
     upstream: Upstream | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probability and entropy (nats, float32, N) of each target id; memory does not grow with N x V.
+    """Return log-probability and entropy (nats, float32, N) of each target id; memory doesn't grow with N x V.
 
     ::
 
         states_NH   h0    h1    h2      targets_N[i] is scored under softmax(logits(head(states_NH[i])) / temperature)
         targets_N   t0    t1    t2      temperature 0 is treated as 1
 
-    Gradients go to the states and, where it is trained, to the output layer. The entropy has none, and is None where
-    it is not asked for. Sums and softmax are in float32, whatever the dtype of states and weights.
+    Gradients go to the states and, if it is trained, to the output layer. The entropy has no gradient, and is None with
+    `entropy=False`. Sums and softmax are in float32, whatever the data type of states and weights.
 
-    A plain linear output layer is multiplied tile by tile. With a frozen weight it is multiplied twice, both times in
-    forward: the derivative of a log-probability does not depend on the gradient that comes back, so forward computes
-    it and keeps N x H numbers for backward. A trained weight takes two more multiplications, in backward, or one more
-    in forward with `upstream`, which says what will come back. What it says wrongly costs time, never exactness:
-    backward computes the difference. Any other output layer is computed again in backward, CHUNK tokens at a time, and
-    has no use for `upstream`.
+    A plain linear output layer is multiplied tile by tile. A frozen weight takes two multiplications, both in the
+    forward pass: the derivative of a log-probability doesn't depend on the gradient that comes back, so the forward
+    pass computes it and stores N x H numbers for the backward pass. A trained weight takes two more multiplications in
+    the backward pass, or one more in the forward pass with `upstream`, which predicts the gradient that will come back.
+    A wrong prediction costs time but never accuracy, because the backward pass computes the difference. Any other
+    output layer is computed again in the backward pass, CHUNK tokens at a time, and ignores `upstream`.
     """
     how = Scoring(temperature=temperature or 1.0, logits=logits)
     if not _is_linear(head):
@@ -74,7 +74,7 @@ def token_logprobs(
 
 
 def _is_linear(head: Head) -> bool:
-    """Tell whether the head is a weight and a bias and nothing more: no adapter, no hook, no scale."""
+    """Return whether the head is only a weight and a bias: no adapter, no hook, no scale."""
     return (
         isinstance(head, nn.Linear)
         and type(head).forward is nn.Linear.forward

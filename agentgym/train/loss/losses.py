@@ -1,4 +1,4 @@
-"""Policy-gradient losses; they do not depend on how a mini-batch was cut into micro-batches."""
+"""Policy-gradient losses, which don't depend on how a mini-batch was cut into micro-batches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,28 +11,28 @@ from agentgym.train.config import Divergence, ImportanceSampling, Loss, LossAgg,
 from agentgym.types.sample import Sample
 
 LARGEST_LOG_RATIO = 88.72
-"""Bound on log-ratios: its ratio, 3.4e38, is the largest that float32 holds.
+"""Upper bound of log-ratios. Its ratio, 3.4e38, is about the largest number in float32.
 
-A larger log-ratio counts as this one. Without the bound its ratio would be infinite, and where a clip stops the token,
-infinity times a gradient of 0 would be NaN. No ratio that float32 holds is changed.
+A larger log-ratio is replaced by this one. Otherwise its ratio would be infinite and, if a clip stops the token,
+infinity times a gradient of 0 would be NaN. Ratios that fit into float32 don't change.
 """
 
 LARGEST_K3_GAP = 20.0
-"""Largest distance below the reference, in nats, at which k3 follows its exponential; beyond it k3 is a line.
+"""Largest distance below the reference, in nats, at which k3 follows its exponential; beyond it, k3 is a line.
 
-The line keeps the gradient of that point, 1 - exp(20). A token that the policy has all but ruled out is pulled back,
+The line has the gradient at that point, 1 - exp(20). So a token that the policy has almost ruled out is pulled back,
 and no finite log-probability makes a step infinite.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """The part of one micro-batch in the metrics of a step: sums over its trained tokens, and one maximum."""
+    """One micro-batch's contribution to the metrics of a step: sums over its trained tokens, and one maximum."""
 
     loss: float
     tokens: int
     clipped: float
-    """Number of tokens whose gradient a clip stopped, or whose weight was clipped."""
+    """Number of tokens whose gradient was stopped by a clip, or whose weight was clipped."""
     corrected: float
     """Number of tokens whose importance weight was truncated or masked."""
     kl: float
@@ -41,15 +41,15 @@ class LossSums:
     gap: float
     """Largest |log-probability here - the engine's| of a token, in nats."""
     reference_kl: float = 0.0
-    """Sum of the tokens' `divergence` from the model without its adapter."""
+    """Sum of the tokens' `divergence` from the reference model."""
     reference_bounded: float = 0.0
-    """Number of tokens more than LARGEST_K3_GAP below the reference, where k3 is a line."""
+    """Number of tokens more than LARGEST_K3_GAP below the reference, for which k3 is a line."""
 
 
 def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
-    """Return what a mini-batch's sum is divided by: its trained tokens, samples or rollouts, or a constant.
+    """Return the divisor of a mini-batch's sum: its number of trained tokens, samples or rollouts, or a constant.
 
-    Samples and rollouts of which no token is trained do not count.
+    Samples and rollouts without trained tokens don't count.
     """
     if loss_agg == "token":
         return float(sum(int(sample.loss_mask.sum()) for sample in samples))
@@ -58,21 +58,21 @@ def denominator(samples: Sequence[Sample], loss_agg: LossAgg) -> float:
     if loss_agg == "rollout":
         return float(len({sample.rollout_id for sample in samples if sample.loss_mask.any()}))
     if isinstance(loss_agg, str) or not loss_agg > 0:
-        raise ValueError(f"loss_agg: {loss_agg!r} is none of token, sample, rollout or a number above 0")
+        raise ValueError(f"loss_agg: expected token, sample, rollout or a number above 0, got {loss_agg!r}")
     return float(loss_agg)
 
 
 def weighted_sum(values_BR: Tensor, loss_mask_BR: Tensor, weight_B: Tensor, loss_agg: LossAgg) -> Tensor:
-    """Return the sum over the trained tokens, each times its weight; divided by `denominator` it is the mean.
+    """Return the weighted sum over the trained tokens; divided by `denominator` it is the mean.
 
-    ::
+    The weights are::
 
         token, constant   1
         sample            1 / trained tokens of its sample
         rollout           1 / trained tokens of its rollout     (weight_B / trained tokens of its sample)
 
-    Sums of parts add up to the sum of the whole, so micro-batches, padding and ranks change nothing. Merging the turns
-    of a segment into one sample changes nothing either, except under "sample", which counts samples.
+    The sums of parts add up to the sum of the whole, so micro-batches, padding and ranks make no difference. Merging a
+    segment's turns into one sample makes no difference either, except under "sample", which counts samples.
     """
     if loss_agg in ("sample", "rollout"):
         share_B = torch.ones_like(weight_B) if loss_agg == "sample" else weight_B
@@ -92,30 +92,31 @@ def policy_loss(
 ) -> tuple[Tensor, LossSums]:
     """Return this batch's term of the policy loss, a scalar, and its metrics; a mini-batch's terms add up to its loss.
 
-    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low),
-    1 + clip_eps_high), and sg(x) the value of x without its gradient::
+    With r = exp(logprob here - the engine's) of a token, A its advantage, clip(x) = min(max(x, 1 - clip_eps_low), 1 +
+    clip_eps_high), and sg(x) the value of x without its gradient::
 
         ppo         -min(r A, clip(r) A)                                                    arXiv 1707.06347;
                     clip_eps_high > clip_eps_low: DAPO, arXiv 2503.14476
-        dual_clip   the same, at most -dual_clip A where A < 0                              arXiv 1912.09729
+        dual_clip   the same, at most -dual_clip A if A < 0                                 arXiv 1912.09729
         cispo       -sg(clip(r)) A, its gradient -sg(clip(r)) A grad(logprob)               arXiv 2506.13585
         gspo        ppo with s instead of r, s the geometric mean of r over the sample's    arXiv 2507.18071
                     trained tokens; a token has the gradient s grad(its logprob)
         sft         -A logprob here: cross-entropy, A the weight of a demonstrated token
         importance  -w A, its gradient -w A grad(logprob)                                   `importance_weights`
 
-    `old_BR` holds log-probabilities of a policy between the engine's and the one here. Then r and s are to it, w is
-    of exp(old - the engine's), and every loss but sft is its term above times w, which has no gradient::
+    `old_BR` holds log-probabilities of a policy between the engine's and the current one. With it, r and s are relative
+    to that policy, w is computed from exp(old - the engine's), and every loss except sft is its term above times w,
+    which has no gradient::
 
         decoupled   -w min(r A, clip(r) A) for ppo                                          arXiv 2110.00641
 
-    `sequence_B` holds log s where a sample is not the whole sequence that s is taken over. Columns with loss mask 0
-    have no part in value or gradient. No ratio is above exp(LARGEST_LOG_RATIO).
+    `sequence_B` holds log s if a sample isn't the whole sequence over which s is taken. Columns with loss mask 0 affect
+    neither value nor gradient. No ratio exceeds exp(LARGEST_LOG_RATIO).
     """
     gap_BR = masked_gap(logprobs_BR, batch.logprobs_BR, batch.loss_mask_BR)
     nothing_BR = torch.zeros_like(batch.loss_mask_BR)
     if config.loss == "sft":
-        gap_BR = torch.zeros_like(gap_BR)  # nobody sampled a demonstration
+        gap_BR = torch.zeros_like(gap_BR)  # demonstrations were not sampled
         term = _Term(gain_BR=logprobs_BR * batch.advantages_BR, stopped_BR=nothing_BR, corrected_BR=nothing_BR)
     elif old_BR is not None:
         clipped = _clip(masked_gap(logprobs_BR, old_BR, batch.loss_mask_BR), batch, config, sequence_B)
@@ -133,7 +134,7 @@ def policy_loss(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Term:
-    """What each token adds to the objective, and what became of it."""
+    """Each token's term of the objective, and whether it was clipped or corrected."""
 
     gain_BR: Tensor
     stopped_BR: Tensor
@@ -143,8 +144,8 @@ class _Term:
 
 
 def masked_gap(logprobs_BR: Tensor, others_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
-    """Return the differences of log-probabilities, 0 where nothing is trained."""
-    # Masked before exp: a masked column may hold anything, and 0 * inf is NaN in the gradient.
+    """Return the differences of the log-probabilities, 0 for untrained tokens."""
+    # Masked before exp, because a masked column may hold any value, and 0 * inf is NaN in the gradient.
     return torch.where(loss_mask_BR, logprobs_BR - others_BR, 0.0)
 
 
@@ -195,8 +196,11 @@ def _sample_mean(log_ratio_BR: Tensor, loss_mask_BR: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _metrics(loss: Tensor, gap_BR: Tensor, entropy_BR: Tensor, term: _Term, loss_mask_BR: Tensor) -> LossSums:
-    """Return the metrics of one micro-batch, copied from the device together; gaps to the engine are 0 if untrained."""
-    gap_BR = gap_BR.double()  # a ratio that float32 holds has a finite sum here
+    """Return the metrics of one micro-batch, copied from the device together.
+
+    `gap_BR`, the distance to the engine, is 0 for untrained tokens.
+    """
+    gap_BR = gap_BR.double()  # ratios that fit into float32 have a finite sum in float64
     metrics = (
         loss,
         loss_mask_BR.sum(),
@@ -218,21 +222,21 @@ def _clipped(ratio_BR: Tensor, advantages_BR: Tensor, config: TrainConfig) -> Te
     gain_BR = torch.minimum(ratio_BR * advantages_BR, clipped_BR * advantages_BR)
     if config.dual_clip is None:
         return gain_BR
-    # A bad token that has become much likelier would otherwise weigh without bound.
+    # Otherwise a bad token that has become much likelier would have an unbounded weight.
     return torch.where(advantages_BR < 0, torch.maximum(gain_BR, config.dual_clip * advantages_BR), gain_BR)
 
 
 def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, *, estimator: Divergence) -> Tensor:
-    """Return each token's estimate (nats, BR) of the KL divergence from a reference policy; 0 where not trained.
+    """Return each token's estimate (nats, BR) of the KL divergence from a reference policy, 0 for untrained tokens.
 
     With d = logprob here - the reference's, and the estimators of Schulman 2020, "Approximating KL divergence"::
 
-        k1   d                  gradient d grad(logprob), which a penalty of d in the reward would have
+        k1   d                  gradient d grad(logprob), as a penalty of d in the reward would have
         k2   d^2 / 2            gradient d grad(logprob)
         k3   exp(-d) - 1 + d    gradient (1 - exp(-d)) grad(logprob); a line below d = -LARGEST_K3_GAP
 
-    On policy, k1 and k2 have the gradient of the divergence and k3 does not, while k1 and k3 are unbiased as values.
-    The plain derivative of k1 would be 0 on average (arXiv 2506.09477).
+    On policy, k1 and k2 have the gradient of the divergence and k3 doesn't, while k1 and k3 are unbiased as values. The
+    plain derivative of k1 would be 0 on average (arXiv 2506.09477).
     """
     d_BR = torch.where(loss_mask_BR, logprobs_BR - reference_BR, 0.0)
     if estimator == "k1":
@@ -248,17 +252,17 @@ def divergence(logprobs_BR: Tensor, reference_BR: Tensor, loss_mask_BR: Tensor, 
 def importance_weights(
     log_ratio_BR: Tensor, loss_mask_BR: Tensor, *, importance_sampling: ImportanceSampling, cap: float
 ) -> Tensor:
-    """Return the weight of each token that another policy sampled; `log_ratio_BR` is 0 where nothing is trained.
+    """Return the weight of each token that another policy sampled; `log_ratio_BR` must be 0 for untrained tokens.
 
     ::
 
         token           min(r, cap)                     truncated: Ionides 2008; arXiv 1802.01561 (IMPALA)
-        token_mask      r where 1/cap <= r <= cap, else 0
+        token_mask      r if 1/cap <= r <= cap, else 0
         sequence        min(R, cap) for each token, R the product of r over the sample's trained tokens
-        sequence_mask   R where 1/cap <= R <= cap, else 0
-        geometric_mask  r where 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
+        sequence_mask   R if 1/cap <= R <= cap, else 0
+        geometric_mask  r if 1/cap <= g <= cap, else 0, g the geometric mean of r over the sample's trained tokens
 
-    R leaves any range as a sample grows longer; g is on the scale of one token, however long the sample.
+    R leaves any range as a sample grows longer, while g stays on the scale of one token, however long the sample.
     """
     judged_BR = log_ratio_BR
     if importance_sampling in ("sequence", "sequence_mask"):

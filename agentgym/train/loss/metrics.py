@@ -1,4 +1,4 @@
-"""The metrics of a training call, from what each of its forwards reports."""
+"""Metrics of a training call, computed from the reports of its forward passes."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,22 @@ class Forward:
     """The report of one micro-batch on one rank."""
 
     step: int
-    """Number of the optimizer step among those of the call, from 0."""
+    """Index of the optimizer step within the call, starting at 0."""
     number: int
-    """Number of the micro-batch in the optimizer step, from 0; ranks reduce those of one number together."""
+    """Index of the micro-batch within the optimizer step, starting at 0; ranks reduce those with the same index
+    together."""
     rollouts: tuple[str, ...]
-    """Ids of the rollouts that were trained in it; empty for padding."""
+    """Ids of the rollouts trained in it; empty for padding."""
     sums: LossSums
     real_tokens: int
-    """Number of tokens that were computed and are not padding."""
+    """Number of computed tokens that aren't padding."""
     computed_tokens: int
     gradient_is_finite: bool
     """Whether the gradients summed up to this micro-batch are finite in this rank's shards."""
 
 
 def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: TrainConfig) -> dict[str, float]:
-    """Return the metrics of the optimizer steps that were taken, or of all where none was, over all ranks."""
+    """Return the metrics over all ranks of the optimizer steps that were taken, or of all steps if none was."""
     finite = {step for step, norm in enumerate(norms) if math.isfinite(norm)}
     steps = finite or set(range(len(norms)))
     taken = [f for f in forwards if f.step in steps]
@@ -39,7 +40,7 @@ def step_metrics(forwards: Sequence[Forward], norms: Sequence[float], config: Tr
         "train/clip_fraction": sum(f.sums.clipped for f in taken) / tokens,
         "train/kl": sum(f.sums.kl for f in taken) / tokens,
         "train/entropy": sum(f.sums.entropy for f in taken) / tokens,
-        # The first mini-batch alone: from the second on, the policy has moved away from the engine's.
+        # Only the first mini-batch: from the second on, the policy differs from the engine's.
         "train/logprob_gap": max(f.sums.gap for f in forwards if f.step == 0),
         "train/trained_tokens": float(tokens if finite else 0),
         "train/padding": 1 - real / computed,

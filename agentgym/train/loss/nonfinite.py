@@ -11,22 +11,23 @@ from torch.distributed.tensor import DTensor
 from agentgym.train.loss.metrics import Forward
 
 SHOWN = 20
-"""Number of rollouts that a warning names."""
+"""Maximum number of rollouts that a warning names."""
 
 
 def gradient_is_finite(weights: Iterable[Tensor]) -> bool:
-    """Tell whether every gradient of this rank's shards is finite."""
+    """Return whether all gradients in this rank's shards are finite."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     local = [part.to_local() if isinstance(part, DTensor) else part for part in gradients]
     return math.isfinite(float(torch.nn.utils.get_total_norm(local)))
 
 
 def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
-    """Return the rollouts of a step's micro-batches, over all ranks, whose loss or gradient was not finite.
+    """Return the rollouts in a step's micro-batches, over all ranks, whose loss or gradient was not finite.
 
-    Gradients accumulate, so once one is not finite all later sums are not: the first micro-batch is blamed. Ranks
-    reduce theirs together, so the micro-batches of all ranks with that number are named, unless the loss of one of
-    them tells it apart. Where only the norm of finite gradients was not finite, all rollouts are named.
+    Gradients accumulate, so after the first one that isn't finite all later sums aren't either, and that micro-batch is
+    blamed. Ranks reduce their gradients together, so the micro-batches of all ranks with its index are named, unless a
+    loss that isn't finite singles one out. If all gradients were finite and only their norm wasn't, all rollouts are
+    named.
     """
     reports = [forward for forward in forwards if forward.step == step]
     blamed = [report for report in reports if not math.isfinite(report.sums.loss)]
@@ -37,7 +38,7 @@ def nonfinite_rollouts(forwards: Sequence[Forward], step: int) -> list[str]:
 
 
 def warn_skipped(steps: int, rollouts: Sequence[str]) -> None:
-    """Warn that steps were skipped, and name the rollouts; the warning is the same on every rank."""
+    """Warn about skipped steps, and name the rollouts; the warning is the same on every rank."""
     names = ", ".join(rollouts[:SHOWN]) + (f" and {len(rollouts) - SHOWN} more" if len(rollouts) > SHOWN else "")
     warnings.warn(
         f"{steps} optimizer step(s) skipped: loss or gradient was not finite in the micro-batches of rollouts {names}",

@@ -1,4 +1,4 @@
-"""The loss of a mini-batch, as its config has it, over any number of micro-batches."""
+"""The loss of a mini-batch, as configured, over any number of micro-batches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Computes the loss of one mini-batch; the terms of its micro-batches add up to it, however it was cut."""
+    """The loss of one mini-batch: the terms of its micro-batches add up to it, however it was cut."""
 
     config: TrainConfig
     denominator: float
-    """Number that the mini-batch's sum is divided by."""
+    """Divisor of the mini-batch's sum."""
     sequences: Mapping[str, float] | None = None
     """Log of each rollout's sequence ratio by its id, for the loss gspo_rollout; None for other losses."""
 
@@ -39,10 +39,10 @@ class Objective:
         reference_BR: Tensor | None,
         old_BR: Tensor | None,
     ) -> tuple[Tensor, LossSums]:
-        """Return the term of these samples, a scalar to call `backward` on, and its metrics.
+        """Return the term of these samples, a scalar with `backward`, and its metrics.
 
-        `reference_BR` is of the model without its adapter, `old_BR` of the trainer before the first optimizer step of
-        the batch; None where the config asks for none.
+        `reference_BR` holds log-probabilities of the reference model, and `old_BR` the trainer's from before the
+        batch's first optimizer step; each is None if the config doesn't need it.
         """
         config, mask_BR = self.config, batch.loss_mask_BR
         loss, sums = policy_loss(
@@ -68,10 +68,10 @@ class Objective:
         )
 
     def by_token(self, batch: Batch, loss: Callable[[Tensor, Tensor], tuple[Tensor, LossSums]]) -> TokenLoss | None:
-        """Return what tells each token's gradient of this loss from its log-probability alone; None where it does not.
+        """Return the loss in a form that gives each token's gradient from its own log-probability, or None if it can't.
 
-        It does not where a ratio is of a whole segment (`WHOLE_SEGMENTS`). A token without an advantage has a gradient
-        from the divergence alone.
+        It can't if a ratio is taken over a whole segment (`WHOLE_SEGMENTS`). The gradient of a token without an
+        advantage comes only from the divergence.
         """
         config = self.config
         if config.loss in WHOLE_SEGMENTS or config.importance_sampling in WHOLE_SEGMENTS:
@@ -82,7 +82,7 @@ class Objective:
         )
 
     def _sequence(self, samples: Sequence[Sample], like: Tensor) -> Tensor | None:
-        """Return the log-ratio of each sample's rollout; None where each sample has a ratio of its own."""
+        """Return the log-ratio of each sample's rollout, or None if each sample has a separate ratio."""
         if self.sequences is None:
             return None
         ratios = [self.sequences[sample.rollout_id] for sample in samples]
@@ -95,7 +95,7 @@ def sample_log_ratios(
 ) -> list[tuple[str, float, int]]:
     """Return the rollout id, the sum of log-ratios and the number of trained tokens of each sample.
 
-    The ratios are to `old_BR`, or to the engine's probabilities.
+    The ratios are relative to `old_BR`, or to the engine's log-probabilities if it is None.
     """
     others_BR = batch.logprobs_BR if old_BR is None else old_BR
     log_ratio_BR = masked_gap(logprobs_BR, others_BR, batch.loss_mask_BR).double()
@@ -104,7 +104,7 @@ def sample_log_ratios(
 
 
 def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, float]:
-    """Return the mean log-ratio of each rollout's trained tokens, by its id; parts as of `sample_log_ratios`."""
+    """Return the mean log-ratio of each rollout's trained tokens by its id, from the parts of `sample_log_ratios`."""
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     for name, total, count in parts:
@@ -114,7 +114,7 @@ def rollout_log_ratios(parts: Sequence[tuple[str, float, int]]) -> dict[str, flo
 
 
 def refuse_parts(config: TrainConfig, samples: Sequence[Sample]) -> None:
-    """Raise ValueError where the loss needs whole segments and a segment is in several samples."""
+    """Raise ValueError if the loss needs whole segments and a segment is cut into several samples."""
     segments = {(sample.rollout_id, sample.segment) for sample in samples}
     if len(segments) == len(samples):
         return

@@ -1,4 +1,4 @@
-"""One pass over the vocabulary of a linear output layer, by tiles of tokens and vocabulary."""
+"""One pass over the vocabulary of a linear output layer, in tiles of tokens and vocabulary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 from agentgym.train.loss.logit_map import Scoring
 
 LOWEST = -1e30
-"""A number below any logit, and finite, so that its differences are not NaN."""
+"""A number below any logit, but finite, so that differences aren't NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A linear output layer, and what becomes of its logits."""
+    """A linear output layer and the map of its logits."""
 
     weight_VH: Tensor
     bias_V: Tensor | None
@@ -26,13 +26,13 @@ class Layer:
         return _tile(self.weight_VH)[0]
 
     def tiles(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield slices of the weight, each with the number of its first row."""
+        """Yield slices of the weight, each with the index of its first row."""
         width = _tile(self.weight_VH)[1]
         for start in range(0, len(self.weight_VH), width):
             yield start, self.weight_VH[start : start + width]
 
     def logits(self, states_NH: Tensor, start: int, tile_WH: Tensor, out: Tensor) -> Tensor:
-        """Write the mapped logits of a tile, N x W, to `out`, float32, and return it."""
+        """Write the mapped logits of a tile, N x W, to `out` (float32), and return it."""
         product(states_NH, tile_WH.T, out)
         if self.bias_V is not None:
             out += self.bias_V[start : start + len(tile_WH)]
@@ -40,31 +40,31 @@ class Layer:
 
 
 def _tile(weight: Tensor) -> tuple[int, int]:
-    """Return how many tokens and vocabulary rows are multiplied at once: the fewest that run at full speed."""
+    """Return the number of tokens and of vocabulary rows multiplied at once: the smallest that run at full speed."""
     return (512, 1024) if weight.device.type == "cpu" else (2048, 8192)
 
 
 class Room:
-    """Memory for one tile, used again for each: fresh pages of that size cost a fifth of a multiplication."""
+    """Memory that each tile reuses; fresh pages of that size would cost a fifth of a multiplication."""
 
     def __init__(self, layer: Layer, tokens: int) -> None:
         width = min(_tile(layer.weight_VH)[1], len(layer.weight_VH))
         self._flat = layer.weight_VH.new_empty(min(tokens, layer.rows) * width, dtype=torch.float32)
 
     def tile(self, tokens: int, width: int) -> Tensor:
-        """Return a contiguous tile, float32; what was in the one before is lost."""
+        """Return a contiguous float32 tile; the contents of the previous one are lost."""
         return self._flat[: tokens * width].view(tokens, width)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write left @ right to `out`, float32: factors may be rounded to bfloat16, sums never are."""
+    """Write left @ right to `out` in float32: factors may be rounded to bfloat16, sums never are."""
     if _is_mixed(left, right):
         return torch.mm(left, right, out_dtype=torch.float32, out=out)
     return torch.mm(left.float(), right.float(), out=out)
 
 
 def add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to a float32 sum; as `product`."""
+    """Add left @ right to a float32 sum, like `product`."""
     if _is_mixed(left, right):
         sum_ += torch.mm(left, right, out_dtype=torch.float32)
     else:
@@ -72,43 +72,44 @@ def add_product(sum_: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _is_mixed(left: Tensor, right: Tensor) -> bool:
-    """Tell whether the device multiplies these factors as they are, and sums in float32."""
+    """Return whether the device multiplies these factors without a cast, and sums in float32."""
     return left.is_cuda and left.dtype == right.dtype != torch.float32
 
 
 def column(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return the column of each target in the tile that begins at `start`, N x 1, and whether it is in that tile."""
+    """Return each target's column in the tile that begins at `start`, N x 1, and whether it is inside that tile."""
     column_N1 = (targets_N - start)[:, None]
     return column_N1.clamp(0, width - 1), (column_N1 >= 0) & (column_N1 < width)
 
 
 def put(tile_NW: Tensor, column_N1: Tensor, inside_N1: Tensor, values_N1: Tensor) -> None:
-    """Write each token's value to its column where that is inside the tile."""
+    """Write each token's value to its column if that is inside the tile."""
     tile_NW.scatter_(1, column_N1, torch.where(inside_N1, values_N1, tile_NW.gather(1, column_N1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The results of one pass over the vocabulary, for each token."""
+    """Results of one pass over the vocabulary, for each token."""
 
     logprobs_N: Tensor
     entropy_N: Tensor | None
     log_z_N: Tensor
     """Logarithm of the sum of exp(logit / temperature)."""
     others_N: Tensor
-    """Probability of every id but the target; 1 - p would round to 0 where p is near 1."""
+    """Probability of all ids but the target; 1 - p would round to 0 if p is near 1."""
     bend_N: Tensor
-    """What the cap leaves of the derivative at the target's logit."""
+    """Share of the derivative that the cap leaves at the target's logit."""
     slope_NH: Tensor | None
-    """Derivative of the log-probability by the state."""
+    """Derivative of the log-probability with respect to the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a pass found in each tile, for a second use of the same logits."""
+    """Results of a pass in each tile, for a second use of the same logits."""
 
     tiles: list[tuple[int, Tensor, Tensor]]
-    """First row of the tile's weight; exp(logit - top), 0 at the target, times what a cap leaves, N x W; top, N x 1."""
+    """First row of the tile's weight; exp(logit - top), 0 at the target, times the share that a cap leaves, N x W; top,
+    N x 1."""
 
 
 def scan(
@@ -129,12 +130,13 @@ def scan(
         d log p_t / d h   (W_t - sum_v p_v W_v) / temperature = ((1 - p_t) W_t - sum_{v != t} p_v W_v) / temperature
 
     Under a soft cap, each W_v is multiplied by the slope of the cap at its logit. `keep` is flat memory for N x V
-    numbers, to which the tiles of the second result are written; without it there are none, and both rooms are used.
+    numbers, to which the tiles of the second result are written; without it the second result is empty, and both rooms
+    are used.
     """
     tokens, kept = len(states_NH), Kept(tiles=[])
     top_N1 = states_NH.new_full((tokens, 1), LOWEST, dtype=torch.float32)
     target_N1 = torch.zeros_like(top_N1)
-    others_N1, energy_N1 = (torch.zeros_like(top_N1, dtype=torch.float64) for _ in range(2))  # sums of many tiles' sums
+    others_N1, energy_N1 = (torch.zeros_like(top_N1, dtype=torch.float64) for _ in range(2))  # sums over many tiles
     bend_N1 = torch.ones_like(top_N1)
     pull_NH = torch.zeros_like(states_NH, dtype=torch.float32) if slope else None
     for start, tile_WH in layer.tiles():
@@ -153,7 +155,7 @@ def scan(
             bend_N1 = torch.where(inside_N1, bend_NW.gather(1, column_N1), bend_N1)
         torch.exp(z_NW.sub_(top_N1), out=e_NW)
         put(e_NW, column_N1, inside_N1, torch.zeros_like(target_N1))
-        if entropy:  # the sum of e (z - top), moved from the former top to this one
+        if entropy:  # the sum of e (z - top), moved from the previous top to this one
             energy_N1 = (energy_N1 + others_N1 * (before_N1 - top_N1)) * shrink_N1
             energy_N1 += z_NW.mul_(e_NW).sum(-1, keepdim=True)
         others_N1 = others_N1 * shrink_N1 + e_NW.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The gradient of each log-probability, told from that log-probability before all of them are known."""
+"""The gradient of each log-probability, computed from that log-probability before all of them are known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ from agentgym.train.batching.layouts import Inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLoss:
-    """A loss of which a token's gradient depends on that token's log-probability alone."""
+    """A loss in which a token's gradient depends only on that token's log-probability."""
 
     term: Callable[[Tensor], Tensor]
-    """The scalar that `backward` will be called on, from the log-probabilities (BR)."""
+    """The scalar on which `backward` will be called, as a function of the log-probabilities (BR)."""
     possible_BR: Tensor
-    """bool: the tokens that can have a gradient other than 0."""
+    """bool: the tokens that can have a nonzero gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleUpstream:
-    """The gradient that comes back to the N log-probabilities of a forward, by a loss over samples."""
+    """The gradients of a forward pass's N log-probabilities under a loss over samples."""
 
     loss: TokenLoss
     inputs: Inputs
     loss_mask_BR: Tensor
     possible_N: Tensor
-    """bool: the tokens that a gradient other than 0 can come back to."""
+    """bool: the tokens that can get a nonzero gradient."""
 
     @classmethod
     def of(cls, loss: TokenLoss, inputs: Inputs, loss_mask_BR: Tensor) -> "SampleUpstream":
-        """Return it for one micro-batch; a token that samples share is possible if it is in any of them."""
+        """Return the gradients of one micro-batch; a token shared by samples is possible if it is in any of them."""
         possible_N = torch.zeros_like(inputs.target_N, dtype=torch.bool)
         possible_N[inputs.index_M[loss.possible_BR[loss_mask_BR]]] = True
         return cls(loss=loss, inputs=inputs, loss_mask_BR=loss_mask_BR, possible_N=possible_N)
 
     def __call__(self, rows_C: Tensor, logprobs_C: Tensor) -> Tensor:
-        """Return the gradient of the tokens in these rows; the others' log-probabilities count as 0 meanwhile."""
+        """Return the gradient of the tokens in these rows; the log-probabilities of the others count as 0 here."""
         with torch.enable_grad():
             leaf_C = logprobs_C.detach().requires_grad_()
             all_N = leaf_C.new_zeros(len(self.possible_N)).index_copy(0, rows_C, leaf_C)

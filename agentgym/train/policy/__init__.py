@@ -1,1 +1,1 @@
-"""The trained model: LoRA, attention, sharding, adapter files."""
+"""The trained model: LoRA, attention, sharding, and adapter files."""

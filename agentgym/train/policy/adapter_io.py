@@ -1,4 +1,4 @@
-"""Copies of what is trained, and folders of adapters and whole models in the formats of PEFT and transformers."""
+"""Snapshots of trained weights, and folders of adapters and whole models in the formats of PEFT and transformers."""
 
 import json
 import tempfile
@@ -21,7 +21,7 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 @torch.no_grad()
 def export_adapter(policy: PolicyModel) -> Adapter:
-    """Return a snapshot on the CPU, which further training does not change. Every rank must call it and gets it."""
+    """Return a snapshot on the CPU that further training doesn't change. Every rank must call it and gets it."""
     from peft import get_peft_model_state_dict
 
     model = cast("Any", policy.model)
@@ -32,9 +32,9 @@ def export_adapter(policy: PolicyModel) -> Adapter:
 
 @torch.no_grad()
 def export_weights(policy: PolicyModel, dtype: torch.dtype, *, keep: bool = True) -> ModelWeights | None:
-    """Return a copy on the CPU of the weights that are trained, in a type; every rank must call it.
+    """Return a CPU copy of the trained weights in the given data type. Every rank must call it.
 
-    A rank that need not `keep` them takes part, one weight after the other, and gets None.
+    A rank with `keep=False` takes part in gathering one weight at a time, and gets None.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -53,15 +53,15 @@ def export_weights(policy: PolicyModel, dtype: torch.dtype, *, keep: bool = True
 
 
 def _config(policy: PolicyModel) -> dict[str, Any]:
-    """Return what PEFT would write to adapter_config.json."""
+    """Return the content of PEFT's adapter_config.json."""
     config: dict[str, Any] = _plain(cast("Any", policy.model).peft_config["default"].to_dict())
     return config | {"target_modules": layer_names(policy.causal), "inference_mode": True}
 
 
 def layer_names(causal: Any) -> list[str]:
-    """Return the shortest ends of names that mean the layers with an adapter and no other layer.
+    """Return the shortest name suffixes that match the layers with an adapter and no other layer.
 
-    PEFT lists every layer's full name on small models; engines look for the last part.
+    PEFT lists every layer's full name for small models, while engines look for the last part.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -82,7 +82,7 @@ def layer_names(causal: Any) -> list[str]:
 
 
 def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write PEFT's two files, and `files` of these names and texts; the folder at `path` is never half written."""
+    """Write PEFT's two files and the named texts in `files`; the folder at `path` is never half written."""
     from safetensors.torch import save_file
 
     with written_whole(path) as fresh:
@@ -92,10 +92,15 @@ def write_adapter(adapter: Adapter, path: Path, files: Mapping[str, str] = Mappi
 
 
 def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
-    """Write base + adapter as a plain model folder; the folder at `path` is never half written.
+    """Write base + adapter as a plain model folder, which is never half written.
 
-    `adapter` is a snapshot, or a folder in PEFT's format. Sums are made in float32 and stored in the base's own type.
-    The tokenizer is copied where the base has one.
+    The sums are computed in float32 and stored in the base's own data type. The tokenizer is copied if the base has
+    one.
+
+    Args:
+        base: Folder or Hugging Face name of the base model.
+        adapter: A snapshot, or a folder in PEFT's format.
+        path: Folder to write.
     """
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -109,7 +114,7 @@ def write_merged(base: Path | str, adapter: Adapter | Path, path: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
         own = model.dtype
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
             merged = PeftModel.from_pretrained(model.float(), held).merge_and_unload(safe_merge=True)
         merged.to(own).save_pretrained(fresh)
         _copy_tokenizer(base, fresh)
@@ -125,16 +130,26 @@ def write_model(
     fingerprint: str,
     files: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Write a model with other weights as a plain model folder in a type; the folder at `path` is never half written.
+    """Write the base model with other weights as a plain model folder, which is never half written.
 
-    `weights` are by their names in the model. `files` are written beside it, of these names and texts. The tokenizer is
-    copied where the base has one. Raises ValueError for a base with another fingerprint.
+    The tokenizer is copied if the base has one.
+
+    Args:
+        base: Folder or Hugging Face name of the base model.
+        weights: The weights by their names in the model.
+        path: Folder to write.
+        dtype: Data type of the written weights.
+        fingerprint: Expected fingerprint of the base.
+        files: Texts of additional files in the folder, by file name.
+
+    Raises:
+        ValueError: If the base has another fingerprint.
     """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     if base_fingerprint(model) != fingerprint:
-        raise ValueError(f"base: {base} is not the model that was trained; give that one")
+        raise ValueError(f"base: {base} is not the model that was trained; pass that model")
     own = dict(model.named_parameters())
     for name, weight in weights.items():
         own[name].copy_(weight)
@@ -155,18 +170,18 @@ def _copy_tokenizer(base: Path | str, path: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(base)
     except (OSError, ValueError):
-        return  # a model without one, such as a test's
+        return  # a model without a tokenizer, such as a test model
     tokenizer.save_pretrained(path)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU. A sharded tensor is gathered for it, so every rank must call it."""
+    """Return a CPU copy. A sharded tensor is gathered first, so every rank must call it."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().to("cpu", copy=True).contiguous()
 
 
 def _plain(value: Any) -> Any:
-    """Return the same in JSON's types: PEFT keeps sets and enums in its config."""
+    """Return the value in JSON's types, because PEFT has sets and enums in its config."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, set | frozenset):

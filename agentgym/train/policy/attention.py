@@ -1,9 +1,9 @@
 """Attention for one row of many samples, on unmodified transformers models.
 
-A token attends to the tokens before it in its own sample, as far back as the layer's own mask shows them, and to no
-others. The module registers an attention implementation and its mask, which transformers hands each layer. On a CPU
-it computes only the pairs that attend: scaled dot products of each unbranched run with the tokens before it. On a GPU
-it is FlexAttention with a block mask. No matrix of T x T is ever held.
+A token attends to the tokens before it in its own sample that the layer's own mask shows, and to no others. The module
+registers an attention implementation and its mask, which transformers passes to each layer. On a CPU only the pairs
+that attend are computed: scaled dot products of each unbranched run with the tokens before it. On a GPU it uses
+FlexAttention with a block mask. A full T x T matrix is never stored.
 """
 
 import math
@@ -23,14 +23,14 @@ NAME = "agentgym_row"
 BLOCK = 128
 """Number of tokens on each side of a block of FlexAttention's mask."""
 QUERIES = 512
-"""Most queries of one dot product under an explicit mask, which bounds the size of the mask."""
+"""Maximum number of queries of one dot product with an explicit mask, which bounds the size of the mask."""
 
 RUNS = True
-"""Whether a CPU computes run by run; a test of FlexAttention turns it off."""
+"""Whether a CPU computes run by run; the test of FlexAttention turns it off."""
 
 
 def register() -> None:
-    """Make the attention implementation known to transformers under its NAME."""
+    """Register the attention implementation with transformers under NAME."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
@@ -43,12 +43,12 @@ def row_attention(end_T: Ints, device: torch.device) -> dict[str, Row]:
 
 
 def block_mask(end_T: Ints, device: torch.device, depth_T: Ints | None = None, starts_D: Ints | None = None) -> Any:
-    """Return FlexAttention's mask for a row, from the smallest and the largest end in each block.
+    """Return FlexAttention's mask for a row, computed from the smallest and the largest end in each block.
 
     With `first` and `stop` the bounds of a block of queries that lies after a block of keys::
 
         some pair attends      largest end > first         (if any query attends, the first one does)
-        all pairs attend       smallest end >= stop         (never in a last block that is not whole)
+        all pairs attend       smallest end >= stop         (never in a last block that isn't full)
 
     With `starts_D`, a query of depth d sees no key of a depth (`depth_T`) below `starts_D[d]`.
     """
@@ -102,16 +102,16 @@ def _attends_near(end: Tensor, depth: Tensor, start: Tensor) -> MaskFunction:
 
 
 def _blocks(dense: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return FlexAttention's form of a matrix of blocks: the count in each row, and the columns, true ones first."""
+    """Return FlexAttention's form of a block matrix: the count in each row, and the columns, true ones first."""
     table = torch.from_numpy(dense).to(device)[None, None].int()
     return table.sum(-1, dtype=torch.int32), table.argsort(dim=-1, descending=True, stable=True).int()
 
 
 def _mask(*_: Any, mask_function: MaskFunction, **__: Any) -> RowMask:
-    """Return the mask of the layers for which transformers asks one, in the form in which it calls this."""
+    """Return the mask for the layers that transformers requests one for, with the signature that it calls."""
     row = current_row()
     if row is None:
-        raise ValueError("layout: the model is not handed a row of samples; use layout padded")
+        raise ValueError("layout: the model does not receive a row of samples; use layout padded")
     return RowMask(row, mask_function)
 
 
@@ -124,12 +124,12 @@ def _attend(
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention in the form that transformers calls; returns [batch, tokens, heads, width]."""
+    """Compute attention with the signature that transformers calls, and return [batch, tokens, heads, width]."""
     mask = attention_mask
     if not isinstance(mask, RowMask):
-        raise ValueError("layout: the model's layers are not handed which tokens to attend to; use layout padded")
+        raise ValueError("layout: the model does not tell its layers which tokens to attend to; use layout padded")
     if query.shape[2] != key.shape[2]:
-        raise ValueError("layout: the model attends to more than its tokens; use layout padded")
+        raise ValueError("layout: the model attends to more keys than the row's tokens; use layout padded")
     if rest.get("dropout") or rest.get("position_bias") is not None:
         named = "dropout" if rest.get("dropout") else "position_bias"
         raise ValueError(f"layout: the model's attention has {named}; use layout padded")
@@ -147,27 +147,27 @@ def _attend(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Scores:
-    """What becomes of the products of queries and keys before they are weights."""
+    """Operations between the products of queries and keys and the attention weights."""
 
     scale: float | None = None
-    """None divides by the square root of the width."""
+    """Factor of the products; None means 1 / the square root of the width."""
     softcap: float | None = None
-    """Bound c of the scores, which become c tanh(score / c)."""
+    """Bound c of the scores, which become c tanh(score / c); None sets no bound."""
     sinks_H: Tensor | None = None
-    """Score of a token without a value, for each head."""
+    """Score of a token without a value, for each head; None if there is no such token."""
     starts_D: Ints | None = None
-    """Depth of the first token that a token of each depth sees; None if it is 0."""
+    """Depth of the first token that a token of each depth sees; None if it is always 0."""
 
     @property
     def plain(self) -> bool:
-        """Whether a fused kernel computes them."""
+        """Whether a fused kernel can compute them."""
         return self.softcap is None and self.sinks_H is None
 
 
 def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
     """Attend run by run, in shapes [batch, heads, tokens, width]; a head of key and value may serve several queries."""
     share, runs = query.shape[1] // key.shape[1], row.runs
-    # One gather and one split for all runs: each has a gradient as large as the row.
+    # One gather and one split for all runs, because the gradient of each is as large as the row.
     keys, values = (x if runs.keys is None else x.index_select(2, runs.keys) for x in (key, value))
     if share > 1:
         keys, values = keys.repeat_interleave(share, 1), values.repeat_interleave(share, 1)
@@ -181,9 +181,9 @@ def _attend_runs(row: Row, query: Tensor, key: Tensor, value: Tensor, scores: _S
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[Tensor]:
-    """Attend causally: the last query to all keys, each one before it to one less; in parts of at most QUERIES.
+    """Attend causally: the last query to all keys, each earlier query to one key less; in parts of at most QUERIES.
 
-    The keys are of the depths 0, 1, 2 ..., and the queries of the last of these.
+    The keys have the depths 0, 1, 2 ..., and the queries have the last of these depths.
     """
     count, before = query.shape[2], key.shape[2] - query.shape[2]
     if not before and scores.plain and scores.starts_D is None:
@@ -206,7 +206,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> list[
 
 
 def _weigh(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scores: _Scores) -> Tensor:
-    """Attend under capped scores or sinks, which no fused kernel of a CPU computes."""
+    """Attend with capped scores or sinks, which no fused CPU kernel computes."""
     scale = 1 / math.sqrt(query.shape[-1]) if scores.scale is None else scores.scale
     score = query @ key.transpose(2, 3) * scale
     if scores.softcap is not None:

@@ -1,4 +1,4 @@
-"""Wrappers of a decoder's parts, which compute what depends on a sequence's bounds within these bounds."""
+"""Wrappers of decoder parts that compute each sequence within its own bounds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +16,20 @@ LENGTH_ROPE = "longrope"
 
 
 def decoder_of(causal: Any) -> Any:
-    """Return the part of a transformers model that turns ids into hidden states; ValueError for one without it."""
+    """Return the part of a transformers model that turns ids into hidden states.
+
+    Raises:
+        ValueError: If the model has no such part.
+    """
     embedding = causal.get_input_embeddings()
     for part in (causal.get_decoder(), getattr(causal, causal.base_model_prefix, None), getattr(causal, "model", None)):
         if part is not None and part is not causal and any(other is embedding for other in part.modules()):
             return part
-    raise ValueError(f"model: {causal.config.model_type} has no decoder of its own; train a causal language model")
+    raise ValueError(f"model: {causal.config.model_type} has no separate decoder; train a causal language model")
 
 
 def wrap_decoder(decoder: Any) -> None:
-    """Let the decoder take a row as an argument; where rotary frequencies depend on a length, take the sample's own."""
+    """Make the decoder accept a row as an argument, and compute length-dependent rotary frequencies per sample."""
     if isinstance(decoder.forward, partial):
         return
     decoder.forward = partial(_in_its_row, decoder, decoder.forward)
@@ -35,7 +39,7 @@ def wrap_decoder(decoder: Any) -> None:
 
 
 def rope_kinds(module: Any) -> set[Any]:
-    """Return the kinds of rotary positions that a part computes; empty for any other part."""
+    """Return the kinds of rotary positions that a module computes, or an empty set for any other module."""
     kinds = getattr(module, "rope_type", None)
     return set(kinds.values()) if isinstance(kinds, dict) else {kinds} - {None}
 
@@ -44,7 +48,7 @@ def _in_its_row(decoder: Any, forward: Forward, *args: Any, **kwargs: Any) -> An
     row: Row | None = kwargs.pop(NAME, None)
     mask, sequences = kwargs.get("attention_mask"), None
     if row is not None:
-        # With a mask, transformers takes the row for one sample, and leaves its parts to us.
+        # With a mask, transformers treats the row as one sample, and doesn't look for its parts.
         kwargs["attention_mask"] = torch.ones_like(kwargs["input_ids"], dtype=torch.bool)
     elif isinstance(mask, Tensor) and mask.ndim == 2 and hasattr(decoder, UNPACKED):
         sequences = padded_sequences(mask)
@@ -57,7 +61,7 @@ UNPACKED = "agentgym_by_sequence"
 
 
 def compute_by_sequence(decoder: Any, names: tuple[str, ...]) -> None:
-    """Let these parts of the decoder compute each sequence of a block from its own first token on."""
+    """Make these parts of the decoder compute each sequence of a block from its first token on."""
     done = getattr(decoder, UNPACKED, ())
     for name in names:
         if name not in done:
@@ -78,13 +82,13 @@ def _by_sequence(forward: Forward, *args: Any, **kwargs: Any) -> Any:
     sequences = current_sequences()
     if sequences is None:
         return forward(*args, **kwargs)
-    # Padding lies behind the sequences, where a causal layer does not see it: there is no need of a mask.
+    # Padding comes after the sequences, where a causal layer doesn't see it, so no mask is needed.
     args, kwargs = _each(lambda x: None if isinstance(x, RowMask) else sequences.spread(x), (args, kwargs))
     return _each(sequences.collect, forward(*args, **kwargs))
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return the value with a change of everything in its tuples, lists and dicts."""
+    """Return the value with `change` applied to everything in its tuples, lists and dicts."""
     if isinstance(value, tuple | list):
         return type(value)([_each(change, item) for item in value])
     if isinstance(value, dict):
@@ -93,12 +97,12 @@ def _each(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _rotary_by_sample(forward: Forward, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute rotary positions of each sample as if it were alone."""
+    """Compute the rotary positions of each sample as if it were alone."""
     row = current_row()
     if row is not None and row.runs.keys is not None:
         raise ValueError(
-            "layout: the model's rotary positions depend on the length of the sample, and a tree shares tokens of "
-            "samples of different lengths; use layout packed"
+            "layout: the model's rotary positions depend on the sample's length, but in a tree samples of different "
+            "lengths share tokens; use layout packed"
         )
     at = x[:1, :1]
     rows = []
@@ -116,9 +120,9 @@ def _joined(parts: list[Any], axis: int) -> Any:
 
 
 def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str, ...]:
-    """Return the names of the parts of layers whose tokens depend on earlier ones otherwise than by attention.
+    """Return the names of layer parts whose tokens depend on earlier tokens by other means than attention.
 
-    `run` computes the row, which is of one sample. Each part that does not attend is then computed again with another
+    `run` computes the row, which holds one sample. Each part that doesn't attend is then computed again with another
     first token: if a later token's output differs, the part mixes tokens.
     """
     attending: set[nn.Module] = set()
@@ -153,7 +157,7 @@ def mixing_parts(decoder: Any, run: Callable[[Row], Any], row: Row) -> tuple[str
 
 @torch.no_grad()
 def _mixes(part: nn.Module, args: Any, kwargs: Any, tokens: int) -> bool:
-    """Tell whether the last token's output depends on the first token."""
+    """Return whether later tokens' outputs depend on the first token."""
 
     def other(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim != 3 or value.shape[:2] != (1, tokens):
@@ -165,7 +169,7 @@ def _mixes(part: nn.Module, args: Any, kwargs: Any, tokens: int) -> bool:
     try:
         before = part(*args, **kwargs)
         after = part(*_each(other, args), **kwargs) if args else part(**_each(other, kwargs))
-    except Exception:  # no part by itself; the comparison of layouts judges what comes of it
+    except Exception:  # The part can't run alone; the comparison of layouts then decides.
         return False
     pair = [x[0] if isinstance(x, tuple) else x for x in (before, after)]
     if not all(isinstance(x, Tensor) and x.shape[:2] == (1, tokens) for x in pair):

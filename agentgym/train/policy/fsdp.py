@@ -28,31 +28,33 @@ from agentgym.train.policy.row import as_now
 
 
 def open_policy(path: Path | str, config: TrainConfig, ranks: Ranks, *, seed: int) -> PolicyModel:
-    """Return the policy on this rank's device, sharded if there are several ranks or the config asks for it.
+    """Return the policy on this rank's device, sharded if there are several ranks or the config says so.
 
-    Only the first of several ranks reads the weights. Every rank must call it. Raises ValueError on all ranks for a
-    model that cannot be read, for an offload without a GPU or without shards, and for replicas that the ranks cannot be
-    parted into.
+    Only rank 0 reads the weights. Every rank must call it.
+
+    Raises:
+        ValueError: On all ranks, if the model can't be read, if offload lacks a GPU or shards, or if the ranks can't be
+            divided into the replicas.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     if ranks.world % config.replicas:
         raise ValueError(
-            f"replicas: {ranks.world} processes cannot be parted into {config.replicas} copies of the same size; set a "
-            f"divisor of {ranks.world}"
+            f"replicas: {ranks.world} processes cannot be divided into {config.replicas} copies of the same size; set "
+            f"a divisor of {ranks.world}"
         )
     if config.offload and ranks.device.type == "cpu":
-        raise ValueError("offload: it moves shards from a GPU to the CPU, and this runs on the CPU; leave it out")
+        raise ValueError("offload: it moves shards from a GPU to the CPU, but the device is the CPU; set offload=False")
     if config.offload and not sharded:
         raise ValueError(
-            "offload: it moves shards, and the model is not sharded; set shard=True too, or start several processes"
+            "offload: it moves shards, but the model is not sharded; also set shard=True, or start several processes"
         )
     return _open(path, config, ranks, sharded, partial(_load, path, config, ranks, seed), _shape(config))
 
 
 def open_reference(path: Path | str, config: TrainConfig, ranks: Ranks) -> PolicyModel:
-    """Return the frozen model that a policy which is trained whole is compared with, sharded as that is.
+    """Return the frozen reference of a policy that is trained whole, sharded in the same way.
 
-    It is in the type of the policy's computation. Every rank must call it.
+    It has the data type of the policy's computation. Every rank must call it.
     """
     sharded = ranks.world > 1 or shards_alone(config, ranks.device)
     dtype = weight_type(config, ranks.device)
@@ -91,29 +93,29 @@ def _from_the_first(
     load: Callable[..., PolicyModel],
     empty: Callable[[], PolicyModel],
 ) -> PolicyModel:
-    """Build an empty policy on each rank, shard it, and send the weights from the first rank."""
+    """Build an empty policy on each rank, shard it, and send the weights from rank 0."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     source, error = None, ""
     if ranks.rank == 0:
         try:
             source = load(device=None)
-        except Exception as failure:  # raised on every rank: the others would wait for weights that never come
+        except Exception as failure:  # raised on every rank, because the others would wait forever
             error = f"{type(failure).__name__}: {failure}"
     found = ("", Way()) if source is None else (source.base_fingerprint, source.way)
     error, base_fingerprint, way = ranks.broadcast((error, *found))
     if error:
-        raise ValueError(f"model: the first rank could not load {path}: {error}")
+        raise ValueError(f"model: rank 0 could not load {path}: {error}")
     policy = empty()
     policy.base_fingerprint = base_fingerprint
-    if source is not None:  # how the model's files cut and name its weights, for those that are written
+    if source is not None:  # how the model's files split and name its weights, for saving
         policy.causal._weight_conversions = getattr(source.causal, "_weight_conversions", None)
     go_way(policy, way)
     _arrange(policy, config, ranks, sharded=True)
     policy.to_empty(device=ranks.device)
     weights = {} if source is None else source.state_dict()
     set_model_state_dict(policy, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    # Rotary frequencies are in no state dict, and on the meta device they were not computed.
+    # Rotary frequencies are in no state dict, and were not computed on the meta device.
     computed = {} if source is None else dict(source.named_buffers())
     for name, buffer in policy.named_buffers():
         if computed:
@@ -144,7 +146,10 @@ def _shape(config: TrainConfig) -> AdapterShape | None:
 
 
 def weight_type(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return the type that the model computes in; auto is bfloat16 on a GPU that computes in it, else float32."""
+    """Return the data type that the model computes in.
+
+    auto means bfloat16 on a GPU that supports it natively, and float32 elsewhere.
+    """
     if config.dtype == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
@@ -153,14 +158,14 @@ def weight_type(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 
 def stored_type(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """Return the type of the model's weights in memory: weights that are trained are float32."""
+    """Return the data type of the model's weights in memory; trained whole models are float32."""
     return torch.float32 if config.method == "full" else weight_type(config, device)
 
 
 def shards_alone(config: TrainConfig, device: torch.device) -> bool:
-    """Tell whether a single process shards the model too.
+    """Return whether even a single process shards the model.
 
-    FSDP2 is what rounds trained float32 weights to the type that the model computes in.
+    FSDP2 is needed to round trained float32 weights to the data type that the model computes in.
     """
     return config.shard or stored_type(config, device) != weight_type(config, device)
 
@@ -174,7 +179,7 @@ def _arrange(policy: PolicyModel, config: TrainConfig, ranks: Ranks, *, sharded:
 
 
 def checkpoint_layers(policy: PolicyModel) -> None:
-    """Keep only the input of each decoder layer for the backward, and compute the rest again there."""
+    """Store only each decoder layer's input for the backward pass, and recompute the rest there."""
     for layer in _layers(policy, "gradient_checkpointing"):
         # Inside the layer's hooks, in which FSDP gathers its weights. Dropout is off, so nothing is random.
         layer.forward = partial(
@@ -183,19 +188,23 @@ def checkpoint_layers(policy: PolicyModel) -> None:
 
 
 def _contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a layer's first and second forward: the second one may come in another thread."""
+    """Return the contexts of a layer's first and second forward pass; the second may run in another thread."""
     return nullcontext(), as_now()
 
 
 def _layers(policy: PolicyModel, setting: str) -> Any:
-    """Return the decoder's layers; ValueError naming the setting that needs them for a model without a list of them."""
+    """Return the decoder's layers.
+
+    Raises:
+        ValueError: If the model has no list of layers; the message names the setting that needs one.
+    """
     lists = [part for part in decoder_of(policy.causal).children() if isinstance(part, nn.ModuleList)]
     count = policy.causal.config.get_text_config().num_hidden_layers
     layers = [part for part in lists if len(part) == count]
     if not layers:
         raise ValueError(
             f"{setting}: {policy.causal.config.model_type} has no list of its {count} decoder layers; train it on one "
-            "process, with gradient_checkpointing and shard left at False, and a whole model in dtype float32"
+            "process with gradient_checkpointing=False and shard=False, and a whole model with dtype float32"
         )
     return layers[0]
 
@@ -208,11 +217,16 @@ def shard(
     offload: bool = False,
     replicas: int = 1,
 ) -> None:
-    """Shard every decoder layer and the root over all ranks, or over those of each replica, in place (FSDP2).
+    """Shard every decoder layer and the root in place (FSDP2), over all ranks or over those of each replica.
 
-    With a `dtype` of less than float32 all computation is in that type; what is trained, its gradients and its moments
-    stay float32. `offload` keeps shards, gradients and optimizer on the CPU. Sharding replaces the parameter objects,
-    so the optimizer must be made afterward.
+    Sharding replaces the parameter objects, so the optimizer must be created afterward.
+
+    Args:
+        policy: The policy to shard.
+        device: Device of the shards.
+        dtype: Data type of all computation. Trained weights, their gradients and moments stay float32.
+        offload: Keep shards, gradients and optimizer on the CPU.
+        replicas: Number of copies of the sharded model; must divide the number of ranks.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
@@ -224,7 +238,7 @@ def shard(
     )
 
     world = dist.get_world_size()
-    # A row for each replica: neighbors, such as those of one node, have the shards of one.
+    # One row per replica: neighbors, such as the ranks of one node, shard the same replica.
     sizes = (world,) if replicas == 1 else (replicas, world // replicas)
     how: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, sizes, mesh_dim_names=("replica", "shard")[-len(sizes) :]),

@@ -1,4 +1,4 @@
-"""The policy: a causal language model with a LoRA adapter, or one that is trained whole, as one module."""
+"""The policy as one module: a causal language model with a LoRA adapter, or one that is trained whole."""
 
 import warnings
 from collections.abc import Iterator
@@ -24,29 +24,29 @@ from agentgym.train.policy.targets import ALL_LINEAR, Coverage, coverage, find_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What a model needs for its forward in a layout; found out with its weights, and given to ranks without them."""
+    """Requirements of a model's forward pass in a layout, found with its weights and sent to ranks without them."""
 
     layout: Layout = "padded"
     logits: LogitMap = PLAIN
-    """What the model does to the logits of its output layer."""
+    """The model's map of its output layer's logits."""
     parts: tuple[str, ...] = ()
-    """Names of the parts of the decoder that are computed sequence by sequence."""
+    """Names of the decoder parts that are computed sequence by sequence."""
 
 
 class PolicyModel(nn.Module):
     """Computes log-probabilities from the tensors of a batch.
 
-    It is the root that FSDP shards. FSDP's hooks gather the parameters that no layer owns (embedding, norm, output
-    layer) around its forward, so all computation has to happen inside it.
+    It is the root module that FSDP shards. FSDP's hooks around its forward gather the parameters that belong to no
+    layer (embedding, norm, output layer), so all computation has to happen inside it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.base_fingerprint = ""
-        """Hash of the base model, see `base_fingerprint`; empty until the weights are loaded."""
+        """Hash of the base model (see `base_fingerprint`); empty until the weights are loaded."""
         self.way = Way()
-        """What was found out about the model's forward when it was opened."""
+        """Requirements of the model's forward pass, found when it was opened."""
 
     @property
     def causal(self) -> Any:
@@ -56,21 +56,22 @@ class PolicyModel(nn.Module):
 
     @property
     def coverage(self) -> Coverage:
-        """Which of the decoder's weights are trained, by an adapter or themselves."""
+        """Coverage of the decoder's weights by training, either through an adapter or directly."""
         return coverage(self.causal)
 
     @property
     def adapted(self) -> bool:
-        """Whether an adapter is trained; otherwise the weights are, or nothing is."""
+        """Whether an adapter is trained; otherwise the model's weights are trained, or nothing."""
         return hasattr(self.model, "peft_config")
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Make the forward that of the base model inside the block, where there is an adapter."""
+        """Disable the adapter inside the block, so that the forward pass is that of the base model."""
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         with cast("Any", self.model).disable_adapter():
-            # PEFT freezes what it leaves out. FSDP2 takes the type of gradients, at the first forward of all, from the
-            # weights that are trained.
+            # PEFT freezes a disabled adapter, but at the very first forward FSDP2 takes the gradients' data type from
+            # the trained
+            # weights.
             for weight in trained:
                 weight.requires_grad_(True)
             yield
@@ -86,8 +87,9 @@ class PolicyModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return log-probability and entropy (nats, float32, BR) of the trained tokens, 0 elsewhere.
 
-        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is what
-        `backward` will be called on: where the output layer is trained it saves one of four multiplications by it.
+        With `entropy=False` the entropy is 0 everywhere, which saves a pass over the vocabulary. `loss` is the loss on
+        which `backward` will be called; if the output layer is trained, it saves one of four multiplications by that
+        layer.
         """
         states_NH, targets_N = self._states(inputs), inputs.target_N
         head, logits = self.causal.get_output_embeddings(), self.way.logits
@@ -108,13 +110,13 @@ class PolicyModel(nn.Module):
         return self._states(inputs).index_select(0, inputs.index_M).float()
 
     def _states(self, inputs: Inputs) -> Tensor:
-        """Return the last hidden states (NH) that the trained tokens are predicted from."""
+        """Return the last hidden states (NH) from which the trained tokens are predicted."""
         hidden_BTH: Tensor = decoder_of(self.causal)(**inputs.arguments(), use_cache=False).last_hidden_state
         return hidden_BTH.flatten(0, 1).index_select(0, inputs.source_N)
 
 
 class AdapterShape(TypedDict):
-    """The settings of the adapter that is put on a model."""
+    """Settings of a model's adapter."""
 
     rank: int
     alpha: int
@@ -136,13 +138,15 @@ def load_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load the base weights from `path`, frozen, and put a LoRA adapter on the linear layers that `targets` names.
+    """Load the base weights from `path`, frozen, and add a LoRA adapter to the linear layers named by `targets`.
 
-    The adapter's first weights depend on `seed` alone, and with them the policy equals the base (arXiv 2106.09685). The
-    adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732); `dora` trains the
-    length of each weight row apart from its direction (arXiv 2402.09353). Raises ValueError for a target that the model
-    does not have, for a model whose log-probabilities in this `layout` would not be those of its own forward of each
-    sequence alone, and for a folder without a whole model.
+    The adapter's initial weights depend only on `seed`, and with them the policy equals the base (arXiv 2106.09685).
+    The adapter is scaled by alpha / rank, or by alpha / sqrt(rank) with `rslora` (arXiv 2312.03732). `dora` trains the
+    length of each weight row separately from its direction (arXiv 2402.09353).
+
+    Raises:
+        ValueError: If the model doesn't have a target, if its log-probabilities in this `layout` differ from those of
+            its own forward pass of each sequence alone, or if the folder doesn't hold a complete model.
     """
     base = _base(path, dtype)
     with torch.random.fork_rng(devices=[]):
@@ -161,14 +165,22 @@ def load_whole_policy(
     layout: Layout = "padded",
     device: torch.device | None = None,
 ) -> PolicyModel:
-    """Load the weights from `path`, of which the language model's are trained, or none; ValueError as `load_policy`."""
+    """Load the weights from `path`; the language model's are trained, or none.
+
+    Raises:
+        ValueError: As in `load_policy`.
+    """
     base = _base(path, dtype)
     fingerprint = base_fingerprint(base)
     return _ready(_whole(base, trained=trained), fingerprint, layout, device)
 
 
 def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.device | None) -> PolicyModel:
-    """Move a loaded policy to its device, and find out what its forward needs; ValueError where that would be wrong."""
+    """Move a loaded policy to its device, and find the requirements of its forward pass.
+
+    Raises:
+        ValueError: If its results would be wrong in this layout.
+    """
     policy.base_fingerprint = fingerprint
     if device is not None:
         policy.to(device)
@@ -180,21 +192,21 @@ def _ready(policy: PolicyModel, fingerprint: str, layout: Layout, device: torch.
 
 
 def _whole(base: Any, *, trained: bool) -> PolicyModel:
-    """Return the policy whose decoder and output layer are trained; what else there is, such as for images, is not."""
+    """Return a policy whose decoder and output layer are trained; other parts, such as for images, stay frozen."""
     base.requires_grad_(False)
     for part in (decoder_of(base), base.get_output_embeddings()) if trained else ():
         part.requires_grad_(True)
-    return PolicyModel(base.eval())  # without dropout, as an adapter is trained
+    return PolicyModel(base.eval())  # without dropout, as for adapters
 
 
 def _refuse_kind(causal: Any) -> None:
-    """Raise ValueError for a model that is no decoder with an output layer of its own."""
+    """Raise ValueError for a model that isn't a decoder with an output layer, or that has dynamic rotary positions."""
     name = causal.config.model_type
     if causal.get_output_embeddings() is None:
-        raise ValueError(f"model: {name} has no output layer that gives logits; train a causal language model")
+        raise ValueError(f"model: {name} has no output layer for logits; train a causal language model")
     if any("dynamic" in rope_kinds(part) for part in causal.modules()):
         raise ValueError(
-            f"model: {name} has dynamic rotary positions, which depend on the sequences that were computed before; set "
+            f"model: {name} has dynamic rotary positions, which depend on previously computed sequences; set "
             "rope_type to yarn in the model's config.json, or train another model"
         )
     if causal.config.is_encoder_decoder:
@@ -202,7 +214,7 @@ def _refuse_kind(causal: Any) -> None:
 
 
 def go_way(policy: PolicyModel, way: Way) -> None:
-    """Prepare a policy, with or without its weights, for what was found out with the weights."""
+    """Prepare a policy, with or without its weights, for the requirements that were found with the weights."""
     policy.way, decoder = way, decoder_of(policy.causal)
     wrap_decoder(decoder)
     if way.layout == "padded":
@@ -212,11 +224,15 @@ def go_way(policy: PolicyModel, way: Way) -> None:
 
 
 def _base(path: Path | str, dtype: torch.dtype) -> Any:
-    """Return the base model with all of its weights; ValueError that says what to do where some are missing."""
+    """Return the base model with all of its weights.
+
+    Raises:
+        ValueError: If weights are missing or the folder holds an adapter; the message says what to do.
+    """
     from transformers import AutoModelForCausalLM
 
     if (Path(path) / "adapter_config.json").exists():
-        raise ValueError(f"model: {path} holds an adapter, which would be left out; {MERGE_FIRST}")
+        raise ValueError(f"model: {path} holds an adapter, which would be ignored; {MERGE_FIRST}")
     refuse_missing(path)
     with loading(path):
         _refuse_padding_id(path)
@@ -226,32 +242,32 @@ def _base(path: Path | str, dtype: torch.dtype) -> Any:
     missing = sorted({*found["missing_keys"], *(str(key) for key in found["mismatched_keys"])})
     if missing:
         raise ValueError(
-            f"model: the checkpoint in {path} lacks {len(missing)} of the model's weights, {missing[0]} for one, which "
-            "would be random; give one that has all of them"
+            f"model: the checkpoint in {path} lacks {len(missing)} of the model's weights, such as {missing[0]}, which "
+            "would be random; use a checkpoint with all weights"
         )
     return base
 
 
 def _refuse_padding_id(path: Path | str) -> None:
-    """Raise ValueError for a padding id above the vocabulary, for which torch cannot make the embedding."""
+    """Raise ValueError for a padding id above the vocabulary, for which torch can't create the embedding."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path).get_text_config()
     padding, vocabulary = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if isinstance(padding, int) and isinstance(vocabulary, int) and padding >= vocabulary:
         raise ValueError(
-            f"pad_token_id is {padding}, and the vocabulary's ids are 0 to {vocabulary - 1}; set it to null in the "
+            f"pad_token_id is {padding}, but the vocabulary's ids are 0 to {vocabulary - 1}; set it to null in the "
             "model's config.json"
         )
 
 
-MERGE_FIRST = "give its base model as `model`, or merge the two into one folder with `agentgym merge` and give that"
+MERGE_FIRST = "set `model` to its base model, or merge the two into one folder with `agentgym merge` and use that"
 
 
 def empty_policy(
     path: Path | str, *, dtype: torch.dtype, shape: AdapterShape | None, trained: bool = True
 ) -> PolicyModel:
-    """Return the same policy without its weights, on the meta device; only the model's config is read.
+    """Return the policy without its weights, on the meta device; only the model's config is read.
 
     Without a `shape` it has no adapter, and its own weights are trained, or none.
     """
@@ -280,7 +296,7 @@ def _adapted(base: Any, shape: AdapterShape) -> PolicyModel:
         use_dora=shape["dora"],
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT asks by the old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT uses the old name
         model = get_peft_model(base, lora)
-    # Dropout off: the ratio to the engine must be 1 on policy. Gradients do not need train mode.
+    # Dropout must be off, because the ratio to the engine must be 1 on policy. Gradients don't need train mode.
     return PolicyModel(model.eval())

@@ -1,4 +1,4 @@
-"""A comparison at opening: the layout that is trained, against the model's own forward of each sequence alone."""
+"""A comparison when a model is opened: its training layout against its own forward pass of each sequence alone."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,21 +21,24 @@ from agentgym.types.arrays import Ints
 from agentgym.types.sample import Sample
 
 LENGTHS = (11, 4, 9, 2)
-"""Numbers of tokens of the sequences that are compared; the first three share their first three tokens."""
+"""Lengths in tokens of the compared sequences; the first three share their first three tokens."""
 LARGE = 50_000_000
-"""Number of weights from which the comparison takes all of the machine's cores."""
+"""Number of weights above which the comparison uses all of the machine's cores."""
 PEAK = 50.0
-"""Largest logit of the comparison that finds out what a model does to its logits."""
+"""Largest logit in the comparison that finds the model's map of its logits."""
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the mean difference, in standard deviations, that rounding may make."""
+    """Return the mean difference, in standard deviations, that rounding may cause."""
     return 1e-4 if dtype == torch.float32 else 0.1
 
 
 @contextmanager
 def _cores(model: Any) -> Iterator[None]:
-    """Use all cores for a large model, and one thread for a small one, which is as fast and leaves the others alone."""
+    """Use all cores for a large model, and one thread for a small one.
+
+    One thread is as fast for a small model, and leaves the other cores free.
+    """
     before = torch.get_num_threads()
     large = sum(weight.numel() for weight in model.parameters()) > LARGE
     torch.set_num_threads(len(os.sched_getaffinity(0)) if large else 1)
@@ -46,9 +49,13 @@ def _cores(model: Any) -> Iterator[None]:
 
 
 def check_padded(model: Any) -> tuple[str, ...]:
-    """Prove that rows that are padded at the left give each sequence's own states; ValueError that names the model.
+    """Check that left-padded rows give the same states as each sequence alone.
 
-    Returns the names of the parts that have to be computed sequence by sequence for it, none with most models.
+    Returns:
+        The names of the parts that must be computed sequence by sequence for this; empty for most models.
+
+    Raises:
+        ValueError: If the states differ; the message names the model.
     """
     with _cores(model):
         decoder, samples = _decoder(model), _samples(model)
@@ -61,17 +68,27 @@ def check_padded(model: Any) -> tuple[str, ...]:
         if parts and _difference(model, decoder, samples, alone, "padded") is None:
             return parts
         whole_by_row(decoder, parts)
-        raise ValueError(f"layout: {_name(model)} is not right in padded rows ({failure}); train another model")
+        raise ValueError(f"layout: {_name(model)} gives wrong results in padded rows ({failure}); train another model")
 
 
 def attend_in_rows(
     model: Any, layouts: Sequence[Layout] = ("packed", "tree"), parts: tuple[str, ...] | None = None
 ) -> tuple[str, ...]:
-    """Make the model compute the samples of a row apart; ValueError for a model for which a layout would be wrong.
+    """Make the model compute the samples of a row separately, without changing its code.
 
-    `model` is a transformers model, with or without an adapter; its code is not touched. Each of `layouts` is compared
-    with each sequence alone. Returns the names of the parts that are computed sequence by sequence, such as those with
-    a recurrent state. Given these as `parts`, nothing is computed, so the model may be without its weights.
+    Each layout is compared with each sequence alone.
+
+    Args:
+        model: A transformers model, with or without an adapter.
+        layouts: The layouts to check.
+        parts: The result of an earlier call. With it nothing is computed, so the model needs no weights. None finds the
+            parts.
+
+    Returns:
+        The names of the parts that are computed sequence by sequence, such as those with a recurrent state.
+
+    Raises:
+        ValueError: If the model's results would be wrong in a layout.
     """
     decoder = _decoder(model)
     if parts is not None:
@@ -90,13 +107,14 @@ def attend_in_rows(
                 model.set_attn_implementation(before)
                 whole_by_row(decoder, parts)
                 raise ValueError(
-                    f"layout: {_name(model)} is not right in layout {layout} ({failure}); {_instead(model, failure)}"
+                    f"layout: {_name(model)} gives wrong results in layout {layout} ({failure}); "
+                    f"{_instead(model, failure)}"
                 )
     return parts
 
 
 def _instead(model: Any, failure: str) -> str:
-    """Return what to do about a layout that is not right."""
+    """Return the advice for a layout with wrong results."""
     if "use layout packed" in failure:
         return "use layout packed"
     try:
@@ -113,7 +131,7 @@ def _name(model: Any) -> str:
 
 def _attend(model: Any) -> None:
     register()
-    # Some families use the interface without saying that they do.
+    # Some model families use the interface without declaring it.
     if model.is_backend_compatible() or model._can_set_attn_implementation():
         model.set_attn_implementation(NAME)
 
@@ -135,7 +153,7 @@ def _samples(model: Any) -> list[Sample]:
 
 
 def _ids(model: Any) -> Ints:
-    """Return ids that are plain tokens, as far as the config tells."""
+    """Return ids that are plain tokens, judging by the config."""
     special = set()
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():
@@ -152,7 +170,7 @@ def _on(model: Any, inputs: Inputs) -> Inputs:
 
 @torch.no_grad()
 def _alone(decoder: Any, samples: Sequence[Sample]) -> Tensor:
-    """Return the states of each sequence in a forward of its own."""
+    """Return the states of each sequence, computed in a separate forward pass."""
     device = next(decoder.parameters()).device
     states = []
     for sample in samples:
@@ -163,23 +181,23 @@ def _alone(decoder: Any, samples: Sequence[Sample]) -> Tensor:
 
 @torch.no_grad()
 def _difference(model: Any, decoder: Any, samples: Sequence[Sample], alone: Tensor, layout: Layout) -> str | None:
-    """Return what is wrong with the states in this layout; None if they are the sequences' own."""
+    """Return the error of the states in this layout, or None if they match those of each sequence alone."""
     inputs = _on(model, lay_out(samples, layout=layout, pad_id=0))
     try:
         hidden_BTH = decoder(**inputs.arguments(), use_cache=False).last_hidden_state
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # whatever a model raises that this layout does not suit
+    except Exception as error:  # Models raise all kinds of errors for an unsuitable layout.
         return " ".join(describe(error).split())
     states = hidden_BTH.flatten(0, 1)[inputs.source_N][inputs.index_M].float()
     apart = float((states - alone).abs().mean() / alone.std().clamp(min=1e-12))
-    if apart <= tolerance(model.dtype):  # also if it is no number
+    if apart <= tolerance(model.dtype):  # false for NaN too
         return None
-    return f"its states are {apart:.2g} standard deviations from those of each sequence alone"
+    return f"its hidden states are {apart:.2g} standard deviations from those of each sequence alone"
 
 
 def _mixing(model: Any) -> tuple[str, ...]:
-    """Return the parts of layers that mix tokens otherwise than by attention; none if the model cannot tell."""
+    """Return the layer parts that mix tokens by other means than attention, or an empty tuple if the check fails."""
     decoder, before = _decoder(model), model.config._attn_implementation
     inputs = _on(model, lay_out(_samples(model)[:1], layout="packed", pad_id=0))
     arguments = inputs.arguments()
@@ -190,7 +208,7 @@ def _mixing(model: Any) -> tuple[str, ...]:
             return mixing_parts(decoder, lambda row: decoder(**arguments, **{NAME: row}, use_cache=False), row)
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception:  # the comparison of layouts says why, in its own forward
+    except Exception:  # the comparison of layouts reports the error in its own forward pass
         return ()
     finally:
         if model.config._attn_implementation != before:
@@ -198,9 +216,13 @@ def _mixing(model: Any) -> tuple[str, ...]:
 
 
 def find_logit_map(model: Any) -> LogitMap:
-    """Return what the model does to the logits of its output layer; ValueError if it is no factor and no soft cap.
+    """Return the model's map of its output layer's logits.
 
-    The states of one sequence are stretched, so that a cap shows. The factor and the cap have to be in the config.
+    The states of one sequence are scaled up, so that a cap has a visible effect. The factor and the cap must be in the
+    config.
+
+    Raises:
+        ValueError: If the map is more than a factor and a soft cap.
     """
     with _cores(model), torch.no_grad():
         decoder, head = _decoder(model), model.get_output_embeddings()
@@ -212,21 +234,21 @@ def find_logit_map(model: Any) -> LogitMap:
         ours = head(kept[-1]).float() if kept else plain
     if theirs.shape != ours.shape:
         raise ValueError(
-            f"model: {_name(model)} has logits of another shape than its output layer gives; train another"
+            f"model: {_name(model)} has logits of another shape than its output layer's; train another model"
         )
     errors = {candidate: float((candidate(ours) - theirs).abs().max()) for candidate in _candidates(model)}
     best = min(errors, key=errors.__getitem__)
     allowed = (1e-3 if model.dtype == torch.float32 else 5e-2) * float(theirs.abs().max())
     if not errors[best] <= allowed:
         raise ValueError(
-            f"model: {_name(model)} changes its logits after the output layer by more than a factor or a soft cap of "
+            f"model: {_name(model)} changes its logits after the output layer by more than a factor or soft cap from "
             f"its config (they differ by {errors[best]:.2g}), which is not supported; train another model"
         )
     return best
 
 
 def _candidates(model: Any) -> list[LogitMap]:
-    """Return the maps that the numbers of the config allow, the plain one first."""
+    """Return the maps that the numbers in the config allow, the plain one first."""
     values: dict[str, float] = {}
     for config in (model.config, model.config.get_text_config()):
         for name, value in config.to_dict().items():
@@ -239,7 +261,11 @@ def _candidates(model: Any) -> list[LogitMap]:
 
 @contextmanager
 def _stretched(decoder: Any, factor: float) -> Iterator[list[Tensor]]:
-    """Multiply the decoder's states by a factor; yields the states of each call."""
+    """Multiply the decoder's states by a factor inside the block.
+
+    Yields:
+        A list that gets the scaled states of each call.
+    """
     forward, kept = decoder.forward, []
 
     def stretched(*args: Any, **kwargs: Any) -> Any:

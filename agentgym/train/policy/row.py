@@ -1,4 +1,4 @@
-"""One row of many samples: which tokens each token may attend to, for attention and for layers that keep a state."""
+"""One row of many samples: which tokens each token may attend to, for attention and for layers with a state."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from agentgym.types.arrays import Ints
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Tells, as in transformers, which queries attend to which keys: called with batch, head, query and key."""
+"""Returns, as in transformers, which queries attend to which keys; called with batch, head, query and key."""
 CHECKED = 64
-"""Depth of a row up to which every pair of a layer's mask is compared with the stretch that was read from it."""
+"""Depth of a row up to which every pair of a layer's mask is compared with the range that was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Runs:
-    """A row of tokens as unbranched runs, each with the tokens that it follows.
+    """A row of tokens as unbranched runs, each with the tokens that come before it.
 
     ::
 
@@ -32,9 +32,9 @@ class Runs:
     """
 
     queries: list[int]
-    """Number of tokens of each run."""
+    """Number of tokens in each run."""
     keys: Tensor | None
-    """int64: for each run, the positions of the tokens before it in its samples and of its own; None if they are the
+    """int64: for each run, the positions of the tokens before it in its samples, then its own; None if that is just the
     row."""
     sizes: list[int]
     """Number of keys of each run."""
@@ -59,25 +59,25 @@ class Sequences:
     """B and T."""
 
     def spread(self, value: Any) -> Any:
-        """Return a tensor of the block by sequences; anything else as it is."""
+        """Return a tensor of the block rearranged by sequences; return anything else unchanged."""
         if not isinstance(value, Tensor) or tuple(value.shape[:2]) != self.shape:
             return value
         return value.flatten(0, 1)[self.gather_SL]
 
     def collect(self, value: Any) -> Any:
-        """Return a tensor of the sequences as a block; anything else as it is."""
+        """Return a tensor of the sequences rearranged as a block; return anything else unchanged."""
         if not isinstance(value, Tensor) or value.shape[:2] != self.gather_SL.shape:
             return value
         return value.flatten(0, 1)[self.place_N].reshape(*self.shape, *value.shape[2:])
 
 
 class Row:
-    """A row in which query q attends to key k only if `k <= q < end_T[k]`; `device` is where it is computed."""
+    """A row in which query q attends to key k only if `k <= q < end_T[k]`, computed on `device`."""
 
     def __init__(self, end_T: Ints, device: torch.device) -> None:
         self.end_T, self.device = end_T, device
         self.attending: set[nn.Module] | None = None
-        """Modules that attended to the row; None where nobody asks."""
+        """Modules that attended to the row; None if they aren't recorded."""
 
     @cached_property
     def runs(self) -> Runs:
@@ -93,7 +93,7 @@ class Row:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """The paths from a first token to a token that none follows."""
+        """The paths from a first token to a last one, which has no next token."""
         count, found = self.runs, []
         keys = np.arange(len(self.end_T)) if count.keys is None else count.keys.numpy()
         stops, paths = np.cumsum(count.queries), np.split(keys, np.cumsum(count.sizes)[:-1])
@@ -110,9 +110,10 @@ class Row:
         )
 
     def starts(self, mask: MaskFunction) -> Ints | None:
-        """Return the depth of the first token that a token of each depth sees by a layer's mask; None if it is 0.
+        """Return the depth of the first token that each depth sees under a layer's mask, or None if it is always 0.
 
-        Raises ValueError for a mask that is not causal, or that leaves a token out of the stretch that it shows.
+        Raises:
+            ValueError: If the mask isn't causal, or if it has gaps in the range that it shows.
         """
         depths = int(self.depth_T.max()) + 1
         query, zero = torch.arange(depths, device=self.device), torch.zeros((), dtype=torch.int64, device=self.device)
@@ -131,27 +132,27 @@ class Row:
             stretch = (keys <= queries) & (keys >= low[:, None])
             whole = torch.equal(shows(queries.reshape(-1), keys.reshape(-1)), stretch.reshape(-1))
         if not whole:
-            raise ValueError("layout: a layer's mask shows a token other tokens than the last ones before it")
+            raise ValueError("layout: a layer's mask shows a token more than an unbroken range of the last tokens")
         starts: Ints = low.cpu().numpy()
         return starts if starts.any() else None
 
 
 class RowMask:
-    """What an attention layer is handed as its mask: the row, and the layer's own mask within a sample."""
+    """The mask that an attention layer receives: the row, and the layer's own mask within a sample."""
 
     def __init__(self, row: Row, mask: MaskFunction | None = None) -> None:
         self.row, self._mask = row, mask
         self.blocks: Any = None
-        """FlexAttention's form of it, once a layer has asked for it."""
+        """FlexAttention's form of the mask, once a layer has used it."""
 
     @cached_property
     def starts_D(self) -> Ints | None:
-        """See `Row.starts`; read when a layer asks: some models make masks that none of their layers uses."""
+        """Result of `Row.starts`, computed on first use: some models create masks that none of their layers uses."""
         return None if self._mask is None else self.row.starts(self._mask)
 
 
 def runs(end_T: Ints) -> Runs:
-    """Return the runs of a row; a token starts one if the token before it in the row is not its parent."""
+    """Return the runs of a row; a token starts a run if the token before it in the row isn't its parent."""
     starts = [0, *(np.flatnonzero(end_T[:-1] <= np.arange(1, len(end_T))) + 1).tolist()]
     paths = [np.flatnonzero(end_T[:start] > start) for start in starts]
     spans = list(pairwise([*starts, len(end_T)]))
@@ -164,7 +165,7 @@ def runs(end_T: Ints) -> Runs:
 
 
 def padded_sequences(attention_BT: Tensor) -> Sequences | None:
-    """Return the sequences of a left-padded block; None if nothing is padded."""
+    """Return the sequences of a left-padded block, or None if nothing is padded."""
     count, width = attention_BT.shape
     before_B = width - attention_BT.sum(-1)
     if not before_B.any():
@@ -181,12 +182,12 @@ _SEQUENCES: ContextVar[Sequences | None] = ContextVar("sequences", default=None)
 
 
 def current_row() -> Row | None:
-    """Return the row that is computed; None if it is none."""
+    """Return the row that is being computed, or None if there is none."""
     return _ROW.get()
 
 
 def current_sequences() -> Sequences | None:
-    """Return the sequences of the block that is computed; None where each row of it is one."""
+    """Return the sequences of the block that is being computed, or None if each of its rows is a sequence."""
     row = _ROW.get()
     return _SEQUENCES.get() if row is None else row.sequences
 
@@ -202,11 +203,11 @@ def _computing(row: Row | None, sequences: Sequences | None) -> Any:
 
 
 def computing(row: Row | None, sequences: Sequences | None = None) -> AbstractContextManager[None]:
-    """Return a context in which this row, or these sequences of a padded block, are the ones that are computed."""
+    """Return a context in which this row, or these sequences of a padded block, are being computed."""
     context: AbstractContextManager[None] = _computing(row, sequences)
     return context
 
 
 def as_now() -> AbstractContextManager[None]:
-    """Return a context, to be entered later, in which the same is computed as now: for a layer's second forward."""
+    """Return a context, to be entered later, with the current row and sequences: for a layer's second forward pass."""
     return computing(_ROW.get(), _SEQUENCES.get())

@@ -8,11 +8,11 @@ from torch import nn
 from agentgym.train.policy.decoder import decoder_of
 
 ALL_LINEAR = "all-linear"
-"""Target that means every linear layer of the decoder's layers but those that route tokens to experts."""
+"""Target that means every linear layer of the decoder's layers, except those that route tokens to experts."""
 EXPERTS = "experts"
-"""Target that means the weights of experts that are kept as one tensor of a matrix for each expert."""
+"""Target that means expert weights that are stored as one tensor with a matrix for each expert."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Settings of a model's config that hold the number of its experts."""
+"""Settings in a model's config that hold the number of experts."""
 EXPERT_PARTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Names of the linear layers of experts and of their router."""
 
@@ -24,25 +24,28 @@ class Targets:
     modules: tuple[str, ...]
     """Names of linear layers."""
     parameters: tuple[str, ...] = ()
-    """Names of weights of three dimensions, a matrix for each expert."""
+    """Names of three-dimensional weights with a matrix for each expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How much of the decoder is trained, by an adapter or itself."""
+    """How much of the decoder is trained, by an adapter or directly."""
 
     share: float
-    """Share of the weights of the decoder's layers that training changes; vectors and embeddings do not count."""
+    """Share of the weights in the decoder's layers that training changes; vectors and embeddings don't count."""
     adapted: tuple[str, ...]
-    """Last two parts of the names of the weights that it changes, each once."""
+    """Last two name parts of the weights that training changes, without duplicates."""
     bare: tuple[str, ...]
-    """Last two parts of the names of the weights that it does not change, each once."""
+    """Last two name parts of the weights that training doesn't change, without duplicates."""
 
 
 def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
-    """Return the weights that `targets` names; ValueError for a name that the model does not have.
+    """Return the weights named by `targets`.
 
-    A layer that routes tokens to experts is among them only if it is named.
+    A layer that routes tokens to experts is included only if it is named.
+
+    Raises:
+        ValueError: If a name matches nothing in the model, or if the layer can't have an adapter.
     """
     linear, stacked = _linear(model), _stacked(model)
     names = {name.rpartition(".")[2] for name in linear}
@@ -51,24 +54,26 @@ def find_targets(model: Any, targets: tuple[str, ...]) -> Targets:
     everything = [name for name in linear if name not in left_out] if ALL_LINEAR in targets else []
     known = {name.rpartition(".")[2] for name in left_out} if everything else names
     for name in sorted(asked & _ends(model).keys() - names):
-        raise ValueError(f"lora_targets: {name} is {_ends(model)[name]}, which takes no adapter; leave it out")
+        raise ValueError(f"lora_targets: {name} is {_ends(model)[name]}, which can't have an adapter; leave it out")
     if asked - known or not targets:
         raise ValueError(
-            f"lora_targets: {', '.join(sorted(asked - known)) or 'no name'} names no linear layer of this model"
+            f"lora_targets: {', '.join(sorted(asked - known)) or 'an empty list'} matches no linear layer of this model"
             f"{f' that {ALL_LINEAR} leaves out' if everything else ''}; "
-            f"name some of {', '.join(sorted(names))}, or {ALL_LINEAR} alone"
+            f"choose from {', '.join(sorted(names))}, or use only {ALL_LINEAR}"
         )
     if EXPERTS in targets and not stacked:
-        raise ValueError(f"lora_targets: {EXPERTS} names nothing in this model, which keeps no experts as one tensor")
+        raise ValueError(
+            f"lora_targets: {EXPERTS} matches nothing in this model, which stores no experts as one tensor"
+        )
     chosen = [name for name in linear if name in everything or name.rpartition(".")[2] in asked]
     taken = _taken_for_experts(model, chosen)
     if taken and asked & {name.rpartition(".")[2] for name in taken}:
         raise ValueError(
-            f"lora_targets: PEFT takes {min(taken)} for a weight of the experts; leave it out, or name {EXPERTS}"
+            f"lora_targets: PEFT mistakes {min(taken)} for an expert weight; leave it out, or use {EXPERTS}"
         )
     chosen = [name for name in chosen if name not in taken]
     if not chosen and EXPERTS not in targets:
-        raise ValueError(f"lora_targets: {', '.join(targets)} names no layer of this model that can have an adapter")
+        raise ValueError(f"lora_targets: {', '.join(targets)} matches no layer of this model that can have an adapter")
     return Targets(modules=tuple(chosen), parameters=tuple(stacked) if EXPERTS in targets else ())
 
 
@@ -99,7 +104,7 @@ def coverage(model: Any) -> Coverage:
 
 
 def _has_adapter(name: str, adapted: set[str]) -> bool:
-    """Tell whether a weight, by its name inside PEFT's layers, is one that an adapter changes."""
+    """Return whether an adapter changes a weight, given its name inside PEFT's layers."""
     place, _, last = name.rpartition(".")
     layers = place.split(".base_layer")
     if last not in ("weight", "bias"):  # experts: PEFT wraps the module once for each of its weights
@@ -119,7 +124,7 @@ def _prefix(model: Any) -> str:
 
 
 def _linear(model: Any) -> dict[str, nn.Module]:
-    """Return the linear layers of the decoder by their names in the model; the output layer is none of them."""
+    """Return the decoder's linear layers by their names in the model, without the output layer."""
     from transformers.pytorch_utils import Conv1D
 
     prefix, head = _prefix(model), model.get_output_embeddings()
@@ -131,7 +136,7 @@ def _linear(model: Any) -> dict[str, nn.Module]:
 
 
 def _ends(model: Any) -> dict[str, str]:
-    """Return what is said of the output layer and of the embeddings, by the last part of their names."""
+    """Return descriptions of the output layer and the embeddings, by the last part of their names."""
     head = model.get_output_embeddings()
     found = {n: "an embedding" for n, part in model.named_modules() if isinstance(part, nn.Embedding)}
     found |= {n: "the output layer" for n, part in model.named_modules() if part is head}
@@ -139,7 +144,7 @@ def _ends(model: Any) -> dict[str, str]:
 
 
 def _stacked(model: Any) -> list[str]:
-    """Return the names of weights of three dimensions that hold a matrix for each expert."""
+    """Return the names of three-dimensional weights with a matrix for each expert."""
     prefix = _prefix(model)
     return [
         ".".join(filter(None, (prefix, name)))
@@ -149,7 +154,7 @@ def _stacked(model: Any) -> list[str]:
 
 
 def _routes(model: Any, name: str, layer: Any) -> bool:
-    """Tell whether a linear layer gives a score for each expert, or one to weigh the experts' output by."""
+    """Return whether a linear layer scores each expert, or weights the experts' output."""
     config = model.config.get_text_config()
     counts = {getattr(config, setting, None) for setting in EXPERT_COUNTS} | {1}
     parents = name.split(".")[:-1]
@@ -159,7 +164,7 @@ def _routes(model: Any, name: str, layer: Any) -> bool:
 
 
 def _used_as_tensor(model: Any, name: str) -> bool:
-    """Tell whether a state-space layer hands this layer's weight to its kernel, which sees no adapter."""
+    """Return whether a state-space layer passes this layer's weight to its kernel, which ignores an adapter."""
     parent, _, last = name.rpartition(".")
     return last in ("out_proj", "dt_proj") and all(
         hasattr(model.get_submodule(parent), part) for part in ("A_log", "D")
@@ -167,13 +172,13 @@ def _used_as_tensor(model: Any, name: str) -> bool:
 
 
 def _taken_for_experts(model: Any, names: list[str]) -> set[str]:
-    """Return the names that PEFT takes for those of experts, in families whose experts once were linear layers."""
+    """Return the names that PEFT mistakes for experts, in model families whose experts used to be linear layers."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
     wanted = LoraConfig(target_modules=[*names])
     try:
         convert_peft_config_for_transformers(wanted, model, None)
-    except ValueError:  # only some of the names of one weight of the experts
+    except ValueError:  # only some of the names of one expert weight
         return {name for name in names if name.rpartition(".")[2] in EXPERT_PARTS}
     return set(names) - set(wanted.target_modules or ())

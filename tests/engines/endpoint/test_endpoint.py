@@ -362,9 +362,9 @@ async def test_nothing_is_trained_on_what_an_endpoint_said() -> None:
     rollout, _ = await play(buys)
     assert {v.version for s in rollout.segments for t in s.turns for v in t.versions} == {NO_POLICY}
     group = Group(group_id=TASK.id, rollouts=(rollout,))
-    with pytest.raises(ValueError, match=r"^rollout '0/0': was played by an endpoint.*ag\.TransformersEngine"):
+    with pytest.raises(ValueError, match=r"^rollout '0/0': was sampled from an endpoint.*ag\.TransformersEngine"):
         build_samples([group])
-    with pytest.raises(ValueError, match="was played by an endpoint"):
+    with pytest.raises(ValueError, match="was sampled from an endpoint"):
         demonstrations([rollout])
 
 

@@ -155,7 +155,7 @@ def test_inputs_are_not_changed_and_not_shared() -> None:
 
 
 def test_no_samples_cannot_be_collated() -> None:
-    with pytest.raises(ValueError, match="none to collate"):
+    with pytest.raises(ValueError, match="nothing to collate"):
         collate([], pad_id=0)
 
 

@@ -241,5 +241,5 @@ def test_a_row_moves_to_a_device_and_keeps_what_it_holds() -> None:
 
 
 def test_a_layout_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="layout: 'ragged' is none of padded, packed, tree"):
+    with pytest.raises(ValueError, match="layout: expected padded, packed or tree, got 'ragged'"):
         collate(three_that_share(), pad_id=0, layout="ragged")  # type: ignore[arg-type]

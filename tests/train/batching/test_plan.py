@@ -101,7 +101,7 @@ def test_steps_are_even_and_the_tail_is_flushed() -> None:
 def test_plans_of_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         mini_batches(STEPS, rollouts=0)
-    with pytest.raises(ValueError, match="nothing to share"):
+    with pytest.raises(ValueError, match="nothing to distribute"):
         plan_lengths([], ranks=1)
 
 
@@ -201,13 +201,13 @@ def test_the_cost_of_a_row_has_the_chosen_key(balance: Balance, expected: list[f
 
 
 def test_bad_limits_and_costs_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="max_tokens_per_microbatch, micro_samples: give one"):
+    with pytest.raises(ValueError, match="max_tokens_per_microbatch, micro_samples: set one"):
         plan_lengths([1], ranks=1, max_tokens_per_microbatch=1, micro_samples=1)
     with pytest.raises(ValueError, match="micro_samples: a micro-batch needs at least 1"):
         plan_lengths([1], ranks=1, micro_samples=0)
     with pytest.raises(ValueError, match="sample 1 has no token"):
         plan_lengths([1, 0], ranks=1)
-    with pytest.raises(ValueError, match="balance: 'tokens' is none of length"):
+    with pytest.raises(ValueError, match="balance: expected length, square or flops, got 'tokens'"):
         cost_of("tokens", 8)  # type: ignore[arg-type]
 
 

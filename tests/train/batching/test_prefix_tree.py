@@ -154,7 +154,7 @@ def test_turns_of_a_rollout_are_not_cut_apart_where_rollouts_can_be() -> None:
 
 @pytest.mark.parametrize("build", [build_prefix_tree, pack])
 def test_no_samples_are_refused(build: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="samples: none"):
+    with pytest.raises(ValueError, match="samples: nothing"):
         build([])
 
 

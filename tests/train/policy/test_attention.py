@@ -173,7 +173,7 @@ def test_a_mask_that_is_no_stretch_before_the_token_is_refused() -> None:
         lambda _b, _h, query, key: key <= query + 1,
         lambda _b, _h, query, key: (key <= query) & (key % 2 == query % 2),
     ):
-        with pytest.raises(ValueError, match="other tokens than the last ones before it"):
+        with pytest.raises(ValueError, match="more than an unbroken range of the last tokens"):
             row.starts(mask)
 
 
@@ -299,14 +299,14 @@ def test_a_model_whose_attention_does_not_use_the_interface_is_refused_by_name_a
     model = tiny("bloom", n_head=4, n_layer=2)
     ids = torch.arange(2, 9)[None]
     before = model(input_ids=ids).logits
-    with pytest.raises(ValueError, match=r"^layout: bloom is not right in layout packed .*use layout padded"):
+    with pytest.raises(ValueError, match=r"^layout: bloom gives wrong results in layout packed .*use layout padded"):
         attend_in_rows(model)
     assert torch.equal(model(input_ids=ids).logits, before)
 
 
 def test_a_layer_that_is_not_handed_what_a_token_sees_is_refused() -> None:
     x = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="not handed which tokens to attend to; use layout padded"):
+    with pytest.raises(ValueError, match="does not tell its layers which tokens to attend to; use layout padded"):
         attention._attend(torch.nn.Identity(), x, x, x, None)
 
 

@@ -58,14 +58,16 @@ class Smear(nn.Module):
 def test_a_model_that_mixes_samples_outside_of_its_layers_is_refused(layout: Any) -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
-    with pytest.raises(ValueError, match=rf"^layout: llama is not right in layout {layout} \(its states are"):
+    with pytest.raises(
+        ValueError, match=rf"^layout: llama gives wrong results in layout {layout} \(its hidden states are"
+    ):
         attend_in_rows(model, (layout,))
 
 
 def test_a_model_that_padding_changes_is_refused() -> None:
     model = build("llama")
     model.model.embed_tokens = Smear(model.model.embed_tokens)
-    with pytest.raises(ValueError, match=r"^layout: llama is not right in padded rows .*train another model"):
+    with pytest.raises(ValueError, match=r"^layout: llama gives wrong results in padded rows .*train another model"):
         check_padded(model)
 
 
@@ -84,7 +86,7 @@ def test_a_model_without_causal_attention_is_refused() -> None:
     from transformers import BertConfig, BertLMHeadModel
 
     config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
-    with pytest.raises(ValueError, match=r"^layout: bert is not right in"):
+    with pytest.raises(ValueError, match=r"^layout: bert gives wrong results in"):
         attend_in_rows(BertLMHeadModel(config).eval())
 
 
@@ -164,7 +166,7 @@ def test_an_adapter_of_a_wrapper_for_images_names_no_layer_of_the_images(familie
 
 
 def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="lora_targets: experts names nothing in this model"):
+    with pytest.raises(ValueError, match="lora_targets: experts matches nothing in this model"):
         load(tiny_model, targets=("experts",))
 
 
@@ -179,7 +181,7 @@ def test_experts_are_refused_by_name_where_there_are_none(tiny_model: Path) -> N
 def test_the_output_layer_and_embeddings_are_refused_as_what_they_are(
     tiny_model: Path, targets: tuple[str, ...], said: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^lora_targets: {said}, which takes no adapter; leave it out"):
+    with pytest.raises(ValueError, match=f"^lora_targets: {said}, which can't have an adapter; leave it out"):
         load(tiny_model, targets=targets)
 
 
@@ -190,7 +192,7 @@ def test_the_share_of_weights_with_an_adapter_is_a_metric_of_each_step_and_what_
         metrics = trainer.train(build_samples(grown(1)))
     assert 0 < metrics["train/adapter_coverage"] < 1
     (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "self_attn.q_proj; without one: mlp.down_proj" in said
+    assert "self_attn.q_proj; layers without an adapter: mlp.down_proj" in said
 
 
 # Types and devices
