@@ -164,6 +164,6 @@ async def test_what_only_the_machine_can_lack_is_no_content(number: int) -> None
 async def test_a_sandbox_that_answers_in_wrong_types_is_cut(sandbox: Sandbox) -> None:
     link = getattr(sandbox, "link")  # noqa: B009  # Of this kind of sandbox alone.
     frame = SimpleNamespace(envelope={"id": 1, "error": ""}, body=b"")
-    with pytest.raises(SandboxError, match="sandbox_lost: the sandbox gave an answer that makes no sense"):
+    with pytest.raises(SandboxError, match="sandbox_lost: the sandbox sent an invalid answer"):
         link._check_refusal(frame, {})
     assert link.broken

@@ -127,9 +127,7 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def script(word: str, orders: dict[str, Any]) -> str:
-    """Return the path of the file that a command runs: a hidden file if there is one, else one in the working
-    folder.
-    """
+    """Return the path of the file that a command runs: the hidden one if it exists, else the working folder's."""
     if os.path.normpath(word) in orders["files"]:
         return os.path.join(orders["hidden"], os.path.normpath(word))
     sys.path.append(os.path.dirname(os.path.abspath(word)))

@@ -1,6 +1,4 @@
-"""The host's verdict on hidden tests: each case is judged when the sandbox reports it, and its full output is
-discarded.
-"""
+"""The host's verdict on hidden tests: each case is judged when it is reported, and its full output is discarded."""
 
 import inspect
 import json

@@ -219,9 +219,7 @@ def settings(orders: dict[str, Any]) -> list[str]:
 
 
 def installed(places: list[str]) -> list[str]:
-    """Return the options that load the plugins of installed packages, but not those that the sandbox's files claim to
-    be.
-    """
+    """Return the options that load plugins of installed packages only, not plugins in the sandbox's own files."""
     from importlib import metadata
 
     found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]
