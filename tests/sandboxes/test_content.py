@@ -151,7 +151,7 @@ async def test_a_name_of_any_bytes_that_list_gave_is_taken_by_every_call(sandbox
     ],
 )
 async def test_an_answer_of_wrong_types_is_the_fault_of_the_sandbox_and_of_no_argument(answer: dict[str, Any]) -> None:
-    with pytest.raises(WireError, match="makes no sense"):
+    with pytest.raises(WireError, match="invalid answer"):
         raise_refusal(answer, {})
 
 

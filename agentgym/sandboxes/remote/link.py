@@ -26,7 +26,7 @@ SERVER_ASKS = 2 * MAX_ASKS
 """Host function calls after which the server ends a cell; a server that continues isn't our program."""
 MAX_QUESTION = 1 << 20
 """Bytes of the longest host function call; the server has the same limit."""
-IN_PLACE = "episodes are reset in place: kernel counters carry over, and programs that a hidden test starts can change its files"
+IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
