@@ -87,7 +87,7 @@ class Arena:
         why = os.read(heard, 1000)
         os.close(heard)
         if why:
-            raise OSError(0, "no place of its own for each episode", why.decode())
+            raise OSError(0, "namespaces are not available", why.decode())
 
     def begin(self) -> None:
         """What all episodes of the sandbox have in common."""

@@ -223,7 +223,7 @@ class Call:
         if self.asks > MAX_ASKS or self.open_asks == MAX_OPEN_ASKS:
             self.end("protocol", -signal.SIGKILL, lost=True)
         elif not self.functions:
-            self.answer_worker(channel, number, refusal("there is no host function in this call"))
+            self.answer_worker(channel, number, refusal("no host functions are available in this call"))
         elif self.interrupted:
             self.answer_worker(channel, number, refusal("the time limit of this call has passed"))
         else:

@@ -225,7 +225,7 @@ def become(
         enter(out, err, given, work, limits, sealed=sealed)
         run()
     except Exception as error:
-        os.write(2, f"it could not begin: {type(error).__name__}: {error}\n".encode())
+        os.write(2, f"the process could not start: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(CHANNEL_LOST)
 
@@ -302,7 +302,7 @@ def keep_only(allowed: set[int]) -> None:
     close_from(max(allowed) + 1)
     left = sorted(set(open_descriptors()) - allowed)
     if left:
-        os.write(2, f"descriptors {left} are open that no worker may hold\n".encode())
+        os.write(2, f"descriptors {left} are open, which no worker may hold\n".encode())
         raise SystemExit(CHANNEL_LOST)
 
 

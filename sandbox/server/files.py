@@ -27,15 +27,15 @@ def parts_of(path: str, work: str) -> list[str]:
         raise Refused(f"{path[:50]!r}... is over {MAX_PATH} bytes long")
     if path.startswith("/"):
         if path != work and not path.startswith(work.rstrip("/") + "/"):
-            raise Refused(f"{path!r} is outside of the working folder {work}")
+            raise Refused(f"{path!r} is outside the working folder {work}")
         path = path[len(work) :]
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
-        raise Refused(f"{path!r} is outside of the working folder {work}")
+        raise Refused(f"{path!r} is outside the working folder {work}")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise Refused(f"{path!r} is no path: it holds half of a character") from None
+        raise Refused(f"{path!r} is not a valid path: it contains a lone surrogate") from None
     return parts
 
 

@@ -122,7 +122,9 @@ class OwnImports:
         found = PathFinder.find_spec(name, inside)
         if name not in self.told and found is not None and found.loader is not None:
             self.told.add(name)
-            text = f"a library looked for {name!r}: in the working folder only tests and what they test find modules\n"
+            text = (
+                f"a library looked for {name!r} in the working folder; only tests and tested code find modules there\n"
+            )
             os.write(2, text.encode("utf-8", "replace"))
 
 

@@ -106,7 +106,7 @@ def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
     except (OSError, Refused, MemoryError, RecursionError):
         raise
     except Exception as error:  # Each compression has errors of its own.
-        raise WrongArgument(f"this is no tar archive, or not all of it: {error}") from None
+        raise WrongArgument(f"not a tar archive, or an incomplete one: {error}") from None
     folders.pop(tuple(top), None)
     for inner, (mode, time) in sorted(folders.items(), key=by_depth):  # A mode may close its folder.
         fd = open_below(work, [*inner])
@@ -122,7 +122,7 @@ def by_depth(folder: tuple[tuple[str, ...], object]) -> int:
 
 def unpack_entry(archive: tarfile.TarFile, work: str, top: list[str], parts: list[str], entry: tarfile.TarInfo) -> None:
     if not (entry.issym() or entry.islnk() or entry.isreg()) or parts == top:
-        raise WrongArgument(f"{entry.name!r} in the archive is no file, folder or link")
+        raise WrongArgument(f"{entry.name!r} in the archive is not a file, folder or link")
     folder = open_below(work, parts[:-1], make=True)
     name, time = parts[-1], time_of(entry)
     try:
@@ -159,7 +159,7 @@ def unpack_file(archive: tarfile.TarFile, folder: int, name: str, entry: tarfile
             file.write(data)
         file.flush()
         if os.fstat(file.fileno()).st_size != entry.size:
-            raise WrongArgument(f"{entry.name!r} in the archive is cut off")
+            raise WrongArgument(f"{entry.name!r} in the archive is truncated")
         os.fchmod(file.fileno(), entry.mode & 0o7777)
         os.utime(file.fileno(), ns=(time, time))
 
@@ -168,7 +168,7 @@ def parts_below(path: str) -> list[str]:
     """The names of a path in an archive; Refused where it leads out of the folder."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or len(parts) > MAX_DEPTH + 1:
-        raise WrongArgument(f"{path!r} in the archive is outside of the folder, or over {MAX_DEPTH} folders deep")
+        raise WrongArgument(f"{path!r} in the archive is outside the folder, or over {MAX_DEPTH} folders deep")
     return parts
 
 
@@ -178,4 +178,4 @@ def time_of(entry: tarfile.TarInfo) -> int:
     try:
         return int(seconds) * 10**9 + int(f"{rest:0<9.9}")
     except ValueError:
-        raise WrongArgument(f"{entry.name!r} has a time that is none") from None
+        raise WrongArgument(f"{entry.name!r} has an invalid time") from None

@@ -196,7 +196,7 @@ class Sessions:
     def fork(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """A session that goes on from where this one stands, with a copy of its folder."""
         if len(self.sessions) > MAX_BRANCHES:
-            raise Refused(f"over {MAX_BRANCHES} branches")
+            raise Refused(f"more than {MAX_BRANCHES} branches")
         self.revive(session)
         session.started = set(descendants(os.getpid())) if len(self.sessions) == 1 else session.started
         folder = os.path.join(self.branches, str(envelope["branch"]))
@@ -261,7 +261,7 @@ class Sessions:
             said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
             pid = CREDENTIAL.unpack(credentials[0][2])[0] if said else 0
             if pid not in descendants(os.getpid()) or pid in self.workers():
-                raise Refused("the session could not be forked: no process or no memory is left")
+                raise Refused("the session could not be forked: no more processes or no more memory")
             if self.space is not None:
                 self.space.adopt(pid)
             return Child(pid, out, err, ours, self.host.fd, self.space)
@@ -270,7 +270,7 @@ class Sessions:
             os.close(out)
             os.close(err)
             if isinstance(error, OSError):
-                raise Refused("the session could not be forked: it does not answer") from error
+                raise Refused("the session could not be forked: it does not respond") from error
             raise
         finally:
             theirs.close()

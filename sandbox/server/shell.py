@@ -69,7 +69,7 @@ class Shell:
         try:
             wait(self.status, select.POLLIN, deadline)
         except TimeoutError:
-            raise Refused("the shell does not answer") from None
+            raise Refused("the shell does not respond") from None
         if not os.read(self.status, 64):
             said = os.read(self.child.err, 1000).decode("utf-8", "replace")
             raise Refused(said.strip() or "the shell ended at once")

@@ -145,7 +145,7 @@ class Snapshots(Sessions):
                 child = start(guarded, session.work, self.limits, 0.0, self.host.fd, channel=True, sealed=True)
                 carry(child, deadline)
             except Cancelled:
-                why = "the host took the call back"
+                why = "the host canceled the call"
             except TimeoutError:
                 why = f"it took over {envelope['timeout_s']:g} s"
             except BrokenPipeError:
@@ -181,5 +181,7 @@ def words_of(child: Child, deadline: float) -> str:
         pass
     words = b"".join(map(bytes, said.parts())).decode("utf-8", "replace")
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}, from inside the sandbox or for want of memory"
-    return "" if code == 0 else words or f"its process ended with {code}"
+        return (
+            f"its process was ended by {signal.Signals(-code).name}, by code in the sandbox or because memory ran out"
+        )
+    return "" if code == 0 else words or f"its process ended with exit code {code}"

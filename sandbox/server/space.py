@@ -92,7 +92,7 @@ class Space:
             self.close()
             if said:
                 raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")
-            raise OSError("the first process of a namespace could not begin")
+            raise OSError("the first process of a namespace could not start")
         pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
         self.numbers[pid] = answer_of(said)
         return pid
@@ -130,7 +130,7 @@ class Space:
         try:
             self.numbers[pid] = self.number(pid)
         except (FileNotFoundError, ProcessLookupError):
-            raise BlockingIOError(errno.EAGAIN, "a process of the sandbox ended as soon as it began") from None
+            raise BlockingIOError(errno.EAGAIN, "a process of the sandbox ended as soon as it started") from None
         self.order(ADOPT, self.numbers[pid])
 
     def status(self, pid: int) -> int:
@@ -211,7 +211,7 @@ def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
     try:
         wait(end.fileno(), select.POLLIN, deadline)
     except TimeoutError:
-        raise BlockingIOError(errno.EAGAIN, "the code in the sandbox stops what begins there") from None
+        raise BlockingIOError(errno.EAGAIN, "code in the sandbox stops new processes") from None
     said, credentials, _, _ = end.recvmsg(1, CREDENTIALS)
     if not said:
         raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")

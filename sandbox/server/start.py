@@ -108,7 +108,7 @@ def main() -> NoReturn:
     if not ALONE:
         for path in config["wipe"]:
             if not os.path.basename(path).startswith("agentgym-"):
-                raise SystemExit(f"{path!r} is not a folder of ours to wipe")
+                raise SystemExit(f"{path!r} is not one of our folders, so it can't be wiped")
     host = connect(config)
     if "network" in config:  # Once: a program that takes this one's place has none to hand over.
         hand_over(WIRE_IN, config.pop("network"))

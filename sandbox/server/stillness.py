@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Traces: TypeAlias = dict[str, tuple[bytes, bytes]]
 
-WOKEN = "a process of the sandbox was woken meanwhile, by a timer for instance; it was killed"
+WOKEN = "a process of the sandbox was woken meanwhile, for example by a timer, and was killed"
 RUNS = (b"R", b"S")
 """States of a thread that has not stopped yet; one that waits within the kernel, or has ended, runs no code."""
 

@@ -181,7 +181,7 @@ class Supervisor(Fresh):
     def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         """Start a program, or a task of ours, that goes on between calls."""
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
+            raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
         stdin, ours = os.pipe()
         begun, beginning = os.pipe()
         try:
@@ -209,7 +209,7 @@ class Supervisor(Fresh):
 
     def open_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
+            raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
         # A copy, for the shell that begins anew where this one is lost; it is zeroed when that is closed.
         self.begin_shell(session, envelope["shell"], Program(envelope, bytearray(body)))
         return {}, []
@@ -300,7 +300,7 @@ class Supervisor(Fresh):
     def list(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         names = b"\0".join(list_folder(session.work, envelope["path"]))
         if len(names) > MAX_BODY:
-            raise Refused(f"{envelope['path']!r} holds too many names")
+            raise Refused(f"{envelope['path']!r} contains too many names")
         return {}, [names]
 
 

@@ -90,7 +90,7 @@ class Transfers:
         self.open[number] = transfer
         if len(self.open) > MAX_TRANSFERS:
             self.end(number)
-            raise WrongArgument(f"over {MAX_TRANSFERS} files are on their way at once")
+            raise WrongArgument(f"more than {MAX_TRANSFERS} large files are being transferred at once")
 
     def end(self, number: int) -> None:
         transfer = self.open.pop(number, None)
@@ -125,7 +125,7 @@ class Transfers:
     def read_on(self, number: int) -> tuple[dict[str, Any], bytearray]:
         outgoing = self.open.get(number)
         if not isinstance(outgoing, Outgoing):
-            raise WrongArgument("the file is not on its way")
+            raise WrongArgument("the file is not being transferred")
         data = outgoing.next()
         if outgoing.left:
             return {"more": True}, data
@@ -139,7 +139,7 @@ class Transfers:
             self.add(number, Incoming(work, envelope["path"], executable=envelope["executable"]))
         incoming = self.open.get(number)
         if not isinstance(incoming, Incoming):
-            raise WrongArgument("the file is not on its way")
+            raise WrongArgument("the file is not being transferred")
         try:
             incoming.take(body)
             if envelope.get("last"):

@@ -168,7 +168,7 @@ class Worker:
     def ask(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Call a function of the host; RuntimeError with the host's text where it failed."""
         if not self.running or os.getpid() != self.pid:
-            raise RuntimeError(f"{name} can be called only from a running cell, in its own process")
+            raise RuntimeError(f"{name} can only be called from a running cell, in the cell's own process")
         body = json.dumps([name, args, kwargs]).encode()
         if len(body) > MAX_ASK:
             raise ValueError(f"{name}: arguments of {len(body)} bytes, the limit is {MAX_ASK}")
@@ -217,7 +217,7 @@ def report(error: BaseException) -> None:
         sys.stderr.write("".join(lines.format()))
         flush()
     except BaseException:
-        os.write(2, f"{type(error).__name__} (it could not be shown)\n".encode())
+        os.write(2, f"{type(error).__name__} (its traceback could not be printed)\n".encode())
 
 
 def flush() -> None:

@@ -326,12 +326,12 @@ async def test_a_path_with_half_a_character_is_refused_and_the_sandbox_goes_on(
         sandbox.list(f"a/{HALF}/b"),
         sandbox.get(HALF, tmp_path / "got"),
     ):
-        with pytest.raises(ValueError, match="half of a character"):
+        with pytest.raises(ValueError, match="lone surrogate"):
             await call
-    with pytest.raises(ValueError, match="half of a character"):
+    with pytest.raises(ValueError, match="lone surrogate"):
         await sandbox.write({HALF: "x"})
     (tmp_path / "f").write_text("x")
-    with pytest.raises(ValueError, match="half of a character"):
+    with pytest.raises(ValueError, match="lone surrogate"):
         await sandbox.put(tmp_path / "f", HALF)
     assert (await sandbox.python("x")).stdout == "'kept'\n"
     assert await sandbox.list() == []
