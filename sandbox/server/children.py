@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
+import _signal  # type: ignore[import-not-found]  # Without the enums, which take ten times as long.
 import ctypes
 import fcntl
 import os

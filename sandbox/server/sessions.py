@@ -307,7 +307,7 @@ class Sessions:
             go_on(bystanders)
 
     def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """End the episode; the next supervisor answers. If something is left, `clean` is false and no session remains."""
+        """End the episode; the next supervisor answers. If anything is left, `clean` is false without sessions."""
         while self.host.pending:
             self.host.read(None)  # Frames that crossed the end of an earlier call; no frame may be left half read.
         try:

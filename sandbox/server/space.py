@@ -199,7 +199,8 @@ def answer_of(said: bytes) -> int:
 def begin_as_orphan(ours: socket.socket, theirs: socket.socket) -> None:
     """Return in a child of this process, once the supervisor knows the child; this process exits.
 
-    The child exits if the supervisor has given up on it: if it wakes up later, it must not continue as a stranger."""
+    The child exits if the supervisor has given up on it: if it wakes up later, it must not continue as a stranger.
+    """
     try:
         ours.close()
         if os.fork():

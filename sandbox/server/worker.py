@@ -11,7 +11,7 @@ import sys
 import traceback
 import types
 from _ast import Expr, Expression, Module, PyCF_ONLY_AST
-from _signal import signal as set_handler  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # Without the enums, which take ten times as long.
 from _thread import allocate_lock
 
 from .frames import WorkerEnd, write_frame
