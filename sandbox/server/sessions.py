@@ -142,7 +142,7 @@ class Sessions:
     def restart_all(self) -> None:
         kill_all()
         if self.space is not None or ALONE:
-            empty_ipc()  # Memory that no process holds would be missing later.
+            empty_ipc()  # Otherwise this memory, which no process holds, would be missing later.
         for session in self.sessions.values():
             try:
                 self.renew(session)
@@ -307,7 +307,10 @@ class Sessions:
             go_on(bystanders)
 
     def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """End the episode; the next supervisor answers. If anything is left, `clean` is false without sessions."""
+        """End the episode; the next supervisor answers.
+
+        If anything is left, the answer's `clean` is false, and no session remains.
+        """
         while self.host.pending:
             self.host.read(None)  # Frames that crossed the end of an earlier call; no frame may be left half read.
         try:
