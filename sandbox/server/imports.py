@@ -96,7 +96,7 @@ class OwnImports:
         return os.path.join(os.fsdecode(place), "").startswith(self.trusted)
 
     def is_open(self, found: Any) -> bool:
-        """Return whether it is a namespace package (without a file of its own) whose folders are all trusted."""
+        """Return whether it is a namespace package (without its own file) whose folders are all trusted."""
         return found.loader is None and all(map(self.is_trusted, found.submodule_search_locations))
 
     def is_asked_for(self, frame: Any) -> bool:
