@@ -1,4 +1,4 @@
-"""The inside of a sandbox: a supervisor that holds the only wire to the host, and the workers it forks from itself.
+"""The inside of a sandbox: a supervisor that holds the only wire to the host, and the workers that it forks.
 
 ::
 
@@ -14,25 +14,34 @@
              input + bytes, credit, signal, close
     here     {"hello", "python"} once;  {"id", "ask": k} + JSON body;  {"id", ...} ends the call
              {"id", "part": k} + bytes, which the host answers by {"id", "answer": k} + bytes
-             {"process": n, ...}                                        at any time, of what `start` started:
+             {"process": n, ...}                                        at any time, about a program from `start`:
              "of": stream + bytes, "closed": stream, "took": input bytes, "exit": code
 
-Session 0 is the trunk. `fork` makes another that goes on from where a session stands: its own process, its own copy of
-the working folder. The supervisor alone says what happened: limits, signals, cut output and lost state are facts that
-it saw.
+Session 0 is the trunk. `fork` creates another session that continues from the state of a session, with its own
+process
+and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and
+lost
+state are facts that it observed.
 
-Each episode has a supervisor of its own, in a place of its own (`arena`), where the kernel lets the keeper make one;
-the code runs in a namespace of processes (`space`) from which neither can be seen. Elsewhere one supervisor resets
-the sandbox in place, and goes on as a new program. Either way no episode finds anything of an earlier one in its
-memory. Bodies (code, commands, files, output, questions and answers) pass through buffers that are zeroed after use:
-the supervisor is also the zygote, and a worker forked later must find nothing of earlier calls in its memory.
+If the kernel lets the keeper create namespaces, each episode has its own supervisor and its own place (`arena`: a set
+of
+namespaces and folders), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor
+can
+be seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
+episode
+finds anything from an earlier one in its memory. Bodies (code, commands, files, output, questions and answers) pass
+through buffers that are zeroed after use: the supervisor is also the zygote, so a worker that it forks later must
+find
+nothing from earlier calls in its memory.
 
-    limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree, program
+    limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree,
+    program
     < background < call < shell;  files < transfer, folder_copy, packing < archive
     process_tree < stillness;  call, counters, files, stillness < sessions < snapshots, arena < fresh
     < supervisor, keeper < start
 
-Where a sandbox is given `bytecode` instead of the sources, `__main__` imports the modules from that one file.
-Each module imports only what stands to its left; `__main__` imports `start`. Standard library only, Linux 5.3 and
-Python 3.9 or newer; nothing here is imported by the host.
+If a sandbox gets `bytecode` instead of the sources, `__main__` imports the modules from that one file. Each module
+imports only modules to its left; `__main__` imports `start`. The server uses only the standard library and needs
+Linux
+5.3 and Python 3.9 or newer; the host imports nothing from here.
 """

@@ -10,10 +10,10 @@ TYPE_CHECKING = False  # Importing typing would cost each new sandbox some milli
 if TYPE_CHECKING:
     import types
 
-gc.disable()  # What is imported stays; `start` looks through it once.
+gc.disable()  # Imported objects are permanent; `start` collects garbage once.
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 BYTECODE = FOLDER + "/bytecode"
-"""All modules of the package in one file, where the sandbox was given that instead of their sources."""
+"""All modules of the package in one file, if the sandbox got that instead of their sources."""
 
 
 class Bytecode:
@@ -29,7 +29,7 @@ class Bytecode:
         return ModuleSpec(name, self, is_package=name == "server")  # type: ignore[arg-type]
 
     def create_module(self, _spec: object) -> None:
-        """Have Python make it."""
+        """Return None, so that Python creates the module."""
 
     def exec_module(self, module: "types.ModuleType") -> None:
         code = self.modules[module.__name__]
@@ -37,7 +37,7 @@ class Bytecode:
         exec(code, module.__dict__)
 
 
-# Last, and without the folder itself: nothing of ours stands in the way of the standard library.
+# Last, and without the folder itself, so that none of our modules shadows the standard library.
 sys.path[:] = [path for path in sys.path if path != FOLDER] + [os.path.dirname(FOLDER)]
 if os.path.exists(BYTECODE):
     sys.meta_path.insert(0, Bytecode())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The tasks of archives, each in a process of its own between its input and its output."""
+"""The archive tasks, each in a separate process that reads standard input or writes standard output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_task(name: str, work: str, path: str) -> NoReturn:
-    """Be the process of a task: from standard input or to standard output; exit with 1 and the reason as JSON."""
+    """Run a task to the end of this process; on failure, exit with 1 and write the reason to stderr as JSON."""
     try:
         {"archive": archive, "unpack": unpack_below}[name](work, path)
     except WrongArgument as error:
@@ -36,13 +36,13 @@ def fail(text: str, number: int | None = None, *, argument: bool = False) -> NoR
 
 
 def archive(work: str, path: str) -> None:
-    """Write the file, or what is in the folder, as a tar archive."""
+    """Write the file, or the content of the folder, as a tar archive."""
     parts = parts_of(path, work)
     with open(1, "wb", closefd=False) as out:
         try:
             folder = open_below(work, parts)
         except NotADirectoryError:
-            os.close(open_file(work, path))  # The same refusals as of a single file.
+            os.close(open_file(work, path))  # The same refusals as for a single file.
             pack(open_below(work, parts[:-1]), out, parts[-1])
         else:
             pack(folder, out)

@@ -1,4 +1,4 @@
-"""The place of one episode: its own folders in memory, queues, terminals and processes, that end with it."""
+"""The place of one episode: its own in-memory folders, queues, terminals and processes, which end with it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 MASKED = ("acpi", "asound", "kcore", "keys", "latency_stats", "scsi", "sched_debug", "timer_list", "timer_stats")
-"""What is below /proc and is the machine's, not the sandbox's."""
+"""Names below /proc that show the machine, not the sandbox."""
 USER_LIMITS = {"max_inotify_instances": 64, "max_inotify_watches": 8192, "max_user_namespaces": 0}
-"""Of all processes of a sandbox together; without a limit of its own, one sandbox takes what another needs."""
+"""Limits for all processes of a sandbox together; without them, one sandbox could use up what another needs."""
 LOOPBACK = {"tcp_max_tw_buckets": 0, "tcp_abort_on_overflow": 1, "tcp_no_metrics_save": 1, "tcp_fastopen": 0}
-"""No closed connection keeps its port, for on a loopback no packet of one can come late; and none whose client has
-ended waits for room, to be let in later. What TCP measured of an address is not kept for the next connection: the
-next episode would find it, as it would find what fast open keeps."""
+"""No closed connection keeps its port: on a loopback, none of its packets can arrive late. No connection of an ended
+client waits for room to be accepted later. TCP's measurements of an address are not saved for the next connection,
+because the next episode would find them, as it would find the data that fast open saves.
+"""
 FIRST_PORT = "sys/net/ipv4/ip_unprivileged_port_start"
 SET_FLAGS, UP = 0x8914, 1
 """SIOCSIFFLAGS, IFF_UP."""
@@ -49,7 +50,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 class Arena:
-    """Makes the place of each episode; OSError where the kernel does not let us."""
+    """Creates the place of each episode; raises OSError if the kernel does not allow it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         asked = config["arena"]
@@ -60,7 +61,7 @@ class Arena:
         self.networked: bool = asked["networked"]
         self.leads_out: bool = asked["leads_out"]
         self.not_private: list[str] = []
-        """Folders of the host whose inodes this sandbox shares with others, because the kernel could not cover them."""
+        """The host's folders whose inodes this sandbox shares with others, because the kernel could not cover them."""
         self.groups = os.path.isdir("/sys/fs/cgroup")
         if asked["users"]:
             self.try_out()
@@ -70,7 +71,11 @@ class Arena:
         self.begin()
 
     def try_out(self) -> None:
-        """Do it all in another process first: what is half done cannot be taken back. OSError says what failed."""
+        """Do everything in another process first, because a half-finished attempt can't be undone.
+
+        Raises:
+            OSError: If something failed; it says what.
+        """
         heard, said = os.pipe()
         other = os.fork()
         if other == 0:
@@ -87,14 +92,14 @@ class Arena:
         why = os.read(heard, 1000)
         os.close(heard)
         if why:
-            raise OSError(0, "no place of its own for each episode", why.decode())
+            raise OSError(0, "namespaces are not available", why.decode())
 
     def begin(self) -> None:
-        """What all episodes of the sandbox have in common."""
+        """Set up everything that all episodes of the sandbox share."""
         for name in DEVICES:
             path = f"/dev/{name}"
             if os.path.exists(path) and os.stat(path).st_dev != os.stat("/dev").st_dev:
-                read_only(path, NO_SUID | NO_EXEC)  # It is the host's.
+                read_only(path, NO_SUID | NO_EXEC)  # It belongs to the host.
         self.cover_shared()
         for name, limit in USER_LIMITS.items():
             write_if_there(f"sys/user/{name}", limit)
@@ -103,9 +108,9 @@ class Arena:
                 write_if_there(f"sys/net/ipv4/{name}", number)
 
     def cover_shared(self) -> None:
-        """Have inodes of our own in front of the host's folders: locks and watches on them are seen by nobody else."""
+        """Cover the host's folders with our own inodes, so that nobody else sees locks and watches on them."""
         held = {path: os.open(path, os.O_PATH) for path in sorted(self.shared)}
-        for path, fd in held.items():  # The outer ones come first, and cover what was mounted in them.
+        for path, fd in held.items():  # The outer ones come first and cover what was mounted in them.
             lower = f"/proc/self/fd/{fd}"
             try:
                 options = f"lowerdir={lower}:/tmp,userxattr"
@@ -116,12 +121,12 @@ class Arena:
             os.close(fd)
 
     def enter(self) -> None:
-        """Go into a new place; what is forked from now on is in it, and it ends with the last of them."""
+        """Enter a new place; processes forked from now on are in it, and it ends with the last of them."""
         unshare(NEW_MOUNTS | NEW_NAMES | NEW_QUEUES)
         self.furnish()
 
     def enter_sealed(self) -> None:
-        """Go into a new place whose network is its own, too, unless the sandbox's leads to more than the sandbox."""
+        """Enter a new place with its own network, too, unless the sandbox's network leads outside the sandbox."""
         self.enter()
         if self.leads_out:
             return
@@ -132,9 +137,10 @@ class Arena:
             write_if_there(FIRST_PORT, first_port)
 
     def seal_hidden(self) -> int:
-        """Make a folder that is read-only for everybody; return the one descriptor by which files are laid there.
+        """Create a folder that is read-only for everyone; return the one descriptor for writing files there.
 
-        It is at the top of its mount: what code could rename or remove above it would stand in its place.
+        The folder is the top of its mount: code could rename or remove a folder above it and replace the hidden
+        folder.
         """
         os.mkdir(self.hidden)
         mount("tmpfs", self.hidden, "tmpfs", NO_SUID | NO_DEVICES, self.memory)
@@ -153,7 +159,7 @@ class Arena:
             cover("/sys/fs/cgroup")
 
     def show_processes(self) -> None:
-        """Show the processes of our namespace at /proc, read-only, and nothing of the machine that is a secret."""
+        """Mount /proc read-only with the processes of our namespace, and mask the machine's secrets."""
         mount("proc", "/proc", "proc", READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)
         for path, is_folder in self.masked.items():
             if is_folder:
@@ -163,9 +169,10 @@ class Arena:
 
 
 def make_users() -> None:
-    """Have what we make belong to a user namespace of our own, in which we are nobody, whoever we were.
+    """Move into a new user namespace that owns everything we create, and in which we are nobody, whoever we were.
 
-    We go on as a child, the first process of a namespace that belongs to it; its parent only waits for its end.
+    We continue as a child, the first process of a process namespace that belongs to it. The parent only waits for its
+    end.
     """
     user, group = os.getuid(), os.getgid()
     unshare(NEW_USERS | NEW_MOUNTS | NEW_PROCESSES)
@@ -182,7 +189,7 @@ def make_users() -> None:
 
 
 def hold_proc() -> None:
-    """Hold what the kernel shows of the processes of our namespace, under its own number."""
+    """Keep a descriptor of the kernel's view of our namespace's processes, at the number PROC."""
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     if proc != PROC:
         os.dup2(proc, PROC, inheritable=False)
@@ -195,12 +202,12 @@ def begin_loopback() -> None:
 
 
 def cover(folder: str) -> None:
-    """Have an empty folder in a folder's place."""
+    """Cover a folder with an empty one."""
     mount("tmpfs", folder, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC, "mode=555,size=4k,nr_inodes=2")
 
 
 def read_if_there(path: str) -> int:
-    """A limit of the kernel's; 0 where it has none of that name."""
+    """Return a kernel limit, or 0 if there is none of that name."""
     try:
         fd = os.open(path, os.O_RDONLY, dir_fd=PROC)
     except OSError:
@@ -212,7 +219,7 @@ def read_if_there(path: str) -> int:
 
 
 def write_if_there(path: str, number: int) -> None:
-    """Set a limit of the kernel's, where it has it and lets us."""
+    """Set a kernel limit if it exists and we may set it."""
     try:
         fd = os.open(path, os.O_WRONLY, dir_fd=PROC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Programs that go on between calls: their streams to and from the host, under a window each, and their ends."""
+"""Background programs: their ends, and their streams to and from the host, each with a window."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """One of them: the streams that are still open, and the bytes that the host, or the program, has room for."""
+    """A background program: its open streams, and the number of bytes that the host or the program can accept."""
 
     def __init__(self, number: int, child: Child, stdin: int) -> None:
         self.number, self.child = number, child
@@ -26,21 +26,21 @@ class Process:
         self.stdin: int | None = stdin
         os.set_blocking(stdin, False)
         self.input: list[bytearray] = []
-        """What the program has not taken yet: at most WINDOW bytes."""
+        """Input that the program has not read yet: at most WINDOW bytes."""
         self.last = False
         """Whether its input ends after that."""
         self.ended = False
 
 
 class Background:
-    """All of them. What they write waits in their pipes until the host has room for it."""
+    """All background programs. Their output waits in their pipes until the host has room for it."""
 
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
         self.leaders: set[int] = set()
-        """The first process of each, and of each shell: what these started outlives the calls of others."""
+        """The first process of each program and shell; processes that these started outlive other calls."""
         self.owners: dict[int, Process] = {}
-        """By the descriptors that are waited for."""
+        """By the descriptors that are polled."""
         self.poll: select.epoll | None = None
 
     def add(self, number: int, child: Child, stdin: int) -> None:
@@ -61,7 +61,7 @@ class Background:
             self.poll.unregister(fd)
 
     def wait(self, wire: Wire) -> None:
-        """Return when the host has said something; carry what the programs write until then."""
+        """Return when a frame from the host is ready; until then, carry the programs' output."""
         if self.poll is None or wire.pending:
             return
         poll = select.poll()
@@ -75,13 +75,13 @@ class Background:
             self.pump(wire)
 
     def notice_exits(self, wire: Wire) -> None:
-        """Look for ends that another call's look took the notice of, where one pipe tells of all children."""
+        """Check for exits that another check consumed the notice of, if one pipe signals all children's exits."""
         if Exits.pipe is not None:
             for process in [*self.processes.values()]:
                 self.look(process, wire)
 
     def pump(self, wire: Wire) -> None:
-        """Carry one piece of each stream that has something."""
+        """Carry one piece of each stream that has data."""
         if self.poll is None:
             return
         for fd, _ in self.poll.poll(0):
@@ -96,7 +96,7 @@ class Background:
                 self.look(process, wire)
 
     def pull(self, process: Process, fd: int, wire: Wire) -> bool:
-        """Carry a piece of a stream to the host; whether there may be more that it has room for."""
+        """Send a piece of a stream to the host; return whether there may be more that it has room for."""
         room = process.credit[fd]
         if not room:
             self.ignore(fd)
@@ -106,7 +106,7 @@ class Background:
         except BlockingIOError:
             if not process.ended:
                 return False
-            count = 0  # Whoever holds the other end now is no part of the program.
+            count = 0  # Whoever still holds the other end isn't part of the program.
         if not count:
             self.close_stream(process, fd, wire)
             return False
@@ -122,7 +122,7 @@ class Background:
             self.remove(process)
 
     def feed(self, process: Process, wire: Wire) -> None:
-        """Give the program of its input what it takes now."""
+        """Write as much of the input as the program accepts now."""
         took = 0
         try:
             while process.stdin is not None and process.input:
@@ -159,7 +159,7 @@ class Background:
             process.stdin = None
 
     def look(self, process: Process, wire: Wire) -> None:
-        """Where the program's first process has ended, end the others and tell the host."""
+        """If the program's first process has ended, kill the others and notify the host."""
         if process.ended or not process.child.ended():
             return
         process.ended = True
@@ -177,7 +177,7 @@ class Background:
             pass
 
     def hear(self, wire: Wire, envelope: dict[str, Any], body: bytearray) -> None:
-        """Do what the host says to one program, which may have ended meanwhile."""
+        """Do what the host says with one program, which may have ended meanwhile."""
         op, process = envelope["op"], self.processes.get(envelope["process"])
         if op == "close":
             if process is not None:
@@ -204,7 +204,7 @@ class Background:
                     self.watch(process, fd, select.EPOLLIN)
 
     def signal(self, process: Process, number: int) -> None:
-        """Kill all that it started; any other signal goes to its process group, as from a terminal."""
+        """Kill the program and all that it started; other signals go to its process group, as from a terminal."""
         if process.ended or process.child.ended():
             return
         if number == signal.SIGKILL:
@@ -212,11 +212,11 @@ class Background:
         else:
             try:
                 os.killpg(process.child.pid, number)
-            except ProcessLookupError:  # The code stopped it before it had a group of its own.
+            except ProcessLookupError:  # The code stopped it before it had its own group.
                 os.kill(process.child.pid, number)
 
     def end(self, process: Process) -> None:
-        if not process.ended:  # Else its number may be another's by now.
+        if not process.ended:  # If it has ended, its number may belong to another process.
             kill_family(process.child.pid)
         self.remove(process)
 
@@ -229,7 +229,7 @@ class Background:
         del self.processes[process.number]
 
     def forget(self) -> None:
-        """Hear no more of any: all processes of the sandbox are gone."""
+        """Forget all programs, because all processes of the sandbox are gone."""
         for process in [*self.processes.values()]:
             self.remove(process)
         self.leaders.clear()

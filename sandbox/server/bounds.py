@@ -1,4 +1,4 @@
-"""What bounds the code in a sandbox and not the server: capabilities, system calls, processor time and memory."""
+"""Bounds for the code in a sandbox, but not for the server: capabilities, system calls, processor time and memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .kernel import drop_bounding, filter_calls, set_capabilities
 from .limits import LIMITS, PR_SET_DUMPABLE, PROC, SYS_MQ_OPEN, libc
 
 ROOT = os.geteuid() == 0
-"""Only in an unsafe sandbox: it isolates nothing."""
+"""True only in an unsafe sandbox, which isolates nothing."""
 
 
 class Bounds:
-    """The bounds of this sandbox, as the host set them."""
+    """The bounds of this sandbox, as set by the host."""
 
     filter = b""
-    """The system calls that it may make, as a BPF program; empty where the engine filters them."""
+    """The allowed system calls, as a BPF program; empty if the engine filters them."""
     nice = 0
-    """How far it stands back where we share one allowance of processor time: else a fork bomb would hold us up."""
+    """The code's nice value if we share one processor allowance, because otherwise a fork bomb could starve us."""
 
 
 def give_up_power() -> None:
-    """From here on this process can do nothing that code in the sandbox may not do."""
+    """Restrict this process to what code in the sandbox may do."""
     give_up_capabilities()
     os.nice(Bounds.nice)
     if Bounds.filter:
@@ -38,7 +38,7 @@ def give_up_capabilities() -> None:
 
 
 def deny_queues() -> None:
-    """Take mq_open away: a kernel that lists no queues (gVisor's) leaves none that a reset could remove."""
+    """Deny mq_open: on a kernel that lists no queues (gVisor's), a reset could not remove them."""
     load_number, jump_if_equal, leave = 0x20, 0x15, 0x06
     refuse, allow = 0x00050000 | errno.ENOSYS, 0x7FFF0000
     steps = [(load_number, 0, 0, 0), (jump_if_equal, 0, 1, SYS_MQ_OPEN), (leave, 0, 0, refuse), (leave, 0, 0, allow)]
@@ -49,11 +49,15 @@ class OwnLimits:
     """The limits of the server's own process, which code that sees it can set under some kernels (gVisor's)."""
 
     def __init__(self) -> None:
-        """Take them as they are: before any code runs."""
+        """Save the limits before any code runs."""
         self.saved = {number: resource.getrlimit(number) for number in range(LIMITS)}
 
     def restore(self) -> None:
-        """Have them be as they were; OSError where code has lowered one for good, for raising it takes a capability."""
+        """Restore the saved limits.
+
+        Raises:
+            OSError: If code has lowered one for good, because raising it takes a capability.
+        """
         for number, saved in self.saved.items():
             try:
                 if resource.getrlimit(number) != saved:
@@ -63,29 +67,29 @@ class OwnLimits:
 
 
 class FirstToDie:
-    """Whom the kernel kills first where memory is short: the code in the sandbox, and not the server."""
+    """Makes the kernel kill the sandbox's code, not the server, first when memory runs out."""
 
     fd = -1
 
     @classmethod
     def watch(cls) -> None:
-        """Before this process is closed to others: what they cannot reach, it cannot open either."""
+        """Open our score before this process is sealed, because a sealed process can't open it itself."""
         cls.fd = os.open("self/oom_score_adj", os.O_RDWR, dir_fd=PROC)
         cls.own = os.pread(cls.fd, 16, 0)
 
     @classmethod
     def children(cls, begin: bool) -> None:
-        """Whether what is forked from now on dies before us; a process begins as the one that forks it is then."""
+        """Set whether processes forked from now on die before us; a child starts with its parent's current score."""
         if cls.fd < 0:
             return
         try:
             os.pwrite(cls.fd, b"1000" if begin else cls.own, 0)
         except OSError:
-            pass  # We are where the kernel does not let us go back.
+            pass  # The kernel doesn't let us go back here.
 
     @classmethod
     def be(cls) -> None:
-        """Die before those who have forked us; nobody is here yet who could use that we are open to others for it."""
+        """Make this process die before those that forked it; nobody here can abuse its being unsealed meanwhile."""
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         cls.watch()
         cls.children(True)

@@ -1,4 +1,4 @@
-"""One running program: its output, its questions, its limits, and what the supervisor saw of its end."""
+"""One running program: its output, questions and limits, and how the supervisor saw it end."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ if TYPE_CHECKING:
 
 
 class Capture:
-    """The head and the tail of a stream, however long it is."""
+    """The head and the tail of a stream of any length."""
 
     def __init__(self) -> None:
         self.total = 0
         self.keep(2 * KEEP)
 
     def keep(self, size: int) -> None:
-        """Have room for so many bytes of head and tail together; what was kept before is gone."""
+        """Make room for this many bytes of head and tail together; earlier content is dropped."""
         self.half = size // 2
         # Views, because assigning a view to a slice of a bytearray makes a copy that nobody zeroes.
         self.head, self.tail = memoryview(bytearray(self.half)), memoryview(bytearray(self.half))
 
     def read(self, fd: int) -> int:
-        """Take what one read gives; 0 at the end of the stream, BlockingIOError when there is nothing yet."""
+        """Store the result of one read; return 0 at the end of the stream.
+
+        Raises:
+            BlockingIOError: If there is no data yet.
+        """
         count = os.readv(fd, [SCRATCH])
         view = SCRATCH[:count]
         room = max(0, self.half - self.total)
@@ -57,7 +61,7 @@ class Capture:
         return count
 
     def keep_last(self, rest: memoryview, before: int) -> None:
-        """Put into the ring what follows the `before` bytes that came behind the head."""
+        """Add to the ring the data that follows the head and `before` more bytes."""
         skipped = max(0, len(rest) - self.half)
         rest = rest[skipped:]
         at = (before + skipped) % self.half
@@ -70,7 +74,7 @@ class Capture:
         return self.total > 2 * self.half
 
     def parts(self) -> list[bytes | bytearray | memoryview]:
-        """What was kept, in order, with the cut named in the middle."""
+        """Return the stored data in order, with a note of the cut in the middle."""
         if not self.cut:
             return [self.head[: self.total], self.tail[: max(0, self.total - self.half)]]
         at = (self.total - self.half) % self.half
@@ -93,7 +97,7 @@ OUT, ERR = Capture(), Capture()
 
 
 class Call:
-    """One program under a limit: drains its output, carries its questions to the host, says how it ended."""
+    """One program under a limit: drains its output, carries its questions to the host, and reports how it ended."""
 
     def __init__(self, host: Wire, child: Child, envelope: dict[str, Any]) -> None:
         self.host, self.child = host, child
@@ -111,7 +115,7 @@ class Call:
             ERR.keep(envelope["keep"])
 
     def run(self) -> None:
-        """Return when it has ended, by itself or not; nothing is killed yet."""
+        """Follow the program until it has ended, by itself or not; nothing is killed yet."""
         beside = BACKGROUND.poll.fileno() if BACKGROUND.poll is not None and BACKGROUND.processes else None
         if beside is not None:
             self.child.watch(beside)
@@ -121,7 +125,7 @@ class Call:
         self.drain_all()
 
     def follow(self, beside: int | None) -> None:
-        """Hear of everything until it has ended; `beside` tells of what runs in the background."""
+        """Handle all events until the program has ended; `beside` signals events of background programs."""
         channel = self.child.channel
         poll, later = self.child.urgent, self.began + OUTPUT_LATER_S
         while not self.status:
@@ -165,7 +169,7 @@ class Call:
                 self.hear_host()
 
     def drain_all(self) -> None:
-        """Take what the call left in its pipes."""
+        """Read what the call left in its pipes."""
         waiting = {fd for fd, _ in self.child.all.poll(0)}
         for fd, capture in ((self.child.out, OUT), (self.child.err, ERR)):
             while fd in waiting and self.drain(fd, capture):
@@ -175,7 +179,7 @@ class Call:
         self.status, self.exit_code, self.lost = status, exit_code, lost
 
     def expire(self) -> None:
-        """At the limit a cell is interrupted, to keep its state; a shell, and a cell that goes on, are killed."""
+        """Handle the time limit: interrupt a cell to keep its state; kill a shell command, or a cell that continues."""
         if self.child.channel is None or self.interrupted:
             self.end("timeout", -signal.SIGKILL, lost=True)
             return
@@ -184,7 +188,7 @@ class Call:
         self.child.interrupt()
 
     def drain(self, fd: int, capture: Capture) -> bool:
-        """Whether there may be more; over the hard limit the call ends."""
+        """Store available output and return whether there may be more; over the hard limit, the call ends."""
         try:
             count = capture.read(fd)
         except BlockingIOError:
@@ -218,12 +222,12 @@ class Call:
         zero(body)
 
     def asked(self, channel: Channel, number: int, body: bytearray) -> None:
-        """Carry a question to the host, which hears of few at once, and of none that it offered no function for."""
+        """Pass a question to the host, unless too many are open or the host offered no functions."""
         self.asks += 1
         if self.asks > MAX_ASKS or self.open_asks == MAX_OPEN_ASKS:
             self.end("protocol", -signal.SIGKILL, lost=True)
         elif not self.functions:
-            self.answer_worker(channel, number, refusal("there is no host function in this call"))
+            self.answer_worker(channel, number, refusal("no host functions are available in this call"))
         elif self.interrupted:
             self.answer_worker(channel, number, refusal("the time limit of this call has passed"))
         else:
@@ -237,7 +241,7 @@ class Call:
             self.end("protocol", -signal.SIGKILL, lost=True)
 
     def closed_channel(self, soon: float) -> None:
-        """The worker is ending, or the code closed the channel under it."""
+        """Handle a closed channel: the worker is ending, or the code closed the channel."""
         if self.child.ends(soon):
             self.hear_exit()
         else:
@@ -292,5 +296,5 @@ class Call:
 
 
 def refusal(text: str) -> bytes:
-    """The answer to a question that raises a RuntimeError in the code."""
+    """Return an answer to a question that makes the code raise RuntimeError."""
     return json.dumps({"error": text}).encode()

@@ -1,8 +1,8 @@
-"""The supervisor's own children: forked with pipes of their own, and with no descriptor of the host's wire."""
+"""The supervisor's own children, forked with their own pipes and without a descriptor of the host's wire."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
+import _signal  # type: ignore[import-not-found]  # Without the enums, which take ten times as long.
 import ctypes
 import fcntl
 import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Exits:
-    """Where the kernel has no pidfd_open (gVisor's): a pipe that gets a byte whenever some child has ended."""
+    """A pipe that gets a byte whenever a child has ended, for kernels without pidfd_open (gVisor's)."""
 
     pipe: tuple[int, int] | None = None
 
@@ -48,19 +48,19 @@ class Exits:
 
     @classmethod
     def forget(cls) -> None:
-        """In a child: the pipe is not its own."""
+        """Drop the pipe in a child, which it does not belong to."""
         if cls.pipe is not None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     @classmethod
     def open(cls, pid: int) -> int:
-        """A descriptor of our own that is readable once this child has ended, or only may have."""
+        """Return our own descriptor that is readable once this child has ended, or may have."""
         return os.pidfd_open(pid) if cls.pipe is None else os.dup(cls.pipe[0])
 
     @classmethod
     def tell_again(cls) -> None:
-        """Undo `clear` for another one who waits."""
+        """Undo `clear` for another waiter."""
         if cls.pipe is not None:
             os.write(cls.pipe[1], b"\0")
 
@@ -75,7 +75,7 @@ class Exits:
 
 
 ENDED: dict[int, int | None] = {}
-"""The exit codes of our children, None while they run: whoever collects one notes it here for whom it may concern."""
+"""Exit codes of our children, None while they run; whoever reaps a child records its code here for others."""
 
 
 class Child:
@@ -109,12 +109,12 @@ class Child:
             self.channel.close()
 
     def watch(self, fd: int) -> None:
-        """Hear of another descriptor too."""
+        """Also poll another descriptor."""
         for poll in (self.urgent, self.all):
             poll.register(fd, select.POLLIN)
 
     def deafen(self, fd: int) -> None:
-        """Hear no more of a descriptor whose other end is closed."""
+        """Stop polling a descriptor whose other end is closed."""
         for poll in (self.urgent, self.all):
             try:
                 poll.unregister(fd)
@@ -122,7 +122,7 @@ class Child:
                 continue
 
     def ended(self) -> bool:
-        """Whether it has ended, reaped or not."""
+        """Return whether it has ended, reaped or not."""
         Exits.clear()
         if Exits.pipe is None:
             return bool(self.ending.poll(0))
@@ -132,7 +132,7 @@ class Child:
             return True
 
     def interrupt(self, *, its_group: bool = False) -> None:
-        """Send it, or its process group, SIGINT; nothing where it has ended, for its number may be another's then."""
+        """Send SIGINT to it or its process group, unless it has ended, as its number may then be reused."""
         if self.ended():
             return
         try:
@@ -141,7 +141,7 @@ class Child:
             pass
 
     def ends(self, deadline: float) -> bool:
-        """Whether it ends before the deadline."""
+        """Return whether it ends before the deadline."""
         while not self.ended():
             try:
                 wait(self.exit, select.POLLIN, deadline)
@@ -150,14 +150,14 @@ class Child:
         return True
 
     def exited(self) -> int:
-        """Reap it, once it has ended; its exit code, or minus its signal."""
+        """Reap the process, which has ended, and return its exit code, or minus its signal."""
         if self.space is not None:
             return os.waitstatus_to_exitcode(self.space.status(self.pid))
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
             code = ENDED.get(self.pid)
-            return -signal.SIGKILL if code is None else code  # None: collected among what was killed.
+            return -signal.SIGKILL if code is None else code  # None: reaped among killed processes.
 
 
 def start(
@@ -172,9 +172,9 @@ def start(
     stdin: int | None = None,
     extra: Sequence[int] = (),
 ) -> Child:
-    """Fork a process with pipes of its own that holds nothing of the host's wire, and `run` in it, where the code is.
+    """Fork a process next to the sandbox's code, with its own pipes and nothing of the host's wire, and `run` in it.
 
-    It reads from `stdin`, else from /dev/null; it has the descriptors `extra` as its descriptors 3 and up.
+    It reads from `stdin`, or else from /dev/null. The descriptors in `extra` become its descriptors 3 and up.
     """
     space = Space.current
     out, out_end = os.pipe()
@@ -213,9 +213,11 @@ def become(
     sealed: bool,
     before: Callable[[int], Sequence[int]] | None = None,
 ) -> NoReturn:
-    """Be the process that was forked: give up what it may not have, and `run`.
+    """Turn the forked process into a child: give up everything that it may not have, and `run`.
 
-    `before` runs while it still has what we have, is given its stderr, and returns what else is `given`.
+    `before` runs while the process still has everything that we have. It gets the process's stderr, and returns
+    further
+    descriptors to keep.
     """
     try:
         if before is not None:
@@ -225,7 +227,7 @@ def become(
         enter(out, err, given, work, limits, sealed=sealed)
         run()
     except Exception as error:
-        os.write(2, f"it could not begin: {type(error).__name__}: {error}\n".encode())
+        os.write(2, f"the process could not start: {type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(CHANNEL_LOST)
 
@@ -241,7 +243,7 @@ def start_in_space(
     sealed: bool,
     before: Callable[[int], Sequence[int]] | None = None,
 ) -> Child:
-    """Fork, as `start` does, a process with a channel that a new space begins with; `before` is as for `become`."""
+    """Fork a process with a channel, like `start`, as the first code of a new space; `before` is as for `become`."""
     out, out_end = os.pipe()
     err, err_end = os.pipe()
     ours, theirs = channel_pair()
@@ -266,7 +268,7 @@ def start_in_space(
 
 
 def channel_pair() -> tuple[socket.socket, socket.socket]:
-    """The supervisor's end, which the kernel tells who writes, and the worker's."""
+    """Return the supervisor's end, which tells who writes (by the kernel), and the worker's end."""
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     ours.setblocking(False)
@@ -283,35 +285,35 @@ def close_from(first: int) -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Every descriptor that this process holds, whatever its limit of open files is."""
+    """Return every descriptor that this process holds, whatever its limit of open files is."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             os.fstat(int(name))
         except OSError:
-            continue  # The listing's own.
+            continue  # The listing's own descriptor.
         found.append(int(name))
     return found
 
 
 def keep_only(allowed: set[int]) -> None:
-    """Close every descriptor but the lowest ones, which are `allowed`; SystemExit where another one is left.
+    """Close every descriptor except the lowest ones, which are `allowed`; raise SystemExit if another one is left.
 
-    A descriptor of the host's wire in a worker would let its code forge answers: so it is proved, not assumed.
+    With a descriptor of the host's wire, a worker's code could forge answers, so this is checked, not assumed.
     """
     close_from(max(allowed) + 1)
     left = sorted(set(open_descriptors()) - allowed)
     if left:
-        os.write(2, f"descriptors {left} are open that no worker may hold\n".encode())
+        os.write(2, f"descriptors {left} are open, which no worker may hold\n".encode())
         raise SystemExit(CHANNEL_LOST)
 
 
 def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str, int], *, sealed: bool) -> None:
-    """Become a child: own session, own pipes, limits; every descriptor of the supervisor closed."""
+    """Become a child with its own Unix session, pipes and limits; close all of the supervisor's descriptors."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
-    # Above the low ones first: one that is given may have the number that another one is to get.
+    # Move them above the low numbers first: one may have the number that another one is to get.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, CHANNEL + len(given)) for fd in given]
     for number, fd in enumerate(copies, CHANNEL):
         os.dup2(fd, number, inheritable=False)
@@ -319,7 +321,7 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     Exits.forget()
     for number in QUIET:
         _signal.signal(number, _signal.SIG_DFL)
-    if sealed:  # One of ours says that a file is too large, and does not die of it.
+    if sealed:  # Our own processes report that a file is too large instead of dying of it.
         _signal.signal(_signal.SIGXFSZ, _signal.SIG_IGN)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Sealed against ptrace and /proc/<pid>/mem by other processes of the same user.
@@ -335,5 +337,5 @@ def enter(out: int, err: int, given: Sequence[int], work: str, limits: dict[str,
     give_up_power()
 
 
-# Ignored, not handled: a handler would make pid 1 open to signals from inside.
+# Ignored, not handled: a handler would make pid 1 accept signals from inside.
 QUIET = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})

@@ -1,4 +1,4 @@
-"""What the control group of the sandbox counts, read by files that are opened before the code begins."""
+"""Counters of the sandbox's control group, read through files that are opened before any code runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 class OomCounter:
-    """How many processes of this sandbox the kernel has killed for want of memory; always 0 without a cgroup."""
+    """How many processes of this sandbox the kernel has killed because memory ran out; always 0 without a cgroup."""
 
     FILES = (("/sys/fs/cgroup/memory.events", b"oom_kill "), ("/sys/fs/cgroup/memory/memory.oom_control", b"oom_kill "))
 
@@ -29,12 +29,12 @@ class OomCounter:
 
 
 class Places:
-    """How many processes the sandbox has room for; a bubblewrap sandbox, which has no control group, keeps no count."""
+    """How many processes the sandbox has room for; a bubblewrap sandbox has no control group and keeps no count."""
 
     FOLDERS = ("/sys/fs/cgroup", "/sys/fs/cgroup/pids")
 
     def __init__(self, reserve: int) -> None:
-        """`reserve` is how many there must be for a verifier."""
+        """Open the counters; `reserve` is how many processes a verifier must have room for."""
         self.reserve = reserve
         self.files: tuple[int, int] | None = None
         for folder in self.FOLDERS:

@@ -1,4 +1,4 @@
-"""File calls below a working folder: no link is followed, and nothing leads out of it."""
+"""File calls below a working folder: no link is followed, and no path leads out of it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,42 @@ if TYPE_CHECKING:
 
 
 def words_of_error(error: BaseException) -> str:
-    """What happened, in the kernel's words and without its number."""
+    """Return what happened, in the kernel's words and without its error number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename!r}" if error.filename else error.strerror
     return str(error) or type(error).__name__
 
 
 def parts_of(path: str, work: str) -> list[str]:
-    """The names below the working folder that lead to `path`; Refused where it leads out."""
+    """Return the names that lead from the working folder to `path`.
+
+    Raises:
+        Refused: If the path leads out of the working folder, or can't exist.
+    """
     if len(path.encode("utf-8", "surrogatepass")) > MAX_PATH:
         raise Refused(f"{path[:50]!r}... is over {MAX_PATH} bytes long")
     if path.startswith("/"):
         if path != work and not path.startswith(work.rstrip("/") + "/"):
-            raise Refused(f"{path!r} is outside of the working folder {work}")
+            raise Refused(f"{path!r} is outside the working folder {work}")
         path = path[len(work) :]
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
-        raise Refused(f"{path!r} is outside of the working folder {work}")
+        raise Refused(f"{path!r} is outside the working folder {work}")
     try:
         os.fsencode(path)
     except UnicodeEncodeError:
-        raise Refused(f"{path!r} is no path: it holds half of a character") from None
+        raise Refused(f"{path!r} is not a valid path: it contains a lone surrogate") from None
     return parts
 
 
 def stand(work: str) -> None:
-    """Make a working folder anew, and empty, where the code has removed it or put something else in its place."""
+    """Recreate an empty working folder if the code has removed it or put something else in its place."""
     try:
         mode = os.lstat(work).st_mode
     except FileNotFoundError:
         mode = 0
     except PermissionError:
-        os.chmod(os.path.dirname(work), 0o1777)  # The folder of the branches, which the code has locked.
+        os.chmod(os.path.dirname(work), 0o1777)  # The code has locked the folder of the branches.
         return stand(work)
     if stat.S_ISDIR(mode):
         return
@@ -58,7 +62,7 @@ def stand(work: str) -> None:
 
 
 def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
-    """A descriptor of the folder, following no link."""
+    """Return a descriptor of the folder, following no link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     fd = os.open(work, flags)
     for part in parts:
@@ -69,7 +73,7 @@ def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
                 pass
         try:
             inner = os.open(part, flags, dir_fd=fd)
-            # gVisor's kernel follows a link here all the same: what was opened must be what has that name.
+            # gVisor's kernel follows a link here anyway, so check that the opened folder is the one with that name.
             if not os.path.samestat(os.fstat(inner), os.stat(part, dir_fd=fd, follow_symlinks=False)):
                 os.close(inner)
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
@@ -80,16 +84,20 @@ def open_below(work: str, parts: list[str], *, make: bool = False) -> int:
 
 
 def open_file(work: str, path: str) -> int:
-    """A descriptor to read a regular file; Refused for links, pipes and devices."""
+    """Return a descriptor for reading a regular file.
+
+    Raises:
+        Refused: If it is a folder, link, pipe or device.
+    """
     parts = parts_of(path, work)
     if not parts:
         raise Refused(f"{path!r} is a folder")
     folder = open_below(work, parts[:-1])
     try:
         mode = os.stat(parts[-1], dir_fd=folder, follow_symlinks=False).st_mode
-        if not stat.S_ISREG(mode):  # Before it is opened, which some devices and every socket refuse.
+        if not stat.S_ISREG(mode):  # Checked before it is opened, which fails for some devices and all sockets.
             raise NotAFile(f"{path!r} is {'a link' if stat.S_ISLNK(mode) else 'not a file'}")
-        # O_NONBLOCK: a pipe that takes its place must not hold up the supervisor.
+        # O_NONBLOCK: a pipe that takes its place must not block the supervisor.
         fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     finally:
         os.close(folder)
@@ -100,7 +108,13 @@ def open_file(work: str, path: str) -> int:
 
 
 def check_file(name: str, folder: int, path: str) -> None:
-    """NotAFile where something else than a file has this name; nothing is there, or a file may be."""
+    """Check that a file of this name can be written: it is a writable file, or nothing has that name.
+
+    Raises:
+        NotAFile: If it is a link, pipe, socket or device.
+        IsADirectoryError: If it is a folder.
+        PermissionError: If it is read-only.
+    """
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -123,7 +137,7 @@ def remove_quietly(name: str, folder: int) -> None:
 
 
 def forget_compiled(name: str, folder: int) -> None:
-    """Remove what would be run in the place of a module that was written."""
+    """Remove compiled files that would run instead of a module that was written."""
     module, dot, kind = name.rpartition(".")
     if not dot or kind not in ("py", "pyw"):
         return
@@ -131,7 +145,7 @@ def forget_compiled(name: str, folder: int) -> None:
     try:
         caches = os.open("__pycache__", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     except OSError:
-        remove_quietly("__pycache__", folder)  # A link to a folder is followed by what imports.
+        remove_quietly("__pycache__", folder)  # Imports follow a link to a folder.
         return
     try:
         for cached in os.listdir(caches):
@@ -158,7 +172,7 @@ def remove_folder(path: str, deadline: float) -> None:
 
 
 def open_to_empty(name: str, folder: int) -> int:
-    """A descriptor of a sub-folder that may be emptied, whatever its mode was; follows no link."""
+    """Return a descriptor of a subfolder that can be emptied, whatever its mode was; no link is followed."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
         os.chmod(f"self/fd/{handle}", 0o700, dir_fd=PROC)
@@ -168,7 +182,7 @@ def open_to_empty(name: str, folder: int) -> int:
 
 
 def remove_file(name: str, folder: int) -> bool:
-    """Whether it was one, and is gone."""
+    """Remove a file, and return whether it was one; a folder stays."""
     try:
         os.unlink(name, dir_fd=folder)
     except IsADirectoryError:
@@ -177,17 +191,21 @@ def remove_file(name: str, folder: int) -> bool:
 
 
 def empty_folder(path: str, deadline: float) -> None:
-    """Remove everything below `path`: any depth, any mode, no link followed. TimeoutError at the deadline.
+    """Remove everything below `path`, at any depth and with any mode; no link is followed.
 
-    Each sub-folder's folders are lifted to the top before it is removed, so no path ever grows long. Their names
-    there begin with random digits: code in the sandbox cannot have put something in their way.
+    The folders in each subfolder are moved to the top before it is removed, so no path ever grows long. Their names
+    there
+    start with random digits, so code in the sandbox can't have put anything in their way.
+
+    Raises:
+        TimeoutError: At the deadline.
     """
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     unique, lifted = os.urandom(16).hex(), 0
     try:
         while names := os.listdir(top):
             for name in names:
-                check_time(deadline)  # Code chose how much there is.
+                check_time(deadline)  # The code chose how much there is.
                 if remove_file(name, top):
                     continue
                 folder = open_to_empty(name, top)
@@ -218,11 +236,14 @@ def empty_ipc() -> None:
 
 
 IPC_SEEN: dict[str, int] = {}
-"""The highest number of each kind that was removed, where none are listed."""
+"""The highest removed number of each kind, if the kernel lists none."""
 
 
 def ipc_numbers(kind: str, make: Callable[[], int]) -> Iterable[int]:
-    """The numbers of all System V objects of a kind; gVisor's kernel lists none, but counts up: all up to a new one."""
+    """Return the numbers of all System V objects of a kind.
+
+    gVisor's kernel lists none, but counts up, so all numbers up to that of a new object are returned.
+    """
     try:
         with open(f"/proc/sysvipc/{kind}", "rb") as file:
             return [int(row.split()[1]) for row in file.read().splitlines()[1:]]

@@ -1,4 +1,4 @@
-"""The copy of a working folder: of any depth and any mode, following no link."""
+"""The copy of a working folder, at any depth and with any mode, following no link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def open_whatever_its_mode(path: str) -> int:
-    """A descriptor of a folder of ours, which keeps its mode."""
+    """Return a descriptor of one of our folders, whatever its mode, and leave the mode unchanged."""
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
@@ -27,7 +27,7 @@ def open_whatever_its_mode(path: str) -> int:
 def copy_folder(source: int, target: int, max_depth: int | None = None) -> None:
     """Copy files, folders and links, with modes and times; pipes, sockets and devices are left out.
 
-    Two folders are open at a time, however deep they lie. Both descriptors are closed.
+    Only two folders are open at a time, however deep they are. Both descriptors are closed at the end.
     """
     folders: list[tuple[int, tuple[int, int], list[str]]] = []
     left = copy_files(source, target)
@@ -54,7 +54,7 @@ def copy_folder(source: int, target: int, max_depth: int | None = None) -> None:
 
 
 def step(folder: int, name: str) -> int:
-    """The folder of that name, in the place of the descriptor that led to it."""
+    """Replace the folder's descriptor with one of its subfolder of that name."""
     try:
         return os.open(name, DIRECTORY, dir_fd=folder)
     finally:
@@ -62,7 +62,7 @@ def step(folder: int, name: str) -> int:
 
 
 def leave(folder: int, mode: int) -> int:
-    """The folder above, in the place of a descriptor of a folder that gets its mode at last."""
+    """Replace the folder's descriptor with one of its parent; the folder gets its final mode."""
     above = os.open("..", DIRECTORY, dir_fd=folder)
     os.fchmod(folder, mode)
     os.close(folder)
@@ -75,7 +75,7 @@ def make_readable(name: str, folder: int, mode: int) -> None:
 
 
 def copy_files(source: int, target: int) -> list[str]:
-    """Copy all but the folders, whose names are the answer."""
+    """Copy everything except folders, and return the names of the folders."""
     folders: list[str] = []
     for name in os.listdir(source):
         info = os.stat(name, dir_fd=source, follow_symlinks=False)
@@ -89,7 +89,7 @@ def copy_files(source: int, target: int) -> list[str]:
 
 
 def copy_file(source: int, target: int, name: str, info: os.stat_result) -> None:
-    """One file, whatever its mode; its holes stay holes."""
+    """Copy one file, whatever its mode is; holes stay holes."""
     mode = stat.S_IMODE(info.st_mode)
     if not mode & stat.S_IRUSR:
         os.chmod(name, mode | stat.S_IRWXU, dir_fd=source)
@@ -114,7 +114,7 @@ def copy_content(old: int, new: int, size: int) -> None:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            return  # Nothing but a hole is left, or it was made shorter meanwhile.
+            return  # Only a hole is left, or the file was shortened meanwhile.
         os.lseek(new, at, os.SEEK_SET)
         while at < end:
             count = os.sendfile(new, old, at, min(end - at, 1 << 24))
@@ -124,9 +124,12 @@ def copy_content(old: int, new: int, size: int) -> None:
 
 
 def next_data(fd: int, at: int, size: int) -> tuple[int, int]:
-    """Where the next data begin and end; OSError with ENXIO where there are none.
+    """Return the start and end of the next data.
 
-    A kernel that knows no holes (gVisor's) has nothing but data.
+    A kernel without support for holes (gVisor's) reports everything as data.
+
+    Raises:
+        OSError: With ENXIO if there is no more data.
     """
     try:
         begin = os.lseek(fd, at, os.SEEK_DATA)

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 
 def wait(fd: int, event: int, deadline: float | None) -> None:
-    """Return when `fd` is ready; TimeoutError at `deadline`."""
+    """Return when `fd` is ready.
+
+    Raises:
+        TimeoutError: At `deadline`.
+    """
     poll = select.poll()
     poll.register(fd, event)
     while not poll.poll(milliseconds_until(deadline)):
@@ -42,14 +46,14 @@ def wait(fd: int, event: int, deadline: float | None) -> None:
 
 
 def milliseconds_until(deadline: float | None) -> float | None:
-    """What a poll is to wait at most; it may end before the deadline, and has no events then."""
+    """Return the maximum duration of a poll, which may end before the deadline without events."""
     if deadline is None:
         return None
     return min(max(0.0, deadline - time.monotonic()) * 1000, LONGEST_POLL_MS)
 
 
 def check_time(deadline: float) -> None:
-    """TimeoutError at the deadline and after it."""
+    """Raise TimeoutError at or after the deadline."""
     if time.monotonic() >= deadline:
         raise TimeoutError("it took longer than its time limit")
 
@@ -76,7 +80,7 @@ def write_frame(
     body: Iterable[bytes | bytearray | memoryview] = (),
     deadline: float | None = None,
 ) -> None:
-    """One frame; `body` is the parts of its body."""
+    """Write one frame; `body` holds the parts of its body."""
     parts = list(body)
     if parts:
         envelope["body"] = sum(map(len, parts))
@@ -85,7 +89,7 @@ def write_frame(
 
 
 def discard(fd: int) -> None:
-    """Drop what lies in a pipe."""
+    """Drop the content of a pipe."""
     try:
         for _ in range(64):
             count = os.readv(fd, [SCRATCH])
@@ -97,12 +101,12 @@ def discard(fd: int) -> None:
 
 
 def zero(buffer: bytearray) -> None:
-    """Overwrite in place, so that no later fork finds the content."""
+    """Overwrite a buffer in place, so that no later fork finds the content."""
     buffer[:] = bytes(len(buffer))
 
 
 class Inlet:
-    """Whole frames from one descriptor, read ahead into a buffer; what was taken from it is zeroed."""
+    """Reads whole frames from one descriptor, ahead into a buffer; data that was taken from it is zeroed."""
 
     def __init__(self, fd: int, *, max_envelope: int, max_body: int) -> None:
         self.fd, self.max_envelope, self.max_body = fd, max_envelope, max_body
@@ -111,12 +115,17 @@ class Inlet:
 
     @property
     def pending(self) -> bool:
-        """Whether something was read that no frame has taken yet: then no poll will tell of it."""
+        """Whether data was read ahead that no frame has used yet; a poll does not report it."""
         return self.start < self.stop
 
     def read(self, deadline: float | None) -> tuple[dict[str, Any], bytearray]:
-        """One frame; Broken where it is malformed or too large, EOFError at the end of the wire."""
-        if self.start == self.stop:  # Here, so that all that came at once is taken from what was read ahead.
+        """Return one frame.
+
+        Raises:
+            Broken: If it is malformed or too large.
+            EOFError: At the end of the wire.
+        """
+        if self.start == self.stop:  # Here, so that everything that arrived together is read ahead at once.
             self.start, self.stop = 0, self.receive(self.ahead, deadline)
         (size,) = LENGTH.unpack(self.take(LENGTH.size, deadline))
         if size > self.max_envelope:
@@ -134,7 +143,11 @@ class Inlet:
         return envelope, self.take(length, deadline)
 
     def take(self, size: int, deadline: float | None) -> bytearray:
-        """`size` bytes in a buffer of exactly that size; EOFError where the other end closed."""
+        """Return `size` bytes in a buffer of exactly that size.
+
+        Raises:
+            EOFError: If the other end was closed.
+        """
         if size <= self.stop - self.start:
             return self.take_ahead(size)
         data = bytearray(size)
@@ -155,7 +168,7 @@ class Inlet:
         return data
 
     def take_ahead(self, size: int) -> bytearray:
-        """`size` of the bytes that were read ahead."""
+        """Return the next `size` bytes of the data that was read ahead."""
         part = self.ahead[self.start : self.start + size]
         data = bytearray(part)
         part[:] = ZEROS[:size]
@@ -163,7 +176,11 @@ class Inlet:
         return data
 
     def receive(self, into: memoryview, deadline: float | None) -> int:
-        """How many bytes came, at least one; EOFError where the other end closed."""
+        """Return how many bytes were received, at least one.
+
+        Raises:
+            EOFError: If the other end was closed.
+        """
         while True:
             try:
                 count = self.receive_some(into)
@@ -181,7 +198,7 @@ class Inlet:
 
 
 class Wire(Inlet):
-    """The host's wire: one socket, or two pipes where an engine carries our input and output."""
+    """The host's wire: one socket, or two pipes if an engine carries our input and output."""
 
     def __init__(self, inlet: int, outlet: int) -> None:
         super().__init__(inlet, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)
@@ -192,14 +209,18 @@ class Wire(Inlet):
 
 
 class Channel(Inlet):
-    """The supervisor's end of a worker's channel: frames of that process alone, whoever else holds the other end."""
+    """The supervisor's end of a worker's channel; only frames from that process are accepted."""
 
     def __init__(self, end: socket.socket, pid: int) -> None:
         super().__init__(end.fileno(), max_envelope=MAX_WORKER_ENVELOPE, max_body=MAX_ASK)
         self.end, self.pid = end, pid
 
     def receive_some(self, into: memoryview) -> int:
-        """The kernel says who wrote, and never hands over what two wrote at once; Broken for a stranger's bytes."""
+        """Receive bytes from the worker; the kernel says who wrote them and never mixes two writers' bytes.
+
+        Raises:
+            Broken: If another process wrote them.
+        """
         count, facts, _, _ = self.end.recvmsg_into([into], CREDENTIALS)
         if count and (not facts or CREDENTIAL.unpack(facts[0][2])[0] != self.pid):
             raise Broken
@@ -211,7 +232,7 @@ class Channel(Inlet):
         body: Iterable[bytes | bytearray | memoryview] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """OSError where the worker does not take it soon."""
+        """Write a frame; raise OSError if the worker does not read it in time."""
         write_frame(self.fd, envelope, body, time.monotonic() + patience_s)
 
     def close(self) -> None:
@@ -219,7 +240,7 @@ class Channel(Inlet):
 
 
 class WorkerEnd(Inlet):
-    """The worker's end, with the descriptors that came along."""
+    """The worker's end, with the descriptors that it received."""
 
     def __init__(self) -> None:
         super().__init__(CHANNEL, max_envelope=MAX_ENVELOPE, max_body=MAX_BODY)

@@ -1,4 +1,4 @@
-"""Cells in a new process that nothing of the session sees or reaches, over an exact copy of its folder."""
+"""Cells in a new process that the session can neither see nor reach, on an exact copy of its folder."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
 
 class Fresh(Snapshots):
-    """While such a cell runs, everything else in the sandbox is stopped."""
+    """Fresh cells; while one runs, everything else in the sandbox is stopped."""
 
     arena: Arena | None
     places: Places
 
     def python_fresh(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Everything else in the sandbox goes on afterward; where it left no room for processes, it is killed
-        before."""
+        """Run a fresh cell while everything else is stopped; if processes leave no room, they are killed first."""
         if self.places.are_few():
             self.restart_all()
         bystanders = stop_all()
@@ -50,8 +49,8 @@ class Fresh(Snapshots):
         return call.answer()
 
     def fresh_in_a_copy(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Call:
-        """In a place that nothing of the session sees or reaches, with a copy of its folder that ends with the call."""
-        killed = self.oom.read()  # Before the copy, which may be what memory is short for.
+        """Run a cell in a place hidden from the session, on a copy of its folder that ends with the call."""
+        killed = self.oom.read()  # Before the copy, which may be what uses up the memory.
         try:
             worker = self.worker_in_an_exact_copy(session.work, envelope["deadline"], hides=envelope["hides"])
         except TimeoutError:
@@ -69,11 +68,15 @@ class Fresh(Snapshots):
         if not stillness.broken(by_others_than=worker.pid):
             return worker
         end_place(worker)
-        self.restart_all()  # What a timer wakes may have changed the folder meanwhile; from here on nothing can.
+        self.restart_all()  # A process woken by a timer may have changed the folder meanwhile; from here on, none can.
         return self.worker_in_a_copy(work, KILL_S, deadline, hides=hides)
 
     def worker_in_a_copy(self, work: str, patience_s: float, deadline: float, *, hides: bool) -> Child:
-        """A worker that has its copy; TimeoutError where it has none at the deadline."""
+        """Return a worker that has its copy.
+
+        Raises:
+            TimeoutError: If the copy is not complete at the deadline.
+        """
         source = open_whatever_its_mode(work)
         filled, filling = os.pipe()
         try:
@@ -94,10 +97,11 @@ class Fresh(Snapshots):
         return worker
 
     def worker_in_a_place(self, work: str, source: int, patience_s: float, *, hides: bool) -> Child:
-        """A worker that copies the folder `source` first, in a place of its own.
+        """Return a worker that first copies the folder `source`, in its own place.
 
-        One that `hides` is given the entrance of a folder that is read-only for all who have none: it closes it before
-        it starts anybody.
+        If it `hides`, the worker gets a descriptor of a folder that is read-only without it; it closes the descriptor
+        before it
+        starts any process.
         """
         private = os.path.join(self.branches, "fresh")
         arena = self.arena
@@ -123,7 +127,7 @@ class Fresh(Snapshots):
     def fresh_in_place(
         self, session: Session, bystanders: dict[int, int], envelope: dict[str, Any], body: bytearray
     ) -> Call:
-        """Where there is no namespace for it: in the session's folder itself."""
+        """Run a cell in the session's folder itself, because there is no namespace for it."""
         private = os.path.join(self.branches, os.urandom(16).hex())
         os.mkdir(private)
         worker = self.make_room(lambda patience_s: self.new_worker(session.work, patience_s, private=private))
@@ -136,20 +140,20 @@ class Fresh(Snapshots):
         except TimeoutError as error:
             raise SystemExit(
                 SANDBOX_KILLED
-            ) from error  # What is hidden may lie in it, where the session could read it.
+            ) from error  # Hidden files may lie in it, where the session could read them.
         return call
 
     def cell(
         self, worker: Child, envelope: dict[str, Any], body: bytearray, killed: int, *, patience_s: float = PATIENCE_S
     ) -> Call:
-        """Run a cell in a worker; `killed` is what the kernel had killed for want of memory when it all began."""
+        """Run a cell in a worker; `killed` is the kernel's count of out-of-memory kills from before the call."""
         assert worker.channel is not None
         call = Call(self.host, worker, envelope)
         try:
             worker.channel.write({"id": call.id, "functions": envelope["functions"]}, [body], patience_s)
         except OSError:
             late = time.monotonic() >= call.deadline
-            if not late and not worker.ends(time.monotonic() + PATIENCE_S):  # Else its exit says more.
+            if not late and not worker.ends(time.monotonic() + PATIENCE_S):  # If it ends, its exit says more.
                 call.end("protocol", -signal.SIGKILL, lost=True)
         zero(body)  # Before any fork that follows the call.
         call.run()
@@ -158,7 +162,7 @@ class Fresh(Snapshots):
 
 
 def end_place(worker: Child) -> None:
-    """End a worker in a space of its own, with everything in it."""
+    """End a worker in its own space, with everything in it."""
     worker.close()
     assert worker.space is not None
     worker.space.close()

@@ -1,7 +1,6 @@
-"""The keeper of a sandbox: its first process, which holds the wire, never reads it, and has a supervisor for each
-episode.
+"""The keeper of a sandbox: its first process, which holds the wire, never reads it, and forks each supervisor.
 
-Nothing of any episode passes through it, so that what it forks finds nothing of an earlier one.
+No data of any episode passes through it, so a process that it forks finds nothing of an earlier episode.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ if TYPE_CHECKING:
     from .arena import Arena
 
     Supervise = Callable[["Pipe", "Pipe", "Pipe"], NoReturn]
-    """Takes the pipes by which it hears that it may answer, says that it is in its place, and says that it ends."""
+    """Takes three pipes: when it may answer the host, that it is in its place, and that an episode ends."""
 
 WORD = struct.Struct("q")
-"""The number of the call that an episode begins with: the reset before it, or FIRST."""
+"""The number of the call that an episode starts with: the reset before it, or FIRST."""
 FIRST = -1
 IN_A_PLACE, NOT_PLACED = 1, 0
 
@@ -41,7 +40,7 @@ class Pipe:
         os.write(self.into, WORD.pack(number))
 
     def hear(self) -> int | None:
-        """The next number; None where nobody is left who could say one."""
+        """Return the next number, or None if no writer is left."""
         said = os.read(self.out, WORD.size)
         return WORD.unpack(said)[0] if len(said) == WORD.size else None
 
@@ -50,13 +49,14 @@ class Pipe:
 
 
 class Episode:
-    """A supervisor that was forked, and waits for its episode.
+    """A forked supervisor that waits for its episode.
 
-    By pipes: /proc/net would tell the code of another episode of sockets, and their numbers how old they are.
+    It uses pipes because /proc/net would show sockets to the code of another episode, and their numbers would show
+    their age.
     """
 
     def __init__(self, supervise: Supervise, ended: Pipe, held: Iterable[int]) -> None:
-        """`held` is what the keeper holds of other episodes."""
+        """Fork the supervisor; `held` lists the keeper's descriptors of other episodes."""
         self.start, self.placed = Pipe(), Pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -72,19 +72,19 @@ class Episode:
         os.close(self.placed.into)
 
     def is_next(self) -> None:
-        """Have it listen for the end of the episode before its own, for which no other one listens then."""
-        with suppress(BrokenPipeError):  # It has ended, which is looked at when its turn comes.
+        """Let it listen for the end of the episode before its own; no other supervisor listens for that then."""
+        with suppress(BrokenPipeError):  # It has ended; its turn will show that.
             self.start.say(0)
 
     def begin(self) -> list[int]:
-        """Have it answer the host, because nothing of an earlier episode lives; what holds its place, if it has one."""
+        """Let it answer the host, since no earlier episode is alive; return a descriptor of its place, if any."""
         place: list[int] = []
         try:
             if self.placed.hear() == IN_A_PLACE:
                 place.append(os.open(f"{self.pid}/ns/mnt", os.O_RDONLY, dir_fd=PROC))
             self.start.say(0)
         except OSError:
-            pass  # It has ended, which its exit says.
+            pass  # It has ended; its exit code will show that.
         os.close(self.start.into)
         os.close(self.placed.out)
         return place
@@ -94,10 +94,11 @@ class Episode:
 
 
 def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
-    """Have one supervisor after the other; end as soon as one ends otherwise than by the host's will.
+    """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
-    Where each has a place of its own, the next one is there while an episode runs. It makes its place when it hears
-    that the episode before it has ended, and answers when that one's supervisor has ended too.
+    If each has its own place, the next supervisor already exists while an episode runs. It creates its place when it
+    hears
+    that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
     """
     ended = Pipe()
     ended.say(FIRST)
@@ -105,12 +106,12 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     episode.is_next()
     left: list[int] = []
     while True:
-        # Before any code runs: so that none is in its way, and every episode begins with the same processes.
+        # Before any code runs, so that none is in its way and every episode starts with the same processes.
         ours = [*left, episode.start.into, episode.placed.out]
         spare = None if arena is None else Episode(supervise, ended, ours)
         place = episode.begin()
         for fd in left:
-            os.close(fd)  # Here and now, while the next episode begins: it may have held many files.
+            os.close(fd)  # While the next episode starts, since the old place may have held many files.
         left = place
         if spare is not None:
             spare.is_next()

@@ -1,4 +1,4 @@
-"""Calls of the kernel that Python 3.9 has no function for: namespaces, mounts, capabilities and filters of calls."""
+"""Kernel calls for which Python 3.9 has no functions: namespaces, mounts, capabilities and system call filters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unshare(spaces: int) -> None:
 
 
 def set_space(fd: int, space: int) -> None:
-    """Enter a namespace; for one of processes, only what is forked from now on does."""
+    """Enter a namespace; for a process namespace, only processes forked from now on enter it."""
     check(libc.setns(fd, space), "setns")
 
 
@@ -48,27 +48,27 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def read_only(target: str, flags: int = 0) -> None:
-    """Make one mount read-only; a device in it can be used, and its inode not changed."""
+    """Make one mount read-only; devices in it can be used, but their inodes can't be changed."""
     mount("", target, "", REMOUNT | BIND | READ_ONLY | flags)
 
 
 def thread_id_place() -> Any:
-    """Where the kernel was asked to clear this thread's id; None where it does not say."""
+    """Return the address at which the kernel clears this thread's id, or None if it does not say."""
     place = ctypes.c_void_p()
     return None if libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(place), 0, 0, 0) else place
 
 
 def clone(flags: int) -> int:
-    """os.fork with flags, of a process that has one thread; -1 where the kernel refuses, or it cannot be done here.
+    """Fork with flags, in a process with one thread; return -1 if the kernel refuses or this is not supported.
 
-    What C's fork does beside it is needed with several threads only, and for the cached thread id.
+    The other steps of C's fork are needed only with several threads, and for the cached thread id.
     """
     place = thread_id_place()
     if SYS_CLONE is None or place is None:
         return -1
     api = ctypes.pythonapi
     api.PyOS_BeforeFork()
-    # The last two: the place of the thread id, in the order of either architecture.
+    # The last two are the address of the thread id, in either architecture's order.
     pid: int = api.syscall(SYS_CLONE, flags | CLONE_THREAD_ID | signal.SIGCHLD, None, None, place, place)
     if pid:
         api.PyOS_AfterFork_Parent()
@@ -78,7 +78,7 @@ def clone(flags: int) -> int:
 
 
 def set_capabilities(permitted: int, effective: int) -> None:
-    """Keep these capabilities, as bits, and no other; none passes to a program that is started."""
+    """Keep only these capabilities, given as bits; none is passed on to programs."""
     header = struct.pack("Ii", CAPABILITIES_V3, 0)
     low, high = 0xFFFFFFFF, 32
     sets = (effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
@@ -86,7 +86,7 @@ def set_capabilities(permitted: int, effective: int) -> None:
 
 
 def drop_bounding() -> None:
-    """Leave no capability that a program could be given, by whatever its file says."""
+    """Drop all capabilities that a program could gain from its file."""
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for number in range(HIGHEST_CAPABILITY + 1):
         if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0):
@@ -94,7 +94,7 @@ def drop_bounding() -> None:
 
 
 def filter_calls(program: bytes) -> None:
-    """Let this process and what it starts make the system calls of a BPF program only, for good."""
+    """Permanently restrict this process and its children to the system calls that a BPF program allows."""
     code = ctypes.create_string_buffer(program, len(program))
     rules = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code)))
     check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")

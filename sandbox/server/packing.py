@@ -1,4 +1,4 @@
-"""Folders as tar archives: written from below a descriptor, and read back below one; no link is followed."""
+"""Tar archives of folders, written and unpacked relative to a descriptor; no link is followed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TIME = "mtime"
 
 
 def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
-    """Write what is in the folder, or one thing in it: files, folders, links and hard links, with modes and times.
+    """Write everything in the folder, or one entry of it: files, folders, links and hard links, with modes and times.
 
     Pipes, sockets and devices are left out.
     """
-    import tarfile  # Here: only the process that packs pays for it.
+    import tarfile  # Here, so that only the process that packs pays for it.
 
     linked: dict[tuple[int, int], str] = {}
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
@@ -32,7 +32,7 @@ def pack(folder: int, stream: IO[bytes], name: str = "") -> None:
 def pack_entry(
     archive: tarfile.TarFile, folder: int, name: str, prefix: str, linked: dict[tuple[int, int], str], depth: int
 ) -> None:
-    """Write a file, a link, or a folder with all in it; `linked` has the first name of each file that has several."""
+    """Write a file, link or whole folder; `linked` holds the first name of each file with several names."""
     info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     entry = entry_of(archive, prefix + name, info)
     if stat.S_ISLNK(info.st_mode):
@@ -66,12 +66,12 @@ def entry_of(archive: tarfile.TarFile, path: str, info: os.stat_result) -> tarfi
     entry.mode = stat.S_IMODE(info.st_mode)
     seconds, rest = divmod(info.st_mtime_ns, 10**9)
     entry.mtime = seconds
-    entry.pax_headers = {TIME: f"{seconds}.{rest:09d}"}  # A float would not hold the nanoseconds.
+    entry.pax_headers = {TIME: f"{seconds}.{rest:09d}"}  # A float can't represent the nanoseconds.
     return entry
 
 
 def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
-    """A descriptor of a file or folder of ours that may be closed to us; a folder stays open until its mode is set."""
+    """Return a descriptor of our own file or folder, whatever its mode; a folder stays open until its mode is set."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | (os.O_DIRECTORY if stat.S_ISDIR(info.st_mode) else os.O_NONBLOCK)
     mode = stat.S_IMODE(info.st_mode)
     needed = stat.S_IRUSR | (stat.S_IXUSR if stat.S_ISDIR(info.st_mode) else 0)
@@ -85,9 +85,12 @@ def open_whatever_mode(name: str, folder: int, info: os.stat_result) -> int:
 
 
 def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
-    """Make what an archive holds, compressed or not, below the folder `top`: in place of files of the same names.
+    """Create an archive's content, compressed or not, below the folder `top`, replacing files of the same names.
 
-    No link is followed, and no name leads out. Refused for what is none, and anything but files, folders and links.
+    No link is followed, and no name leads out.
+
+    Raises:
+        Refused: If it is not an archive, or contains anything but files, folders and links.
     """
     import tarfile
 
@@ -102,11 +105,11 @@ def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
                     folders[tuple(parts)] = (entry.mode & 0o7777, time_of(entry))
                 else:
                     unpack_entry(archive, work, top, parts, entry)
-                archive.members.clear()  # type: ignore[attr-defined]  # Else it would hold every name until its end.
+                archive.members.clear()  # type: ignore[attr-defined]  # Otherwise it would keep every name.
     except (OSError, Refused, MemoryError, RecursionError):
         raise
-    except Exception as error:  # Each compression has errors of its own.
-        raise WrongArgument(f"this is no tar archive, or not all of it: {error}") from None
+    except Exception as error:  # Each compression has its own errors.
+        raise WrongArgument(f"not a tar archive, or an incomplete one: {error}") from None
     folders.pop(tuple(top), None)
     for inner, (mode, time) in sorted(folders.items(), key=by_depth):  # A mode may close its folder.
         fd = open_below(work, [*inner])
@@ -116,13 +119,13 @@ def unpack(work: str, top: list[str], stream: IO[bytes]) -> None:
 
 
 def by_depth(folder: tuple[tuple[str, ...], object]) -> int:
-    """The inner ones first."""
+    """Return a sort key that puts inner folders first."""
     return -len(folder[0])
 
 
 def unpack_entry(archive: tarfile.TarFile, work: str, top: list[str], parts: list[str], entry: tarfile.TarInfo) -> None:
     if not (entry.issym() or entry.islnk() or entry.isreg()) or parts == top:
-        raise WrongArgument(f"{entry.name!r} in the archive is no file, folder or link")
+        raise WrongArgument(f"{entry.name!r} in the archive is not a file, folder or link")
     folder = open_below(work, parts[:-1], make=True)
     name, time = parts[-1], time_of(entry)
     try:
@@ -159,23 +162,27 @@ def unpack_file(archive: tarfile.TarFile, folder: int, name: str, entry: tarfile
             file.write(data)
         file.flush()
         if os.fstat(file.fileno()).st_size != entry.size:
-            raise WrongArgument(f"{entry.name!r} in the archive is cut off")
+            raise WrongArgument(f"{entry.name!r} in the archive is truncated")
         os.fchmod(file.fileno(), entry.mode & 0o7777)
         os.utime(file.fileno(), ns=(time, time))
 
 
 def parts_below(path: str) -> list[str]:
-    """The names of a path in an archive; Refused where it leads out of the folder."""
+    """Return the names in an archive's path.
+
+    Raises:
+        Refused: If it leads out of the folder, or is too deep.
+    """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or len(parts) > MAX_DEPTH + 1:
-        raise WrongArgument(f"{path!r} in the archive is outside of the folder, or over {MAX_DEPTH} folders deep")
+        raise WrongArgument(f"{path!r} in the archive is outside the folder, or over {MAX_DEPTH} folders deep")
     return parts
 
 
 def time_of(entry: tarfile.TarInfo) -> int:
-    """The time of the last change in nanoseconds."""
+    """Return the modification time in nanoseconds."""
     seconds, _, rest = str(entry.pax_headers.get(TIME, int(entry.mtime))).partition(".")
     try:
         return int(seconds) * 10**9 + int(f"{rest:0<9.9}")
     except ValueError:
-        raise WrongArgument(f"{entry.name!r} has a time that is none") from None
+        raise WrongArgument(f"{entry.name!r} has an invalid time") from None

@@ -1,4 +1,4 @@
-"""Every process below the supervisor: found, stopped, continued, killed and reaped."""
+"""All processes below the supervisor: finding, stopping, continuing, killing and reaping them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def children(pid: int) -> list[int]:
-    """The living children and unreaped zombies of a process, over all its threads."""
+    """Return the living children and unreaped zombies of a process, over all its threads."""
     if not LISTS_CHILDREN:
         return [child for child, parent in parents().items() if parent == pid]
     found: list[int] = []
@@ -29,7 +29,7 @@ def children(pid: int) -> list[int]:
 
 
 def names(path: str) -> list[str]:
-    """What a folder of the kernel's view of our processes holds."""
+    """Return the names in a folder of the kernel's view of our processes."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY, dir_fd=PROC)
     try:
         return os.listdir(fd)
@@ -44,7 +44,7 @@ def content(path: str) -> bytes:
 
 
 def parents() -> dict[int, int]:
-    """Every process here with its parent, for a kernel that lists no children (gVisor's)."""
+    """Return every process here with its parent, for a kernel that lists no children (gVisor's)."""
     found: dict[int, int] = {}
     for name in names("."):
         if name.isdigit():
@@ -56,9 +56,11 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Every process below `root`, with its parent, parents first. As a subreaper we keep orphans, so none can hide.
+    """Return every process below `root` with its parent, parents first.
 
-    The first process of a space keeps the orphans there; it is ours, and not among them.
+    As a subreaper we adopt orphans, so none can hide. The first process of a space adopts the orphans there; it is
+    ours, and
+    is not included.
     """
     tree: dict[int, int] = {}
     snapshot = None if LISTS_CHILDREN else parents()
@@ -75,7 +77,7 @@ def descendants(root: int) -> dict[int, int]:
 
 
 def unix_session(pid: int) -> int:
-    """The id of the process that called setsid; 0 where the process is gone."""
+    """Return the id of the process that called setsid, or 0 if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -83,7 +85,7 @@ def unix_session(pid: int) -> int:
 
 
 def send_signal(pid: int, parent: int, number: int) -> None:
-    """Signal a process that is still the child of `parent`: a number taken over by a stranger is spared."""
+    """Signal a process if it is still the child of `parent`, so that a stranger that got its number is spared."""
     try:
         if Exits.pipe is not None:
             if pid in children(parent):
@@ -102,7 +104,7 @@ def send_signal(pid: int, parent: int, number: int) -> None:
 
 
 def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
-    """Of the processes in `tree`, the roots and what they started; a daemon keeps its dead parent's Unix session."""
+    """Return the roots and all processes in `tree` that they started; a daemon keeps its dead parent's Unix session."""
     known = set(roots)
     for pid, parent in tree.items():  # Parents come before their children.
         if parent in known or unix_session(pid) in known:
@@ -111,9 +113,9 @@ def family(tree: dict[int, int], roots: Iterable[int]) -> set[int]:
 
 
 def reap(*, adopted: bool = True) -> None:
-    """Collect what has ended, without waiting; the exit codes of our own children are kept.
+    """Reap ended processes without waiting; the exit codes of our own children are recorded.
 
-    Without the `adopted` ones of a space nobody there is woken where there are no others.
+    Without `adopted`, a space's first process is woken only if it has orphans.
     """
     if Space.current is not None and (adopted or Space.current.has_orphans()):
         Space.current.reap()
@@ -129,7 +131,7 @@ def reap(*, adopted: bool = True) -> None:
 
 
 def kill_family(root: int) -> None:
-    """Kill a child of ours and what it started; all of them stand still first, so that none is born meanwhile."""
+    """Kill one of our children and all that it started; all are stopped first, so none can fork meanwhile."""
     me = os.getpid()
     end = time.monotonic() + KILL_S
     known, stopped = {root}, {0}
@@ -154,7 +156,7 @@ def kill_family(root: int) -> None:
 
 
 def kill_all_but(spare: set[int], *, roots: Iterable[int] = ()) -> bool:
-    """Kill our descendants outside `spare` that none of the `roots` started; whether none is left."""
+    """Kill our descendants outside `spare` that none of the `roots` started; return whether none is left."""
     me = os.getpid()
     end = time.monotonic() + KILL_S
     while True:
@@ -179,13 +181,13 @@ def kill_all_but(spare: set[int], *, roots: Iterable[int] = ()) -> bool:
 
 
 def kill_all() -> bool:
-    """Kill everything below us; whether nothing is left."""
+    """Kill everything below us; return whether nothing is left."""
     if Space.current is not None:
-        Space.current.signal_all(signal.SIGKILL)  # One call: no fork can slip through.
+        Space.current.signal_all(signal.SIGKILL)  # One call, so no fork can slip through.
     if Space.current is not None or not ALONE:
         return kill_all_but(set())
     try:
-        os.kill(-1, signal.SIGKILL)  # One call: no fork can slip through.
+        os.kill(-1, signal.SIGKILL)  # One call, so no fork can slip through.
     except ProcessLookupError:
         pass
     try:
@@ -201,7 +203,7 @@ def go_on(stopped: dict[int, int]) -> None:
 
 
 def stop_all() -> dict[int, int]:
-    """Stop everything below us; the stopped processes."""
+    """Stop everything below us and return the stopped processes."""
     if Space.current is not None:
         Space.current.signal_all(signal.SIGSTOP)
         return descendants(os.getpid())

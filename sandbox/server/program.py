@@ -1,4 +1,4 @@
-"""What becomes of a child that is to run a command: its words, its folder, its environment and its input."""
+"""The program of a child that runs a command: its arguments, folder, environment and input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Program:
     def __init__(self, envelope: dict[str, Any], body: bytearray) -> None:
         view = memoryview(body)
         self.parts = [("shell", view)]
-        """Kinds and contents: `shell` is a command for the shell; `word`, `env`, `cwd` and `stdin` say the rest."""
+        """Kinds and contents: `shell` is a command for the shell; `word`, `env`, `cwd` and `stdin` give the rest."""
         if "parts" in envelope:
             self.parts, at = [], 0
             for kind, size in envelope["parts"]:
@@ -29,12 +29,12 @@ class Program:
                 at += size
 
     def forget(self) -> None:
-        """Zero its text, where it is a copy of a frame's body."""
+        """Zero its text, if that is a copy of a frame's body."""
         for _, part in self.parts:
             part[:] = bytes(len(part))
 
     def input(self) -> int | None:
-        """A file in memory with the program's whole input, to be closed after the fork; None where it has none."""
+        """Return an in-memory file with the whole input, to be closed after the fork, or None if there is none."""
         for kind, part in self.parts:
             if kind == "stdin":
                 fd = os.memfd_create("stdin")
@@ -44,7 +44,7 @@ class Program:
         return None
 
     def run(self, work: str) -> NoReturn:
-        """Become the program, in its child; exit with 127 where there is none of that name, 126 if it cannot start."""
+        """Become the program, in its child; exit with 127 if it does not exist, or 126 if it can't start."""
         words: list[bytes] = []
         for kind, part in self.parts:
             if kind == "word":
@@ -55,7 +55,7 @@ class Program:
 
 
 def become(words: list[bytes], work: str, parts: Iterable[tuple[str, memoryview]]) -> NoReturn:
-    """Replace this process by a program in the folder and with the environment that `parts` name."""
+    """Replace this process with a program, in the folder and environment that `parts` give."""
     where, asked = "command", words[0]
     try:
         environment = {**os.environ, **own_folder(work)}

@@ -1,4 +1,4 @@
-"""How a worker forks a branch of its session, as a child of the supervisor."""
+"""The fork of a worker into a branch of its session, as a child of the supervisor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .limits import PR_SET_PDEATHSIG, libc
 
 
 def is_parent_of_a_fork() -> bool:
-    """Fork a process that the supervisor is the parent of; True here, also where it failed, False in the new one.
+    """Fork a process whose parent is the supervisor; return True here, even on failure, and False in the new process.
 
-    As a child of ours it would turn up in the session's own os.wait(), and nobody else could collect it.
+    As our own child, it would show up in the session's os.wait(), and only we could reap it.
     """
     try:
         pid = fork_sibling()
@@ -27,12 +27,12 @@ def is_parent_of_a_fork() -> bool:
 
 
 def fork_sibling() -> int:
-    """os.fork as the kernel has it too: its process is our parent's child from the start. -1 where it cannot be."""
+    """Fork a sibling, which is our parent's child from the start; return -1 if that isn't possible."""
     return clone(CLONE_PARENT) if len(os.listdir("/proc/self/task")) == 1 else -1
 
 
 def fork_orphan() -> int:
-    """Fork twice and end the process in between, so that the supervisor takes the second over; 0 in that one."""
+    """Fork twice and end the process in between, so that the supervisor adopts the second one; return 0 in that one."""
     between = os.fork()
     if between:
         try:

@@ -1,4 +1,4 @@
-"""Sessions of a sandbox, from their begin to their end: begun, forked, lost, begun anew and reset."""
+"""The sessions of a sandbox from start to end: started, forked, lost, restarted and reset."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Session:
     def __init__(self, worker: Child, work: str, *, lost: bool = False) -> None:
         self.worker, self.work = worker, work
         self.lost = lost
-        """Its state was lost, and no answer has said so yet."""
+        """Whether its state was lost and no answer has reported it yet."""
         self.started: set[int] = set()
 
     def own(self, tree: dict[int, int]) -> set[int]:
-        """Of the processes in `tree`, the worker and what it started."""
+        """Return the worker and the processes that it started, out of those in `tree`."""
         return family(tree, {self.worker.pid, *self.started})
 
     def take_loss(self) -> bool:
@@ -49,7 +49,7 @@ class Session:
 
 
 class Sessions:
-    """The trunk and its branches, and all that they started; `started` of each says what is whose."""
+    """The trunk and its branches, and everything that they started; `started` of each records which is whose."""
 
     oom: OomCounter
 
@@ -62,21 +62,23 @@ class Sessions:
     ) -> None:
         self.host, self.begin_anew = host, begin_anew
         self.furnish = furnish
-        """What the first process of the space for the code does; None where there is no such space."""
+        """What the space's first process does for the code, or None if there is no such space."""
         self.space: Space | None = None
-        """Where the code's processes are; None where they are in our own namespace."""
+        """The namespace of the code's processes, or None if they are in our own."""
         self.work: str = config["work"]
         self.branches: str = config["branches"]
         self.wipe: list[str] = [] if furnish else [path for path in config["wipe"] if os.path.isdir(path)]
         self.limits: dict[str, int] = config["limits"]
         self.reserve: int = config.get("reserve", 0)
-        """Processes that a verifier may have beyond those of the code, whose count it shares."""
+        """Number of processes that a verifier may have in addition to those of the code, with which it shares a
+        count.
+        """
         self.modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in self.wipe}
         self.sessions: dict[int, Session] = {}
         self.own_limits = OwnLimits()
 
     def begin(self) -> None:
-        """Begin the trunk, in a space where there can be one."""
+        """Start the trunk, in a space if possible."""
         worker = self.new_worker(self.work, furnish=self.furnish)
         self.space = worker.space
         self.sessions[TRUNK] = Session(worker, self.work)
@@ -90,7 +92,7 @@ class Sessions:
         furnish: Callable[[], object] | None = None,
         before: Callable[[int], Sequence[int]] | None = None,
     ) -> Child:
-        """A worker where the code is, or in a new space that its first process will `furnish`."""
+        """Start a worker where the code is, or in a new space that its first process will `furnish`."""
 
         def run() -> None:
             run_cells(work, private)
@@ -101,12 +103,12 @@ class Sessions:
         return start(run, work, limits, patience_s, host, channel=True, sealed=sealed)
 
     def limits_of(self, private: str) -> dict[str, int]:
-        """Those of a worker; one with a folder of its own has room beside the processes of the code."""
+        """Return a worker's limits; one with a private folder has room in addition to the processes of the code."""
         more = {"NPROC": self.limits["NPROC"] + self.reserve} if private and "NPROC" in self.limits else {}
         return {**self.limits, **more}
 
     def make_room(self, start: Callable[[float], T]) -> T:
-        """Fork; where the sandbox is full of processes they are killed first, and every session is lost."""
+        """Fork; if the sandbox is full of processes, they are killed first, and every session is lost."""
         try:
             return start(0.0)
         except BlockingIOError:
@@ -114,39 +116,43 @@ class Sessions:
             return start(KILL_S)
 
     def renew(self, session: Session) -> None:
-        """A new worker for a session whose processes are gone; BlockingIOError where others leave it no room."""
+        """Start a new worker for a session whose processes are gone.
+
+        Raises:
+            BlockingIOError: If other processes leave no room for it.
+        """
         session.started &= BACKGROUND.leaders
         session.lost = True
         ended, session.worker = session.worker, self.new_worker(session.work)
         ended.close()
 
     def restart(self, session: Session) -> None:
-        """Kill a session with all that its cells started, and begin it anew; the others go on where that is possible.
+        """Kill a session with everything that its cells started, and restart it; the others continue if possible.
 
-        So do the programs in the background and the shells.
+        So do background programs and shells.
         """
         alone = len(self.sessions) == 1
         if (not alone or BACKGROUND.leaders) and self.kill(session, all_but=BACKGROUND.leaders, alone=alone):
             try:
                 return self.renew(session)
             except BlockingIOError:
-                pass  # What the others started is in its way.
+                pass  # Processes that others started are in its way.
         self.restart_all()
 
     def restart_all(self) -> None:
         kill_all()
         if self.space is not None or ALONE:
-            empty_ipc()  # Memory that no process holds would be missing in what comes next.
+            empty_ipc()  # Otherwise this memory, which no process holds, would be missing later.
         for session in self.sessions.values():
             try:
                 self.renew(session)
             except OSError as error:
-                raise SystemExit(1) from error  # Without a session there is no sandbox: the host starts another.
+                raise SystemExit(1) from error  # There is no sandbox without a session: the host starts another.
 
     def kill(self, session: Session, *, all_but: Iterable[int] = (), alone: bool = False) -> bool:
-        """Kill what belongs to one session, and nothing else; whether nothing of it is left.
+        """Kill everything that belongs to one session, and nothing else; return whether nothing of it is left.
 
-        Where it is `alone`, that is everything. `all_but` are the roots of what is left out.
+        If it is `alone`, everything belongs to it. `all_but` are the roots of processes to spare.
         """
         tree = stop_all()  # Nothing can fork while we look.
         own = {*(tree if alone else session.own(tree))} - family(tree, all_but)
@@ -156,9 +162,9 @@ class Sessions:
         return gone
 
     def claim(self, session: Session) -> None:
-        """Note what each session started; a stranger without a parent is put down to the one that was called last.
+        """Record what each session started; a stranger without a parent is assigned to the session called last.
 
-        A process is known by its session before it loses its parent, and stays known afterward.
+        A process's session is recorded before the process loses its parent, and stays recorded afterward.
         """
         if len(self.sessions) == 1:
             return
@@ -171,14 +177,14 @@ class Sessions:
         session.started |= strays
 
     def revive(self, session: Session) -> None:
-        """Begin the session anew where it ended, or wrote to its channel, between two calls.
+        """Restart the session if it ended or wrote to its channel between two calls.
 
-        Its output of that time is dropped: an answer holds its own call's output only.
+        Its output from that time is dropped, because an answer contains only its own call's output.
         """
         worker = session.worker
         assert worker.channel is not None
         ready = {fd for fd, _ in worker.all.poll(0)}
-        # The poll tells of its end too, but where one pipe tells of all children, and only once.
+        # The poll reports its end, too, unless one pipe reports all children, and only once.
         ended = (Exits.pipe is not None or worker.exit in ready) and worker.ended()
         if worker.channel.pending or worker.channel.fd in ready or ended:
             self.restart(session)
@@ -187,16 +193,16 @@ class Sessions:
             discard(fd)
 
     def bystanders(self, before: Iterable[int]) -> set[int]:
-        """What was there before a call, and the sessions: they may have been started anew during it."""
+        """Return the processes from before a call, and the sessions, which may have been restarted during it."""
         return {*before, *self.workers()}
 
     def workers(self) -> set[int]:
         return {session.worker.pid for session in self.sessions.values()}
 
     def fork(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """A session that goes on from where this one stands, with a copy of its folder."""
+        """Create a session that continues from the state of this one, with a copy of its folder."""
         if len(self.sessions) > MAX_BRANCHES:
-            raise Refused(f"over {MAX_BRANCHES} branches")
+            raise Refused(f"more than {MAX_BRANCHES} branches")
         self.revive(session)
         session.started = set(descendants(os.getpid())) if len(self.sessions) == 1 else session.started
         folder = os.path.join(self.branches, str(envelope["branch"]))
@@ -211,7 +217,7 @@ class Sessions:
         return {}, []
 
     def copy(self, source: str, target: str, envelope: dict[str, Any]) -> None:
-        """Copy a working folder in a process under a limit, while everything else is stopped."""
+        """Copy a working folder in a process under limits, while everything else is stopped."""
         if not os.listdir(source):
             return
 
@@ -245,9 +251,9 @@ class Sessions:
             call.status = "oom"
 
     def split(self, worker: Child, folder: str) -> Child:
-        """Have a worker fork: it gets the ends of new pipes, and its child's first byte carries the child's id.
+        """Have a worker fork; it gets the ends of new pipes, and its child's first byte carries the child's process id.
 
-        The kernel writes that id. Whatever process of the session it is, from now on it is the branch.
+        The kernel provides that id. Whatever process of the session it is, from now on it is the branch.
         """
         assert worker.channel is not None
         out, out_end = os.pipe()
@@ -261,7 +267,7 @@ class Sessions:
             said, credentials, _, _ = ours.recvmsg(1, CREDENTIALS)
             pid = CREDENTIAL.unpack(credentials[0][2])[0] if said else 0
             if pid not in descendants(os.getpid()) or pid in self.workers():
-                raise Refused("the session could not be forked: no process or no memory is left")
+                raise Refused("the session could not be forked: no more processes or no more memory")
             if self.space is not None:
                 self.space.adopt(pid)
             return Child(pid, out, err, ours, self.host.fd, self.space)
@@ -270,7 +276,7 @@ class Sessions:
             os.close(out)
             os.close(err)
             if isinstance(error, OSError):
-                raise Refused("the session could not be forked: it does not answer") from error
+                raise Refused("the session could not be forked: it does not respond") from error
             raise
         finally:
             theirs.close()
@@ -288,9 +294,9 @@ class Sessions:
         return {}, []
 
     def remove(self, folder: str, deadline: float) -> None:
-        """Remove a branch's folder while everything else is stopped: other sessions could write into it meanwhile.
+        """Remove a branch's folder while everything else is stopped, since other sessions could write into it.
 
-        What cannot be removed by the deadline is left for the next reset, which verifies that nothing is left.
+        Files that can't be removed by the deadline are left for the next reset, which verifies that nothing is left.
         """
         bystanders = stop_all()
         try:
@@ -301,9 +307,12 @@ class Sessions:
             go_on(bystanders)
 
     def reset(self, _session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """End the episode; who comes after us answers. Where something is left `clean` is false, and no session is."""
+        """End the episode; the next supervisor answers.
+
+        If anything is left, the answer's `clean` is false, and no session remains.
+        """
         while self.host.pending:
-            self.host.read(None)  # What crossed the end of an earlier call; no frame may be left half read.
+            self.host.read(None)  # Frames that crossed the end of an earlier call; no frame may be left half read.
         try:
             for session in self.sessions.values():
                 session.worker.close()
@@ -317,18 +326,18 @@ class Sessions:
         self.begin_anew(envelope["id"])
 
     def is_emptied(self, deadline: float) -> bool:
-        """End every process and remove every file; whether nothing is left."""
+        """End every process and remove every file; return whether nothing is left."""
         clean = kill_all()
         self.forget_background()
         for path in self.wipe:
             self.empty(path, deadline)
         if ALONE:
             empty_ipc()
-        self.own_limits.restore()  # What takes our place begins with them.
+        self.own_limits.restore()  # Our successor starts with them.
         return clean and not any(os.listdir(path) for path in self.wipe) and not children(os.getpid())
 
     def forget_background(self) -> None:
-        """Close what is held of programs that are gone; whoever holds more of them closes that too."""
+        """Close our descriptors of ended programs; subclasses that hold more of them close those, too."""
         BACKGROUND.forget()
 
     def empty(self, path: str, deadline: float) -> None:
@@ -343,7 +352,7 @@ class Sessions:
         os.utime(path)
 
     def leave(self) -> None:
-        """End everything below us; where we are alone in a namespace the kernel does it."""
+        """End everything below us; if we are alone in a namespace, the kernel does it."""
         if self.space is None and not ALONE:
             kill_all()
             for path in self.wipe:

@@ -1,4 +1,4 @@
-"""A shell that goes on from call to call: its folder, variables and functions stay."""
+"""A shell that persists across calls with its folder, variables and functions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 STATUS, COMMAND = 3, 4
-"""The shell's descriptors: it writes each exit code to the first, and finds each command in the second."""
-# Interactive, because only then an interrupt ends the whole command and leaves the shell as it is.
+"""The shell's descriptors: it writes each exit code to the first and reads each command from the second."""
+# Interactive, because only then does an interrupt end the whole command and leave the shell as it is.
 WORDS = [SHELL.encode(), *([b"--norc", b"--noprofile", b"--noediting"] if SHELL.endswith("bash") else []), b"-i"]
 ANSWER = f"command printf '%s\\n' \"$?\" >&{STATUS}; PS1= PS2=\n"
 BEGIN = 'unset HISTFILE; set +m; test -z "$BASH" || set +H +o history; PROMPT_COMMAND=; true\n' + ANSWER
@@ -28,13 +28,13 @@ RUN = f"command . /proc/self/fd/{COMMAND} </dev/null {STATUS}>&-\n" + ANSWER
 
 
 class Shell:
-    """One of them, in the folder of its session, with the pipes between us."""
+    """A shell in the folder of its session, with the pipes between us."""
 
     def __init__(self, program: Program, work: str, limits: dict[str, int], host: Wire, patience_s: float) -> None:
         stdin, self.lines = os.pipe()
         self.status, status_end = os.pipe()
         self.command = os.memfd_create("command")
-        for fd in (self.status, self.lines):  # The code can fill what the shell reads from.
+        for fd in (self.status, self.lines):  # The code can fill the shell's input.
             os.set_blocking(fd, False)
 
         def run() -> None:
@@ -64,24 +64,28 @@ class Shell:
         BACKGROUND.leaders.add(self.child.pid)
 
     def begin(self, deadline: float) -> None:
-        """Wait until it is ready, and drop what it said by then; Refused where it is not."""
+        """Wait until the shell is ready, and drop its output up to then.
+
+        Raises:
+            Refused: If it does not become ready.
+        """
         os.write(self.lines, BEGIN.encode())
         try:
             wait(self.status, select.POLLIN, deadline)
         except TimeoutError:
-            raise Refused("the shell does not answer") from None
+            raise Refused("the shell does not respond") from None
         if not os.read(self.status, 64):
             said = os.read(self.child.err, 1000).decode("utf-8", "replace")
             raise Refused(said.strip() or "the shell ended at once")
         self.drop()
 
     def drop(self) -> None:
-        """Drop what lies in the pipes since the last command, such as the output of a job."""
+        """Drop output since the last command, such as a job's."""
         for fd in {fd for fd, _ in self.child.all.poll(0)}.intersection((self.child.out, self.child.err)):
             discard(fd)
 
     def ready(self) -> bool:
-        """Whether it waits for a command, and has said nothing out of turn; its output of that time is dropped."""
+        """Return whether it waits for a command and wrote nothing unexpected; its output is dropped."""
         heard = {fd for fd, _ in self.child.all.poll(0)}
         if self.status in heard or self.child.ended():
             return False
@@ -89,7 +93,7 @@ class Shell:
         return True
 
     def give(self, command: bytearray) -> bool:
-        """Have it run a command; whether it can be told of it."""
+        """Give the shell a command to run; return whether it could be told of it."""
         os.ftruncate(self.command, 0)
         os.lseek(self.command, 0, os.SEEK_SET)
         write_fully(self.command, [command], None)
@@ -104,20 +108,20 @@ class Shell:
             os.close(fd)
 
     def close(self) -> None:
-        """End it, and all that it started."""
-        if ENDED.get(self.child.pid) is None:  # Else its number may be another's by now.
+        """End the shell and everything that it started."""
+        if ENDED.get(self.child.pid) is None:  # Otherwise its number may belong to another process.
             kill_family(self.child.pid)
         self.leave()
 
     def leave(self) -> None:
-        """Close what we hold of a shell whose processes are gone."""
+        """Close our descriptors of a shell whose processes are gone."""
         BACKGROUND.leaders.discard(self.child.pid)
         self.child.close()
         self.close_pipes()
 
 
 class ShellRun(Call):
-    """One command in such a shell: it is interrupted at its limit, and the shell is lost where that does not help."""
+    """One command in such a shell: at its limit it is interrupted; if that does not help, the shell is lost."""
 
     def __init__(self, host: Wire, shell: Shell, envelope: dict[str, Any]) -> None:
         super().__init__(host, shell.child, envelope)

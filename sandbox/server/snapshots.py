@@ -28,11 +28,11 @@ PART = 1 << 20
 
 
 class Cancelled(Exception):
-    """The host takes the call back."""
+    """The host canceled the call."""
 
 
 class Snapshots(Sessions):
-    """A process under the sandbox's limits packs or unpacks, while everything else in the sandbox is stopped."""
+    """Packs or unpacks in a process under the limits, while everything else in the sandbox is stopped."""
 
     def snapshot(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         """Send the folder as a tar file in parts; the host acknowledges each."""
@@ -53,7 +53,7 @@ class Snapshots(Sessions):
         return self.aside(session, run, carry, envelope)
 
     def restore(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
-        """Empty the folder, ask for a tar file in parts, and unpack it; on any fault the folder is left empty."""
+        """Empty the folder, request a tar file in parts, and unpack it; after any error, the folder is left empty."""
 
         def run() -> None:
             with os.fdopen(CHANNEL, "rb", closefd=False) as stream:
@@ -75,7 +75,11 @@ class Snapshots(Sessions):
         return self.aside(session, run, carry, envelope, anew=True)
 
     def exchange(self, call: int, number: int, part: memoryview | bytes = b"") -> bytearray:
-        """Send one part and return what the host answers; Cancelled where it takes the call back."""
+        """Send one part and return the host's answer.
+
+        Raises:
+            Cancelled: If the host cancels the call.
+        """
         self.host.write({"id": call, "part": number}, [part])
         while True:
             envelope, body = self.hear_host(call)
@@ -83,7 +87,11 @@ class Snapshots(Sessions):
                 return body
 
     def hear_host(self, call: int) -> tuple[dict[str, Any], bytearray]:
-        """The host's next frame; Cancelled where it takes the call back. What is for a program has been done."""
+        """Return the host's next frame; frames for background programs have already been handled.
+
+        Raises:
+            Cancelled: If the host cancels the call.
+        """
         envelope, body = self.host.read(None)
         if "process" in envelope:
             BACKGROUND.hear(self.host, envelope, body)
@@ -93,7 +101,12 @@ class Snapshots(Sessions):
         return envelope, body
 
     def read_part(self, fd: int, part: bytearray, call: int, deadline: float) -> int:
-        """Fill the part from a pipe; 0 at its end. TimeoutError at the deadline, Cancelled as in `hear_host`."""
+        """Fill the part from a pipe; return 0 at its end.
+
+        Raises:
+            TimeoutError: At the deadline.
+            Cancelled: If the host cancels the call.
+        """
         size = 0
         poll = select.poll()
         for each in (fd, self.host.fd):
@@ -120,9 +133,12 @@ class Snapshots(Sessions):
         *,
         anew: bool = False,
     ) -> Any:
-        """Run a process of our own beside `carry`; Refused with its words where it fails.
+        """Run our own process next to `carry`.
 
-        With `anew` the working folder is emptied before, and again where it fails.
+        With `anew`, the working folder is emptied before, and again on failure.
+
+        Raises:
+            Refused: If it fails; the text is the process's own.
         """
 
         def guarded() -> None:
@@ -145,11 +161,11 @@ class Snapshots(Sessions):
                 child = start(guarded, session.work, self.limits, 0.0, self.host.fd, channel=True, sealed=True)
                 carry(child, deadline)
             except Cancelled:
-                why = "the host took the call back"
+                why = "the host canceled the call"
             except TimeoutError:
                 why = f"it took over {envelope['timeout_s']:g} s"
             except BrokenPipeError:
-                pass  # It ended early, and says why.
+                pass  # It ended early and reports why.
             if child is not None:
                 why = why or words_of(child, deadline)
                 if stillness.broken(by_others_than=child.pid):
@@ -168,7 +184,7 @@ class Snapshots(Sessions):
 
 
 def words_of(child: Child, deadline: float) -> str:
-    """Why the process failed; "" where it did not."""
+    """Return why the process failed, or "" if it did not."""
     try:
         wait(child.exit, select.POLLIN, deadline)
     except TimeoutError:
@@ -181,5 +197,7 @@ def words_of(child: Child, deadline: float) -> str:
         pass
     words = b"".join(map(bytes, said.parts())).decode("utf-8", "replace")
     if code < 0:
-        return f"its process was ended by {signal.Signals(-code).name}, from inside the sandbox or for want of memory"
-    return "" if code == 0 else words or f"its process ended with {code}"
+        return (
+            f"its process was ended by {signal.Signals(-code).name}, by code in the sandbox or because memory ran out"
+        )
+    return "" if code == 0 else words or f"its process ended with exit code {code}"

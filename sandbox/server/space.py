@@ -1,4 +1,4 @@
-"""A namespace of processes for the code of a sandbox, and its first process, which keeps order there for us."""
+"""A process namespace for the code of a sandbox, and its first process, which controls it for us."""
 
 from __future__ import annotations
 
@@ -36,32 +36,34 @@ if TYPE_CHECKING:
 ADMIN = 1 << CAP_SYS_ADMIN | 1 << CAP_NET_ADMIN
 ORDER = struct.Struct("ci")
 SIGNAL, ADOPT, STATUS, REAP = b"s", b"a", b"w", b"r"
-"""Orders: signal all; know this child of yours; tell how it ended, once it has; collect what has ended."""
+"""Orders: signal all; track this child of yours; report how it ended, once it has; reap ended processes."""
 READY, FULL = b".", b"f"
-"""What it says first: that it is ready; that there was no room for what it should start."""
+"""Its first message: it is ready, or there was no room for the process that it should start."""
 
 
 class Space:
-    """Processes that see and signal each other, and nothing of ours; all of them end with their first one.
+    """Processes that see and signal each other, but none of ours; all of them end with their first one.
 
-    Our own processes there have the first one for a parent, as far as they can see.
+    Our own processes in it see the first one as their parent.
     """
 
     current: Space | None = None
-    """Where the code of this sandbox is; None where it is in our own namespace."""
+    """The space of this sandbox's code, or None if the code is in our own namespace."""
     first_processes: ClassVar[set[int]] = set()
-    """Of all spaces of this server: they are spared when what runs in a space is killed."""
+    """The first processes of all this server's spaces; they are spared when processes in a space are killed."""
     ours = -1
-    """The namespace that we are in ourselves."""
+    """Descriptor of the namespace that we are in."""
 
     def __init__(self, furnish: Callable[[], object], first: Callable[[], NoReturn], patience_s: float) -> None:
-        """Begin one, whose first process will `furnish` it and start a process that does `first`.
+        """Create a space, whose first process will `furnish` it and start a process that runs `first`.
 
-        By the first process and not by us, so that nobody stands between them for a moment. BlockingIOError where the
-        sandbox is full of processes for longer than `patience_s`.
+        The first process starts it, not us, so that there is no process between them at any moment.
+
+        Raises:
+            BlockingIOError: If the sandbox is full of processes for longer than `patience_s`.
         """
         self.numbers: dict[int, int] = {}
-        """Of the processes that were adopted, by our own number: the one that each has here."""
+        """Adopted processes, keyed by their process id as we see it; the values are their ids in this space."""
         self.end, theirs = socket.socketpair()
         self.end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
@@ -82,30 +84,32 @@ class Space:
             if Space.current is None:
                 Space.current = self
             else:
-                Space.current.enter()  # What is forked next would else be in what was begun here.
+                Space.current.enter()  # Otherwise, the next fork would be in the new namespace.
         Space.first_processes.add(self.pid)
 
     def first(self) -> int:
-        """The process that was started first, once it has been, which is adopted; errors are those of the begin."""
+        """Adopt and return the process that was started first, once it has been; raise the errors of its start."""
         said, credentials, _, _ = self.end.recvmsg(ORDER.size, CREDENTIALS)
         if said[:1] != READY:
             self.close()
             if said:
                 raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")
-            raise OSError("the first process of a namespace could not begin")
+            raise OSError("the first process of a namespace could not start")
         pid: int = CREDENTIAL.unpack(credentials[0][2])[0]
         self.numbers[pid] = answer_of(said)
         return pid
 
     def enter(self) -> None:
-        """Have all processes that are forked from now on be in this space."""
+        """Put all processes that are forked from now on into this space."""
         with raised():
             set_space(self.fd, NEW_PROCESSES)
 
     def fork(self) -> int:
-        """os.fork of a process in this space, by way of another one.
+        """Fork a process in this space, through another process; returns like os.fork.
 
-        BlockingIOError where the sandbox is full, or the code in it holds the new one up: it sees it, and can stop it.
+        Raises:
+            BlockingIOError: If the sandbox is full, or if code in it delays the new process, which it can see and
+                stop.
         """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -118,44 +122,48 @@ class Space:
             try:
                 pid = sender_of_a_byte(ours, time.monotonic() + FORK_S)
             finally:
-                os.kill(between, signal.SIGKILL)  # It may have been stopped; its child has a parent in the space then.
+                os.kill(between, signal.SIGKILL)  # It may have been stopped; its child then gets a parent in the space.
                 os.waitpid(between, 0)
             self.adopt(pid)
-            with suppress(BrokenPipeError):  # It has ended already, which its exit says.
+            with suppress(BrokenPipeError):  # It has ended already; its exit shows that.
                 ours.send(b".")
         return pid
 
     def adopt(self, pid: int) -> None:
-        """Have its end be kept until we ask for it; BlockingIOError where it is gone already."""
+        """Have the process's exit status kept until we query it.
+
+        Raises:
+            BlockingIOError: If it is gone already.
+        """
         try:
             self.numbers[pid] = self.number(pid)
         except (FileNotFoundError, ProcessLookupError):
-            raise BlockingIOError(errno.EAGAIN, "a process of the sandbox ended as soon as it began") from None
+            raise BlockingIOError(errno.EAGAIN, "a process of the sandbox ended as soon as it started") from None
         self.order(ADOPT, self.numbers[pid])
 
     def status(self, pid: int) -> int:
-        """How an adopted process ended, as os.waitpid says it; it has ended."""
+        """Return the status of an adopted process that has ended, in the format of os.waitpid."""
         return self.order(STATUS, self.numbers.pop(pid))
 
     def number(self, pid: int) -> int:
-        """The number that a process has in this space."""
+        """Return the id that a process has in this space."""
         fd = os.open(f"{pid}/status", os.O_RDONLY, dir_fd=PROC)
         try:
             text = os.read(fd, 4096)
         finally:
             os.close(fd)
-        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last: its name may look like one.
+        line = text.rpartition(b"\nNSpid:")[2].split(b"\n", 1)[0]  # The last one: its name may look like it.
         return int(line.split()[-1])
 
     def signal_all(self, number: int) -> None:
-        """Signal every process in it at once: none can fork past it."""
+        """Signal every process in it at once, so that none can fork past it."""
         self.order(SIGNAL, number)
 
     def reap(self) -> None:
         self.order(REAP, 0)
 
     def has_orphans(self) -> bool:
-        """Whether its first process may have other children than those that were adopted, or is gone."""
+        """Return whether its first process is gone or may have children that were not adopted."""
         if self.children < 0:
             return True
         found = {*map(int, os.pread(self.children, 4096, 0).split())}
@@ -166,7 +174,7 @@ class Space:
         return answer_of(self.end.recv(ORDER.size))
 
     def close(self) -> None:
-        """Kill everything in it; return when it is empty."""
+        """Kill everything in it, and return when it is empty."""
         os.kill(self.pid, signal.SIGKILL)
         self.end.close()
         os.close(self.fd)
@@ -177,7 +185,7 @@ class Space:
 
     @classmethod
     def begin(cls) -> None:
-        """Remember where we are, before any space is made."""
+        """Remember our own namespace, before any space is created."""
         cls.ours = os.open("self/ns/pid", os.O_RDONLY, dir_fd=PROC)
 
 
@@ -189,9 +197,9 @@ def answer_of(said: bytes) -> int:
 
 
 def begin_as_orphan(ours: socket.socket, theirs: socket.socket) -> None:
-    """Return in a child of this process, which ends, once the supervisor knows the child; that ends where it does not.
+    """Return in a child of this process, once the supervisor knows the child; this process exits.
 
-    One that wakes up after the supervisor has given it up must not go on as a stranger.
+    The child exits if the supervisor has given up on it: if it wakes up later, it must not continue as a stranger.
     """
     try:
         ours.close()
@@ -207,11 +215,15 @@ def begin_as_orphan(ours: socket.socket, theirs: socket.socket) -> None:
 
 
 def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
-    """The number of the process that wrote it; BlockingIOError where none has, because it was ended or stopped."""
+    """Return the id of the process that wrote the byte.
+
+    Raises:
+        BlockingIOError: If none did, because it was ended or stopped.
+    """
     try:
         wait(end.fileno(), select.POLLIN, deadline)
     except TimeoutError:
-        raise BlockingIOError(errno.EAGAIN, "the code in the sandbox stops what begins there") from None
+        raise BlockingIOError(errno.EAGAIN, "code in the sandbox stops new processes") from None
     said, credentials, _, _ = end.recvmsg(1, CREDENTIALS)
     if not said:
         raise BlockingIOError(errno.EAGAIN, "the sandbox is full of processes")
@@ -220,7 +232,7 @@ def sender_of_a_byte(end: socket.socket, deadline: float) -> int:
 
 
 class raised:
-    """What the kernel asks of those who make namespaces is ours for the time of a block."""
+    """Holds the capabilities that the kernel requires for creating namespaces, for the duration of a block."""
 
     def __enter__(self) -> None:
         set_capabilities(ADMIN, ADMIN)
@@ -232,7 +244,7 @@ class raised:
 def keep_order(
     end: socket.socket, furnish: Callable[[], object], first: Callable[[], NoReturn], patience_s: float
 ) -> NoReturn:
-    """Be the first process of a space: it does what we order, and takes nothing from those in it."""
+    """Be the first process of a space, which follows our orders and accepts nothing from the processes in it."""
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -251,7 +263,7 @@ def keep_order(
 
 
 def start_first(end: socket.socket, first: Callable[[], NoReturn], patience_s: float) -> int:
-    """Fork what does `first`, and tell our parent its number; what it is here is returned."""
+    """Fork the process that runs `first`, and report its id to our parent; return its id here."""
     try:
         number = fork(patience_s)
     except BlockingIOError:
@@ -266,7 +278,7 @@ def start_first(end: socket.socket, first: Callable[[], NoReturn], patience_s: f
 
 
 def fork(patience_s: float, fork_once: Callable[[], int] = os.fork) -> int:
-    """os.fork, tried again while the sandbox is full of processes: a control group counts the dead a little longer."""
+    """Fork, retrying while the sandbox is full of processes: a control group counts dead ones a little longer."""
     end = time.monotonic() + patience_s
     while True:
         try:
@@ -278,10 +290,10 @@ def fork(patience_s: float, fork_once: Callable[[], int] = os.fork) -> int:
 
 
 def obey(order: bytes, number: int, known: dict[int, int | None]) -> int:
-    """The answer to one order; `known` are the processes whose end will be asked for."""
+    """Carry out one order and return the answer; `known` are the processes whose status will be queried."""
     if order == ADOPT:
         known[number] = None
-        return 0  # Whoever adopts it has not opened it yet: it must not be collected.
+        return 0  # The adopter has not opened it yet, so it must not be reaped.
     if order == SIGNAL:
         try:
             os.kill(-1, number)

@@ -1,4 +1,4 @@
-"""The server's start: the wire is taken, this process becomes a zygote, and the supervisor serves."""
+"""The server's start: it takes the wire, this process becomes a zygote, and the supervisor serves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def connect(config: dict[str, Any]) -> Wire:
-    """The host's wire, on the lowest descriptors: inherited, connected to once, or our own input and output."""
+    """Return the host's wire on the lowest descriptors: inherited, connected once, or our standard input and output."""
     if "ends" in config:
         ends = config["ends"]
     elif "connect" in config:
@@ -54,7 +54,7 @@ def connect(config: dict[str, Any]) -> Wire:
         ends = [socket_.detach()]
     else:
         ends = [0, 1]
-    # Above the low ones first: an end may have the number that another one is to get.
+    # Move them above the low numbers first: one end may have the number that another one is to get.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, PROC + 1) for fd in ends]
     held = [WIRE_IN, WIRE_OUT][: len(ends)]
     for copy, fd in zip(copies, held):
@@ -66,12 +66,12 @@ def connect(config: dict[str, Any]) -> Wire:
 
 
 def prepare(config: dict[str, Any]) -> None:
-    """Make this process a zygote that its children cannot reach into."""
+    """Make this process a zygote that its children can't reach into."""
     Bounds.nice = config.get("nice", 0)
     Bounds.filter = binascii.a2b_base64(config.get("filter", {}).get(os.uname().machine, ""))
     FirstToDie.watch()
     null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1):  # What goes wrong before the first word is said on stderr, which the host reads until then.
+    for fd in (0, 1):  # Early errors go to stderr, which the host reads until the first frame.
         os.dup2(null, fd)
     os.close(null)
     for number in QUIET:
@@ -82,7 +82,7 @@ def prepare(config: dict[str, Any]) -> None:
     os.umask(0o022)
     sys.argv[:] = [""]
     forget_package()
-    # Found by path and not by `site.main`: no .pth file and no sitecustomize runs.
+    # By path instead of `site.main`, so that no .pth file and no sitecustomize runs.
     sys.path += [path for path in site.getsitepackages() if path not in sys.path and os.path.isdir(path)]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
@@ -92,7 +92,7 @@ def prepare(config: dict[str, Any]) -> None:
 
 
 def forget_package() -> None:
-    """Take the server's modules out of `import`'s sight: code in the sandbox has a `files` or a `server` of its own."""
+    """Hide the server's modules from `import`: code in the sandbox may have its own `files` or `server`."""
     above = os.path.dirname(FOLDER.rstrip("/"))
     sys.path[:] = [path for path in sys.path if path and path != above]
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__module__ != "__main__"]
@@ -100,7 +100,7 @@ def forget_package() -> None:
 
 
 KEPT: list[types.ModuleType] = []
-"""The server's modules: nothing else holds them."""
+"""References to the server's modules; nothing else holds them."""
 
 
 def main() -> NoReturn:
@@ -108,9 +108,9 @@ def main() -> NoReturn:
     if not ALONE:
         for path in config["wipe"]:
             if not os.path.basename(path).startswith("agentgym-"):
-                raise SystemExit(f"{path!r} is not a folder of ours to wipe")
+                raise SystemExit(f"{path!r} is not one of our folders, so it can't be wiped")
     host = connect(config)
-    if "network" in config:  # Once: a program that takes this one's place has none to hand over.
+    if "network" in config:  # Once: a program that replaces this one has none to hand over.
         hand_over(WIRE_IN, config.pop("network"))
     arena = make_arena(host, config)
     prepare(config)
@@ -120,7 +120,7 @@ def main() -> NoReturn:
         serve_in_place(host, config, oom, places)
 
     if arena is not None:
-        drop_bounding()  # For all that is forked from now on.
+        drop_bounding()  # For all processes forked from now on.
 
     def supervise(begin: Pipe, placed: Pipe, ended: Pipe) -> NoReturn:
         serve_episode(host, config, oom, places, arena, begin, placed, ended)
@@ -129,18 +129,18 @@ def main() -> NoReturn:
 
 
 def make_arena(host: Wire, config: dict[str, Any]) -> Arena | None:
-    """What makes a new place for each episode; None where episodes are reset in place."""
+    """Return the object that creates each episode's place, or None if episodes are reset in place."""
     if config.get("arena") is None:
         return None
     try:
         return Arena(config)
     except OSError as error:
-        # By a new program: what was done half way must be in nobody's way.
+        # Start a new program, so that a half-finished setup is in nobody's way.
         start_again(host, config | {"arena": None, "why_in_place": f"{error.filename}: {error.strerror}"})
 
 
 def start_again(host: Wire, config: dict[str, Any]) -> NoReturn:
-    """Be a new program, with nothing of this one in memory but the configuration, and the same wire."""
+    """Replace this program with a new one that keeps only the configuration and the wire."""
     config["ends"] = sorted({host.fd, host.outlet})
     for fd in config["ends"]:
         os.set_inheritable(fd, True)
@@ -148,7 +148,7 @@ def start_again(host: Wire, config: dict[str, Any]) -> NoReturn:
 
 
 def first_word(host: Wire, word: int, said: dict[str, Any]) -> None:
-    """Answer the reset that an episode begins with; to the first one nobody asks."""
+    """Answer the reset that starts an episode, or send the hello before the first episode, which has no reset."""
     os.dup2(0, 2)
     if word == FIRST:
         host.write({"hello": PROTOCOL, "python": sys.version.split()[0], **said})
@@ -166,7 +166,7 @@ def serve_episode(
     placed: Pipe,
     ended: Pipe,
 ) -> NoReturn:
-    """Be the supervisor of one episode: be ready, wait for the end of the one before it, make a place and serve."""
+    """Be the supervisor of one episode: prepare, wait for the end of the previous one, create a place, and serve."""
 
     def begin_anew(call: int) -> NoReturn:
         ended.say(call)
@@ -182,7 +182,7 @@ def serve_episode(
     if begin.hear() is None:
         os._exit(0)
     word = ended.hear()
-    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # Our keeper has to reach our place; of the code nothing lives now.
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # Our keeper must be able to reach our place; no code is alive now.
     if arena is not None:
         arena.enter()
     placed.say(NOT_PLACED if arena is None else IN_A_PLACE)
@@ -199,7 +199,7 @@ def serve_episode(
 
 
 def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: Places) -> NoReturn:
-    """Be the supervisor of all episodes. Each begins with a new program: nothing of earlier ones is in its memory."""
+    """Be the supervisor of all episodes; each starts with a new program, so its memory has nothing of earlier ones."""
 
     def begin_anew(call: int) -> NoReturn:
         start_again(host, config | {"word": call})
@@ -212,7 +212,7 @@ def serve_in_place(host: Wire, config: dict[str, Any], oom: OomCounter, places: 
 
 
 def serve(supervisor: Supervisor) -> NoReturn:
-    """Serve until the host closes the wire; any other end says that it came from inside."""
+    """Serve until the host closes the wire; the exit code of any other end says that it came from inside."""
     code = SANDBOX_KILLED
     try:
         supervisor.serve()

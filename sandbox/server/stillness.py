@@ -1,4 +1,4 @@
-"""Whether what was stopped stands still: a timer of the kernel, or a watched file, can wake a stopped process."""
+"""Detection of stopped processes that ran meanwhile: a kernel timer or a watched file can wake one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
     Traces: TypeAlias = dict[str, tuple[bytes, bytes]]
 
-WOKEN = "a process of the sandbox was woken meanwhile, by a timer for instance; it was killed"
+WOKEN = "a process of the sandbox was woken meanwhile, for example by a timer, and was killed"
 RUNS = (b"R", b"S")
-"""States of a thread that has not stopped yet; one that waits within the kernel, or has ended, runs no code."""
+"""States of a thread that has not stopped yet; one that waits in the kernel, or has ended, runs no code."""
 
 
 class Stillness:
-    """What every process of the sandbox was like when it had stopped.
+    """A record of every process of the sandbox at the time it stopped.
 
-    Each time a thread runs, the kernel counts that it gave up the processor afterward. Where the kernel has no
-    namespace for the code, nothing is looked at: gVisor's counts nothing of the kind.
+    Each time a thread runs, the kernel counts that it gave up the processor afterward. If the code has no namespace,
+    nothing
+    is checked: gVisor's kernel keeps no such count.
     """
 
     def __init__(self) -> None:
-        """Wait until everything stands still; what does not stop soon is killed."""
+        """Wait until every process has stopped; processes that do not stop soon are killed."""
         self.seen: dict[int, Traces] = {}
         if Space.current is None:
             return
@@ -40,12 +41,12 @@ class Stillness:
             time.sleep(0.0001)
 
     def look(self) -> set[int]:
-        """See everything anew; the processes that run."""
+        """Record the current state of all processes, and return those that run."""
         self.seen = {pid: traces(pid) for pid in descendants(os.getpid())}
         return {pid for pid, threads in self.seen.items() if any(state in RUNS for state, _ in threads.values())}
 
     def broken(self, *, by_others_than: int) -> bool:
-        """Whether a process has run since, other than that one; those that have are killed."""
+        """Return whether any process except that one has run since; such processes are killed."""
         if Space.current is None:
             return False
         now = {*descendants(os.getpid())}
@@ -55,7 +56,7 @@ class Stillness:
 
 
 def traces(pid: int) -> Traces:
-    """The state of each thread of a process, and how often it gave up the processor."""
+    """Return the state of each thread of a process, and how often it gave up the processor."""
     found = {}
     try:
         for thread in names(f"{pid}/task"):
@@ -70,7 +71,7 @@ def traces(pid: int) -> Traces:
 
 
 def kill(pids: set[int]) -> None:
-    """Let none of them run code again; one whose parent lives stays as a zombie."""
+    """Kill the processes, so that none runs code again; one whose parent lives remains as a zombie."""
     for pid, parent in descendants(os.getpid()).items():
         if pid in pids:
             send_signal(pid, parent, signal.SIGKILL)

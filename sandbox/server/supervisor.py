@@ -1,4 +1,4 @@
-"""The calls of the host, one by one; the only process here that the host listens to."""
+"""The host's calls, one by one, in the only process here that the host listens to."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Supervisor(Fresh):
         }
 
     def serve(self) -> None:
-        """Answer until the wire closes."""
+        """Answer calls until the wire closes."""
         while True:
             BACKGROUND.wait(self.host)
             envelope, body = self.host.read(None)
             operation = self.operations.get(envelope.get("op", ""))
-            if operation is not None:  # Else an answer or a cancel that crossed the end of its call.
+            if operation is not None:  # Otherwise, an answer or a cancel that crossed the end of its call.
                 answer, parts = self.attempt(operation, envelope, body)
                 self.host.write({"id": envelope["id"], **answer}, parts)
                 for part in parts:
@@ -98,7 +98,7 @@ class Supervisor(Fresh):
             reap(adopted=False)
 
     def attempt(self, operation: Callable[..., Any], envelope: dict[str, Any], body: bytearray) -> Any:
-        """Make a call, all parts of which have one deadline: what takes its time is none of it twice."""
+        """Make a call; all its parts share one deadline, so no step gets the full time again."""
         envelope["deadline"] = time.monotonic() + envelope.get("timeout_s", REMOVE_S)
         self.hold_limits()
         session = self.sessions.get(envelope.get("session", TRUNK))
@@ -112,15 +112,15 @@ class Supervisor(Fresh):
         except TimeoutError as error:
             return {"error": str(error) or "it took longer than its time limit", "late": True}, []
         except OSError as error:
-            self.hold_limits()  # Else code would make an error of ours out of what is its own doing.
+            self.hold_limits()  # Otherwise, code could make its own doing look like our error.
             return {"error": error.strerror or str(error), "errno": error.errno}, []
         except ValueError as error:
             return {"error": str(error)}, []
 
     def hold_limits(self) -> None:
-        """Go on with the limits that we began with; where code has taken them from us, the sandbox ends of its code."""
+        """Restore our own limits; if code has taken them from us, the sandbox ends as killed by its code."""
         if self.arena is not None:
-            return  # No code sees us.
+            return  # No code can see us.
         try:
             self.own_limits.restore()
         except OSError as error:
@@ -140,7 +140,7 @@ class Supervisor(Fresh):
         return call.answer()
 
     def exec(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Run a shell command; what it started ends with the call."""
+        """Run a shell command; everything that it started ends with the call."""
         before = set(descendants(os.getpid()))
         killed = self.oom.read()
         program = Program(envelope, body)
@@ -179,9 +179,9 @@ class Supervisor(Fresh):
         return self.make_room(fork)
 
     def start(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Start a program, or a task of ours, that goes on between calls."""
+        """Start a program, or one of our tasks, that continues between calls."""
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
+            raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
         stdin, ours = os.pipe()
         begun, beginning = os.pipe()
         try:
@@ -209,13 +209,13 @@ class Supervisor(Fresh):
 
     def open_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
         if len(BACKGROUND.processes) + len(self.shells) >= MAX_BACKGROUND:
-            raise WrongArgument(f"over {MAX_BACKGROUND} programs in the background")
-        # A copy, for the shell that begins anew where this one is lost; it is zeroed when that is closed.
+            raise WrongArgument(f"more than {MAX_BACKGROUND} background programs and shells")
+        # A copy, for a restart of the shell if this one is lost; it is zeroed when the shell is closed.
         self.begin_shell(session, envelope["shell"], Program(envelope, bytearray(body)))
         return {}, []
 
     def begin_shell(self, session: Session, number: int, program: Program) -> Shell:
-        """A new shell under that number; there is none where it cannot begin, until the next run."""
+        """Start a new shell under that number; if it can't start, there is none until the next run."""
         self.shells[number] = None, program
 
         def begin(patience_s: float) -> Shell:
@@ -232,7 +232,7 @@ class Supervisor(Fresh):
         return shell
 
     def run_in_shell(self, session: Session, envelope: dict[str, Any], body: bytearray) -> Any:
-        """Run a command in a shell, which begins anew where it has ended."""
+        """Run a command in a shell, which is restarted if it has ended."""
         number = envelope["shell"]
         if number not in self.shells:
             raise WrongArgument("the shell was closed")
@@ -300,19 +300,21 @@ class Supervisor(Fresh):
     def list(self, session: Session, envelope: dict[str, Any], _body: bytearray) -> Any:
         names = b"\0".join(list_folder(session.work, envelope["path"]))
         if len(names) > MAX_BODY:
-            raise Refused(f"{envelope['path']!r} holds too many names")
+            raise Refused(f"{envelope['path']!r} contains too many names")
         return {}, [names]
 
 
 def kind_of(error: Refused) -> dict[str, bool]:
-    """What a refusal is, for the host."""
+    """Return the kind of a refusal, for the host."""
     return {"not_a_file": isinstance(error, NotAFile), "argument": isinstance(error, WrongArgument)}
 
 
 def wait_for_close(fd: int) -> None:
-    """Close our end of a pipe when the other one is closed: the child that had it is the program now, or has ended.
+    """Wait until the other end of a pipe is closed, which means that the child has become the program or ended.
 
-    A signal before that would be lost, for the child ignores all. Code that stops it can hold that up, and not us.
+    A signal before that would be lost, because the child ignores all signals. Code that stops the child can delay it,
+    but
+    not us.
     """
     try:
         wait(fd, select.POLLIN, time.monotonic() + FORK_S)

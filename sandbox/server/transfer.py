@@ -1,4 +1,4 @@
-"""Large files on their way to the host or from it, piece by piece."""
+"""Transfers of large files to and from the host, piece by piece."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Outgoing:
-    """A file that the host reads: no more of it than it had when it was opened."""
+    """A file that the host reads, up to the size that it had when it was opened."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd, self.left = fd, size
@@ -32,10 +32,11 @@ class Outgoing:
 
 
 class Incoming:
-    """A file that the host writes, under a name that no code can guess until it is whole.
+    """A file that the host writes, under a name that no code can guess until it is complete.
 
-    Then it takes the place of whatever file is there: who has the old one open, or linked, does not see it. What Python
-    had compiled from a module of that name goes too.
+    Then it replaces the existing file; holders of descriptors or hard links of the old file do not see the new one.
+    Files
+    that Python compiled from a module of that name are removed, too.
     """
 
     def __init__(self, work: str, path: str, *, executable: bool) -> None:
@@ -58,7 +59,11 @@ class Incoming:
         write_fully(self.fd, [data], None)
 
     def finish(self) -> None:
-        """Give it its name; NotAFile where something else than a file has it by now."""
+        """Give the file its name.
+
+        Raises:
+            NotAFile: If something other than a file has that name by now.
+        """
         check_file(self.name, self.folder, self.path)
         os.rename(self.hidden, self.name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
         self.hidden = ""
@@ -66,7 +71,7 @@ class Incoming:
 
     def close(self) -> None:
         if self.hidden:
-            remove_quietly(self.hidden, self.folder)  # It may be that the code has moved or removed it.
+            remove_quietly(self.hidden, self.folder)  # The code may have moved or removed it.
         os.close(self.fd)
         os.close(self.folder)
 
@@ -81,7 +86,7 @@ def write_file(work: str, path: str, data: memoryview, *, executable: bool) -> N
 
 
 class Transfers:
-    """Those that are on their way, by the numbers that the host gave them."""
+    """The transfers in progress, by the numbers that the host gave them."""
 
     def __init__(self) -> None:
         self.open: dict[int, Outgoing | Incoming] = {}
@@ -90,7 +95,7 @@ class Transfers:
         self.open[number] = transfer
         if len(self.open) > MAX_TRANSFERS:
             self.end(number)
-            raise WrongArgument(f"over {MAX_TRANSFERS} files are on their way at once")
+            raise WrongArgument(f"more than {MAX_TRANSFERS} large files are being transferred at once")
 
     def end(self, number: int) -> None:
         transfer = self.open.pop(number, None)
@@ -102,7 +107,7 @@ class Transfers:
             self.end(number)
 
     def begin_reading(self, work: str, envelope: dict[str, Any]) -> tuple[dict[str, Any], bytearray]:
-        """The file's first piece; `more` says whether there is another one."""
+        """Return the file's first piece; `more` says whether there is another one."""
         fd = open_file(work, envelope["path"])
         outgoing = Outgoing(fd, 0)
         try:
@@ -125,7 +130,7 @@ class Transfers:
     def read_on(self, number: int) -> tuple[dict[str, Any], bytearray]:
         outgoing = self.open.get(number)
         if not isinstance(outgoing, Outgoing):
-            raise WrongArgument("the file is not on its way")
+            raise WrongArgument("the file is not being transferred")
         data = outgoing.next()
         if outgoing.left:
             return {"more": True}, data
@@ -133,13 +138,13 @@ class Transfers:
         return {}, data
 
     def write_on(self, work: str, envelope: dict[str, Any], body: bytearray) -> None:
-        """The first piece says the path; the one that says `last` gives the file its name."""
+        """Write a piece; the first piece gives the path, and the one with `last` gives the file its name."""
         number = envelope["transfer"]
         if "path" in envelope:
             self.add(number, Incoming(work, envelope["path"], executable=envelope["executable"]))
         incoming = self.open.get(number)
         if not isinstance(incoming, Incoming):
-            raise WrongArgument("the file is not on its way")
+            raise WrongArgument("the file is not being transferred")
         try:
             incoming.take(body)
             if envelope.get("last"):

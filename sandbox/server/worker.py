@@ -1,4 +1,4 @@
-"""The process that runs Python cells: what the code in a sandbox shares its memory with."""
+"""The process that runs Python cells; the code in a sandbox shares its memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import traceback
 import types
 from _ast import Expr, Expression, Module, PyCF_ONLY_AST
-from _signal import signal as set_handler  # type: ignore[import-not-found]  # The enumerations around it take ten times as long.
+from _signal import signal as set_handler  # type: ignore[import-not-found]  # Without the enums, which take ten times as long.
 from _thread import allocate_lock
 
 from .frames import WorkerEnd, write_frame
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def run_cells(work: str, private: str = "") -> NoReturn:
-    """Be a worker; see `Worker` for what `private` is."""
+    """Run cells as a worker; `Worker` explains `private`."""
     gc.enable()
     Worker(work, private=private).serve()
 
 
 class Worker:
-    """The process that runs Python cells; after the first cell nothing it says is trusted."""
+    """The process that runs Python cells; after the first cell, nothing that it says is trusted."""
 
     def __init__(self, work: str, *, private: str = "") -> None:
-        """Be a session in `work`; or, with a folder of its own, a process that no file there stands in the way of."""
+        """Create a session in `work`, or with a `private` folder a process that no file in `work` can affect."""
         self.pid = os.getpid()
         self.work = work
         self.call = 0
@@ -49,11 +49,12 @@ class Worker:
         sys.modules["__main__"] = main
         self.names = main.__dict__
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)  # As every Python has them: OSError rather than death.
+            signal.signal(number, signal.SIG_IGN)  # As in every Python: OSError instead of death.
         os.environ.update(private_folder(private) if private else own_folder(work))
         if private:
             sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
-            # Neither a verifier nor a library that it imports may find what the code under test left in the folder.
+            # Neither a verifier nor a library that it imports may find modules that the code under test left in the
+            # folder.
             OwnImports(work, ("<cell ",)).install()
         sys.path.insert(len(sys.path) if private else 0, work)
 
@@ -66,12 +67,12 @@ class Worker:
                     self.branch(envelope["fork"])
                     continue
                 if "functions" not in envelope:
-                    continue  # The answer to a question that was interrupted.
+                    continue  # The answer to an interrupted question.
                 self.call = envelope["id"]
                 self.offer(envelope["functions"])
                 code = self.run(body.decode("utf-8", "replace"))
                 if os.getpid() != self.pid:
-                    os._exit(0)  # A forked child that fell out of the cell must not answer a second time.
+                    os._exit(0)  # A forked child that left the cell must not answer a second time.
                 said = b'{"id": %d, "done": %d}' % (self.call, code)
                 os.write(CHANNEL, LENGTH.pack(len(said)) + said)
             except KeyboardInterrupt:
@@ -80,7 +81,7 @@ class Worker:
                 os._exit(CHANNEL_LOST)
 
     def branch(self, folder: str) -> None:
-        """Return twice: here, and in a process that goes on as a session of its own in `folder`."""
+        """Return twice: here, and in a process that continues as a separate session in `folder`."""
         self.inlet.take(1, None)  # The byte that the descriptors come with.
         ends, self.inlet.fds = self.inlet.fds, []
         random = sys.modules.get("random")
@@ -96,12 +97,12 @@ class Worker:
         self.pid = os.getpid()
         self.lock = allocate_lock()
         if random is not None:
-            random.setstate(state)  # Python seeds it anew in a forked child; a branch goes on as the trunk does.
+            random.setstate(state)  # Python reseeds it in a forked child; a branch continues like the trunk.
         self.move(folder)
         os.write(CHANNEL, b"\0")
 
     def move(self, folder: str) -> None:
-        """From the old working folder into its copy."""
+        """Move from the old working folder into its copy."""
         here = os.getcwd()
         sys.path[:] = [folder if path == self.work else path for path in sys.path]
         os.environ.update(own_folder(folder))
@@ -115,7 +116,7 @@ class Worker:
         self.work = folder
 
     def run(self, source: str) -> int:
-        """One cell; its exit code."""
+        """Run one cell and return its exit code."""
         self.cells += 1
         set_handler(signal.SIGINT, self.interrupt)
         code = 1
@@ -151,7 +152,7 @@ class Worker:
             raise KeyboardInterrupt
 
     def offer(self, names: list[str]) -> None:
-        """Bind this call's host functions and take back the last call's."""
+        """Bind this call's host functions and remove those of the last call."""
         for name, proxy in self.proxies.items():
             if self.names.get(name) is proxy:
                 del self.names[name]
@@ -166,9 +167,14 @@ class Worker:
         return function
 
     def ask(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Call a function of the host; RuntimeError with the host's text where it failed."""
+        """Call a host function.
+
+        Raises:
+            RuntimeError: With the host's text if it failed, or if no cell is running in this process.
+            ValueError: If the arguments are too large.
+        """
         if not self.running or os.getpid() != self.pid:
-            raise RuntimeError(f"{name} can be called only from a running cell, in its own process")
+            raise RuntimeError(f"{name} can only be called from a running cell, in the cell's own process")
         body = json.dumps([name, args, kwargs]).encode()
         if len(body) > MAX_ASK:
             raise ValueError(f"{name}: arguments of {len(body)} bytes, the limit is {MAX_ASK}")
@@ -186,12 +192,12 @@ class Worker:
 
 
 def own_folder(work: str) -> dict[str, str]:
-    """What a session's environment says about its folder."""
+    """Return the part of a session's environment that points to its folder."""
     return {"HOME": work, "TMPDIR": work}
 
 
 def private_folder(folder: str) -> dict[str, str]:
-    """The environment of a process that finds no start-up file, cache or package of the session's."""
+    """Return the environment of a process that finds no startup file, cache or package of the session."""
     caches = {"PYTHONPYCACHEPREFIX": folder + "/pycache", "PYTHONNOUSERSITE": "1"}
     return {"HOME": folder, "TMPDIR": folder, **caches}
 
@@ -206,7 +212,7 @@ def exit_code(leaving: SystemExit) -> int:
 
 
 def report(error: BaseException) -> None:
-    """The traceback on stderr, without our own frames."""
+    """Print the traceback on stderr, without our own frames."""
     try:
         shown: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
         assert shown is not None
@@ -217,7 +223,7 @@ def report(error: BaseException) -> None:
         sys.stderr.write("".join(lines.format()))
         flush()
     except BaseException:
-        os.write(2, f"{type(error).__name__} (it could not be shown)\n".encode())
+        os.write(2, f"{type(error).__name__} (its traceback could not be printed)\n".encode())
 
 
 def flush() -> None:

@@ -48,7 +48,7 @@ async def test_a_cell_without_functions_reaches_nothing_of_the_host_however_much
 async def test_a_function_that_was_offered_to_an_earlier_cell_is_a_runtime_error(sandbox: Sandbox) -> None:
     await sandbox.python("kept = f", functions={"f": lambda: 1})
     result = await sandbox.python("try: kept()\nexcept RuntimeError as e: print(e)")
-    assert result.stdout == "there is no host function in this call\n"
+    assert result.stdout == "no host functions are available in this call\n"
 
 
 @pytest.mark.asyncio(loop_scope="module")

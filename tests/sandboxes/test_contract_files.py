@@ -220,14 +220,14 @@ async def test_no_name_in_an_archive_leads_out_of_the_folder(sandbox: Sandbox, n
 
 async def test_what_is_no_archive_is_refused(sandbox: Sandbox) -> None:
     for data in (b"", b"no archive", bytes(range(256)) * 100):
-        with pytest.raises(ValueError, match="no tar archive"):
+        with pytest.raises(ValueError, match="not a tar archive"):
             await sandbox.unpack(data)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         pipe = tarfile.TarInfo("pipe")
         pipe.type = tarfile.FIFOTYPE
         tar.addfile(pipe)
-    with pytest.raises(ValueError, match="no file, folder or link"):
+    with pytest.raises(ValueError, match="not a file, folder or link"):
         await sandbox.unpack(packed.getvalue())
 
 

@@ -65,4 +65,4 @@ def test_a_worker_that_holds_another_descriptor_ends_before_any_code_runs() -> N
     )
     assert done.returncode == 70
     assert done.stdout == ""
-    assert "are open that no worker may hold" in done.stderr
+    assert "are open, which no worker may hold" in done.stderr

@@ -403,7 +403,7 @@ async def test_a_sandbox_and_the_log_say_whether_episodes_have_places_of_their_o
     async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
         assert isinstance(sandbox, RemoteSandbox)
         assert sandbox.reset_in_place is (kind in ("unsafe", "runsc"))
-    said = "episodes are reset in place" if sandbox.reset_in_place else "each episode has a place of its own"
+    said = "episodes are reset in place" if sandbox.reset_in_place else "each episode has its own namespaces"
     assert sum(said in record.getMessage() for record in caplog.records) == 1
 
 

@@ -167,7 +167,7 @@ async def test_a_branch_calls_functions_of_the_host_under_its_own_name(sandbox: 
             return (await sandbox.exec("echo hi")).stdout
 
         assert (
-            "RuntimeError in the host function 'loop'"
+            "the host function 'loop' raised RuntimeError"
             in (await branch.python("loop()", functions={"loop": loop})).stderr
         )
 

@@ -340,4 +340,4 @@ def test_a_server_wipes_no_folder_but_its_own() -> None:
         [sys.executable, str(image_folder() / "server"), config], capture_output=True, text=True, cwd=os.sep
     )
     assert done.returncode == 1
-    assert "not a folder of ours" in done.stderr
+    assert "not one of our folders" in done.stderr

@@ -81,9 +81,12 @@ def test_a_setting_of_another_type_is_refused_by_name(kind: Callable[..., Any], 
         (lambda: ag.Docker(hosts=("ssh://a",)), "hosts.0: 'ssh://a': only unix:// and tcp:// are supported"),
         (lambda: ag.Docker(memory_mb=1), "memory_mb: must be at least 32"),
         (lambda: ag.Bubblewrap(memory_mb=1), "memory_mb: must be at least 32"),
-        (lambda: shop(ready="http://shpo:8000/"), r"services\['shop'\].ready: 'shpo' is no service; they are 'shop'"),
+        (
+            lambda: shop(ready="http://shpo:8000/"),
+            r"services\['shop'\].ready: 'shpo' is not a service; the services are 'shop'",
+        ),
         (lambda: shop(name="localhost"), "services: 'localhost' is the name of the sandbox itself"),
-        (lambda: ag.Allow(3), "hosts: 3 is no text"),  # type: ignore[arg-type]
+        (lambda: ag.Allow(3), "hosts: 3 is not a string"),  # type: ignore[arg-type]
         (lambda: ag.Allow("a.org", mb=math.nan), "mb: must be a whole number"),  # type: ignore[arg-type]
         (lambda: ag.Allow("a.org", requests=0), "requests: must be a whole number"),
     ],

@@ -190,7 +190,7 @@ async def test_an_empty_folder_has_a_snapshot(sandbox: Sandbox, tmp_path: Path) 
 
 async def test_a_snapshot_over_its_limit_leaves_no_file(sandbox: Sandbox, tmp_path: Path) -> None:
     await sandbox.exec("head -c 3000000 /dev/zero > f; truncate -s 100000000 sparse")
-    with pytest.raises(ValueError, match="the snapshot has over 2097152 bytes"):
+    with pytest.raises(ValueError, match="the snapshot exceeds the limit of 2097152 bytes"):
         await sandbox.snapshot(tmp_path / "it.tar", limit=2 << 20)
     assert names_in(tmp_path) == []
     assert (await sandbox.exec("wc -c < f")).stdout == "3000000\n"

@@ -574,7 +574,7 @@ async def test_a_run_of_unittest_that_is_interrupted_fails_what_did_not_run() ->
     tests += "    def test_a(self): f()\n    def test_b(self): self.assertEqual(f(), 42)\n"
     sandbox = FakeSandbox(files={"solution.py": "import os, signal\ndef f(): os.kill(os.getpid(), signal.SIGINT)\n"})
     verdict = await sandbox.verify(command="python3 -m unittest -c test_u", files={"test_u.py": tests}, timeout_s=60)
-    assert verdict.cases == {"test_u.T.test_a": None, "test_u.T.test_b": "it did not run to its end"}
+    assert verdict.cases == {"test_u.T.test_a": None, "test_u.T.test_b": "the test did not finish"}
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The parts of fake sandboxes: their programs, their cells and their files."""
+"""The parts of fake sandboxes: programs, Python cells and files."""

@@ -1,4 +1,4 @@
-"""Files of fake sandboxes: their paths, and their way from and to this machine."""
+"""Files of fake sandboxes: their paths, and copying them to and from this machine."""
 
 import copy
 import errno
@@ -13,18 +13,26 @@ from agentgym.sandboxes.protocol.content import NotAFile, WrongContent, of_numbe
 
 
 def path_of(path: str) -> str:
-    """The path below the working folder; ValueError for one that leads out of it."""
+    """Return the path relative to the working folder.
+
+    Raises:
+        ValueError: If it leads out of the working folder.
+    """
     check_text("path", path)
     names: list[str] = []
     for name in PurePosixPath(path).parts:
         if name == "/" or (name == ".." and not names):
-            raise WrongContent(f"{path!r} is outside of the working folder: a FakeSandbox has no other")
+            raise WrongContent(f"{path!r} is outside the working folder, and a FakeSandbox has no other folder")
         names = names[:-1] if name == ".." else [*names, name]
     return str(PurePosixPath(*names))
 
 
 def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
-    """Return the bytes of one of the files; SandboxContentError where there is none, and over `limit` bytes."""
+    """Return the content of one file.
+
+    Raises:
+        SandboxContentError: If there is no such file, or if it has more than `limit` bytes.
+    """
     name = path_of(path)
     if name not in files:
         folder = any(is_below(other, PurePosixPath(name)) for other in files)
@@ -35,8 +43,12 @@ def read_file(files: Mapping[str, bytes], path: str, limit: int) -> bytes:
 
 
 def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
-    """Return the sorted names in a folder, those of folders with a slash; SandboxContentError where nothing is in
-    it."""
+    """Return the sorted names in a folder; names of folders end with a slash.
+
+    Raises:
+        SandboxContentError: If the path is a file, or if the folder is empty or missing (the working folder may be
+            empty).
+    """
     folder = PurePosixPath(path_of(path))
     inside = [PurePosixPath(name).relative_to(folder) for name in files if is_below(name, folder)]
     if str(folder) in files:
@@ -47,7 +59,7 @@ def names_in(files: Mapping[str, bytes], path: str) -> list[str]:
 
 
 def load_tree(source: Path, target: str) -> dict[str, bytes]:
-    """Return the contents of a file, or of all files in a folder, by their paths in the sandbox."""
+    """Return the contents of a file, or of all files in a folder, keyed by their paths in the sandbox."""
     if not source.is_dir():
         return {path_of(source.name if target in ("", ".") else target): source.read_bytes()}
     found = [path for path in sorted(source.rglob("*")) if not path.is_dir()]
@@ -55,19 +67,19 @@ def load_tree(source: Path, target: str) -> dict[str, bytes]:
 
 
 def store(files: Mapping[Path, bytes]) -> None:
-    """Write files of this machine, making their folders."""
+    """Write files to this machine and create their folders."""
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
 
 
 def is_below(name: str, folder: PurePosixPath) -> bool:
-    """Whether a file is in the folder, or in one below it."""
+    """Return whether a file is in the folder or in one of its subfolders."""
     return PurePosixPath(name).is_relative_to(folder) and PurePosixPath(name) != folder
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a value that a branch goes on with; what cannot be copied is shared: a module, a lock."""
+    """Return a deep copy of a value for a branch, or the value itself if it can't be copied (a module, a lock)."""
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -75,12 +87,16 @@ def copied(value: Any) -> Any:
 
 
 def bytes_of(data: str | bytes) -> bytes:
-    """Return the bytes of a content."""
+    """Return the content as bytes."""
     return data.encode() if isinstance(data, str) else data
 
 
 def tar_of(files: Mapping[str, bytes], limit: int) -> bytes:
-    """Return the files as a tar archive; ValueError where it has over `limit` bytes."""
+    """Return the files as a tar archive.
+
+    Raises:
+        ValueError: If the archive has more than `limit` bytes.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""Programs, shells and cells of fake sandboxes: programs have ended already with their answer, cells run for real."""
+"""Programs, shells and cells of fake sandboxes: a program has already ended with its result, a cell runs for real."""
 
 import ast
 import asyncio
@@ -12,27 +12,29 @@ from agentgym.sandboxes.protocol.arguments import check_data, check_limit, check
 
 
 class FakeStream:
-    """An output of a program that has ended; implements `sandboxes.SandboxStream`."""
+    """Output of a program that has already ended. Implements `sandboxes.SandboxStream`."""
 
     def __init__(self, data: bytes) -> None:
         self.left = data
 
     async def read(self, size: int = 1 << 16, *, timeout_s: float | None = None) -> bytes:
-        """Return the next `size` bytes, b"" at the end."""
+        """Return the next bytes, at most `size`, or b"" at the end."""
         check_limit("size", size, 1)
         check_patience(timeout_s)
         piece, self.left = self.left[:size], self.left[size:]
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what is left of it."""
+        """Yield the remaining bytes."""
         while piece := await self.read():
             yield piece
 
 
 class FakeProcess:
-    """A program that has ended, with its answer; `input` is what it was given. Implements
-    `sandboxes.SandboxProcess`."""
+    """A program that has already ended with the given result. Implements `sandboxes.SandboxProcess`.
+
+    `input` holds the bytes that were written to it.
+    """
 
     def __init__(self, answer: ExecResult) -> None:
         self.stdout, self.stderr = FakeStream(answer.stdout_bytes), FakeStream(answer.stderr_bytes)
@@ -40,39 +42,39 @@ class FakeProcess:
         self.input = b""
 
     async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
-        """Keep the bytes in `input`."""
+        """Append the bytes to `input`."""
         check_data("data", data)
         check_patience(timeout_s)
         self.input += data.encode() if isinstance(data, str) else data
 
     async def close_stdin(self) -> None:
-        """Do nothing: it reads no input."""
+        """Do nothing: the program reads no input."""
 
     async def wait(self, *, timeout_s: float | None = None) -> int:
-        """Return its exit code."""
+        """Return the program's exit code."""
         check_patience(timeout_s)
         assert self.exit_code is not None
         return self.exit_code
 
     async def kill(self, number: int = SIGKILL) -> None:
-        """Do nothing: it has ended."""
+        """Do nothing: the program has already ended."""
 
 
 class FakeShell:
-    """A shell whose commands the sandbox answers; implements `sandboxes.SandboxShell`."""
+    """A shell whose commands the fake sandbox answers. Implements `sandboxes.SandboxShell`."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
 
     async def run(self, command: str, *, timeout_s: float = 10.0, output_limit: int = OUTPUT_LIMIT) -> ExecResult:
-        """Return the sandbox's answer."""
+        """Return the sandbox's result for the command."""
         check_text("command", command)
         check_timeout(timeout_s)
         return await self.sandbox.exec(command)
 
 
 def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
-    """Return the host function as blocking code in another thread may call it."""
+    """Wrap a host function for blocking calls from another thread."""
 
     async def answer(*args: Any, **kwargs: Any) -> object:
         value = function(*args, **kwargs)
@@ -82,7 +84,7 @@ def blocking(function: HostFunction, loop: asyncio.AbstractEventLoop) -> Callabl
 
 
 def run_cell(code: str, namespace: dict[str, Any]) -> ExecResult:
-    """Run code for real as a cell of Python, with what it prints as the result's stdout."""
+    """Run a Python cell for real and return its printed text as the result's stdout."""
     printed: list[str] = []
     namespace["print"] = lambda *values, sep=" ", end="\n", **_: printed.append(sep.join(map(str, values)) + end)
     error = ""

@@ -1,4 +1,4 @@
-"""Fake sandboxes, inside the process of a test."""
+"""Fake sandboxes, which live in the test's own process."""
 
 import asyncio
 import errno
@@ -45,9 +45,15 @@ Shell: TypeAlias = Mapping[str, str | ExecResult] | Callable[[str], str | ExecRe
 
 
 class FakeSandbox(Networked, Branch):
-    """A Sandbox inside the test's own process: files in memory, Python run for real, shell commands by table.
+    """A Sandbox in the test's own process: files in memory, Python run for real, shell commands answered from a table.
 
-    It is no sandbox: only a test's own code may run in it.
+    It provides no isolation: only run a test's own code in it.
+
+    Args:
+        shell: The results of shell commands: a mapping keyed by the command line, or a function that takes it. A
+            string is
+            the stdout of a command that succeeds. None means that any shell command raises AssertionError.
+        files: The initial files, keyed by path; `reset` restores them. None means no files.
     """
 
     digest = "fake"
@@ -64,7 +70,7 @@ class FakeSandbox(Networked, Branch):
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
 
     async def _exec(self, program: Program, timeout_s: float, output_limit: int) -> ExecResult:
-        """Answer from the shell; a program and its arguments are looked up as the command line that means them."""
+        """Answer a command from the shell table; a list of arguments is looked up as its shell-quoted command line."""
         command = program.command or ""
         command = command if isinstance(command, str) else shlex.join(command)
         self.log.append(command)
@@ -90,7 +96,7 @@ class FakeSandbox(Networked, Branch):
         return await asyncio.to_thread(run_cell, code, namespace)
 
     async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict:
-        """Run the hidden tests for real, over copies of the files in an unsafe sandbox of this machine."""
+        """Run the hidden tests for real, on copies of the files in an unsafe sandbox of this machine."""
         command = tests.command
         line = command if command is None or isinstance(command, str) else shlex.join(command)
         self.log.append("\n".join(map(str, [tests.code or line or "", *(tests.expect or ())])))
@@ -100,16 +106,20 @@ class FakeSandbox(Networked, Branch):
 
     @asynccontextmanager
     async def _start(self, program: Program, timeout_s: float) -> AsyncIterator[SandboxProcess]:
-        """Yield a program that has ended already, with the shell's answer."""
+        """Yield a program that has already ended with the shell's result."""
         yield FakeProcess(await self._exec(program, timeout_s, OUTPUT_LIMIT))
 
     @asynccontextmanager
     async def _shell(self, program: Program, timeout_s: float) -> AsyncIterator[SandboxShell]:
-        """Yield a shell whose commands are answered as those of `exec`."""
+        """Yield a shell whose commands are answered like those of `exec`."""
         yield FakeShell(self)
 
     async def _write(self, files: Mapping[str, bytes], timeout_s: float) -> None:
-        """Keep the files; ValueError for paths that real sandboxes refuse."""
+        """Store the files.
+
+        Raises:
+            ValueError: If a path is one that real sandboxes refuse.
+        """
         if "." in map(path_of, files):
             raise WrongContent("files: '.' is a folder")
         self.files |= {path_of(path): data for path, data in files.items()}
@@ -139,7 +149,7 @@ class FakeSandbox(Networked, Branch):
         return []
 
     def _inside(self, source: str) -> dict[PurePosixPath, str]:
-        """The names of a file, or of those in a folder, by the paths below it."""
+        """Return a file's name, or the names of all files in a folder, keyed by their paths relative to `source`."""
         folder = PurePosixPath(path_of(source))
         inside = {PurePosixPath(name).relative_to(folder): name for name in self.files if is_below(name, folder)}
         if str(folder) in self.files:
@@ -168,10 +178,10 @@ class FakeSandbox(Networked, Branch):
                     if content is not None:
                         self.files[path_of(f"{path}/{member.name}")] = content.read()
         except tarfile.TarError as error:
-            raise ValueError(f"this is no tar archive, or not all of it: {error}") from None
+            raise ValueError(f"not a tar archive, or an incomplete one: {error}") from None
 
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None:
-        """Write the files to a tar file; modes and times are those of no real file."""
+        """Write the files to a tar file; modes and times are tarfile's defaults."""
         store({path: tar_of(self.files, limit)})
 
     async def _restore(self, path: Path, timeout_s: float) -> None:
@@ -180,7 +190,14 @@ class FakeSandbox(Networked, Branch):
             self.files = {name: file.read() for name, file in contents.items() if file is not None}
 
     async def fork(self, *, timeout_s: float = 30.0) -> "FakeSandbox":
-        """Return a sandbox with copies of the files and of every name that can be copied; other names are shared."""
+        """Create a branch with copies of the files and of all Python names; values that can't be copied are shared.
+
+        Args:
+            timeout_s: Time limit in seconds; it is only validated.
+
+        Returns:
+            A new FakeSandbox. It ends when this sandbox is reset or its lease ends.
+        """
         self._begin(timeout_s)
         branch = FakeSandbox(self.answers, self.initial)
         branch.lifetime = Lifetime("the branch", self.lifetime)
@@ -189,18 +206,28 @@ class FakeSandbox(Networked, Branch):
         return branch
 
     async def close(self) -> None:
-        """End the branch; it holds no process."""
+        """End the branch; there is no process to stop."""
         self.lifetime.end("its close() was called")
 
     async def reset(self, *, timeout_s: float = 10.0) -> None:
-        """Begin anew with the first files, and end all branches."""
+        """Restore the initial files, clear the Python names and end all branches.
+
+        Args:
+            timeout_s: Time limit in seconds; it is only validated.
+        """
         self._begin(timeout_s)
         self.lifetime.end_inner("the sandbox was reset")
         self._begin_anew()
 
 
 class FakeSandboxPool:
-    """A pool of fake sandboxes; `leased` holds those in use, `made` all that were ever made."""
+    """A pool of fake sandboxes.
+
+    `leased` lists the sandboxes in use, and `made` all sandboxes that the pool has created.
+
+    Args:
+        make: Creates the sandbox of each lease.
+    """
 
     def __init__(self, make: Callable[[], Sandbox] = FakeSandbox) -> None:
         self.make = make

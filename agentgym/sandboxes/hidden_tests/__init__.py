@@ -1,1 +1,1 @@
-"""The verification of a sandbox's files by hidden tests: what runs in the sandbox, and what decides on the host."""
+"""Hidden tests for a sandbox's files: the programs that run in the sandbox, and the judging on the host."""

@@ -1,8 +1,9 @@
-"""The program that runs one case of hidden tests, in a process of its own inside the sandbox.
+"""The program that runs one case of hidden tests, in a separate process inside the sandbox.
 
-Standard library only, Python 3.9 and later. It reads its orders as JSON from stdin, and writes one line to the
-descriptor `report`: the token, then JSON. A process that ends without this line has not passed, whatever its exit code.
-`verify.case_program` puts the finder of modules and the runners before this text, and a call of `main` behind it.
+It uses only the standard library and needs Python 3.9 or later. It reads its orders as JSON from stdin and writes one
+line to the descriptor `report`: the token, then JSON. A process that ends without writing this line has not passed,
+whatever its exit code. `verify.case_program` puts the import finder and the runners before this text, and a call to
+`main` after it.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from json import dumps
 from os import write
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # In the sandbox they are of one text with this.
+if TYPE_CHECKING:  # In the sandbox, they are part of the same text as this module.
     from agentgym.sandboxes.hidden_tests.runners import (
         note_pytest,
         read,
@@ -36,13 +37,13 @@ PR_SET_DUMPABLE = 4
 
 
 def main(own_imports: Callable[..., Any]) -> None:
-    """Run what the orders say, and report."""
+    """Run the case that the orders describe, and report its outcome."""
     orders = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     seal(orders["report"])
     orders["places"] = list(sys.path)
     own_imports(orders["folder"], ("<hidden>", "<command>", orders["hidden"] + os.sep), asked_for(orders)).install()
-    sys.path += import_folders(orders)  # Last: no file of the sandbox stands in for a module of the standard library.
+    sys.path += import_folders(orders)  # Last, so no file of the sandbox shadows the standard library.
     try:
         said = {"function": run_function, "value": run_value, "command": run_command}[orders["kind"]](orders)
     except BaseException as error:
@@ -55,7 +56,7 @@ def main(own_imports: Callable[..., Any]) -> None:
 
 
 def seal(report: int) -> None:
-    """Keep the processes that tests start from our memory and from the report: they run the code under test."""
+    """Keep the processes that tests start away from our memory and the report: they run the code under test."""
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     os.set_inheritable(report, False)
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -68,14 +69,14 @@ def asked_for(orders: dict[str, Any]) -> "list[str]":
 
 
 def import_folders(orders: dict[str, Any]) -> "list[str]":
-    """Return where modules are looked for: in the folders of the hidden files first, in the working folder last."""
+    """Return the folders to import from: the hidden files' folders first, the working folder last."""
     found = {os.path.dirname(path) for path in orders["files"] if path.endswith(".py")} if "words" in orders else set()
     folders = [os.path.join(orders["hidden"], folder) for folder in sorted(found - {""})]
     return [orders["hidden"], *folders, orders["folder"]]
 
 
 def names_of(orders: dict[str, Any]) -> dict[str, Any]:
-    """Return the names that the hidden code defines, as a module that can be imported."""
+    """Run the hidden code as an importable module and return its names."""
     module = types.ModuleType("hidden")
     sys.modules["hidden"] = module
     exec(compile(orders["code"], "<hidden>", "exec", dont_inherit=True), module.__dict__)
@@ -83,10 +84,10 @@ def names_of(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_function(orders: dict[str, Any]) -> dict[str, Any]:
-    """Run one test function of the hidden code; it passes where it returns."""
-    import asyncio  # Before any code under test; the other kinds do not need what takes most of the start.
+    """Run one test function of the hidden code; it passes if it returns None."""
+    import asyncio  # Before any code under test; the other kinds skip this slow import.
 
-    # A frame of the hidden code's, as which its decorators import what they are told.
+    # Called from a frame of the hidden code, so that imports made by its decorators count as the hidden code's.
     value = eval(compile(f"{orders['name']}()", "<hidden>", "eval"), names_of(orders))
     if inspect.iscoroutine(value):
         value = asyncio.run(value)
@@ -94,13 +95,13 @@ def run_function(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_value(orders: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of an expression, with the names of the hidden code."""
+    """Return the value of an expression, evaluated with the names of the hidden code."""
     value = eval(compile(orders["name"], "<hidden>", "eval", dont_inherit=True), names_of(orders))
     return {"value": json.dumps(value)}
 
 
 def run_command(orders: dict[str, Any]) -> dict[str, Any]:
-    """Run a Python command that is made of options and a file, `-m unittest`, `-m pytest`, `-m MODULE` or `-c CODE`."""
+    """Run a Python command: options and a file, `-m unittest`, `-m pytest`, `-m MODULE` or `-c CODE`."""
     words: list[str] = orders["words"]
     sys.argv = words[1:] if words[0] in ("-m", "-c") else words
     try:
@@ -126,7 +127,7 @@ def run_command(orders: dict[str, Any]) -> dict[str, Any]:
 
 
 def script(word: str, orders: dict[str, Any]) -> str:
-    """Return the path of the file that a command runs: a hidden one, else one of the working folder."""
+    """Return the path of the file that a command runs: the hidden one if it exists, else the working folder's."""
     if os.path.normpath(word) in orders["files"]:
         return os.path.join(orders["hidden"], os.path.normpath(word))
     sys.path.append(os.path.dirname(os.path.abspath(word)))
@@ -134,7 +135,7 @@ def script(word: str, orders: dict[str, Any]) -> str:
 
 
 def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
-    """Tell a test that ends with `sys.exit(0)` from tested code that does."""
+    """Return the outcome of a command that exited; a `sys.exit(0)` by the tested code fails, one by the test passes."""
     main: dict[str, Any] | None = None
     for frame, _ in traceback.walk_tb(leaving.__traceback__):
         names, path = frame.f_globals, frame.f_code.co_filename
@@ -146,11 +147,11 @@ def of_exit(leaving: SystemExit, orders: dict[str, Any]) -> dict[str, Any]:
             return {"failed": f"SystemExit raised by {os.path.relpath(path, orders['folder'])}"}
     if leaving.code in (None, 0, False):
         return {"cases": {shlex.join(orders["words"]): None}}
-    return {"failed": f"it exited with {leaving.code!r}"}
+    return {"failed": f"the test exited with {leaving.code!r}"}
 
 
 def is_of_a_module(names: dict[str, Any], orders: dict[str, Any]) -> bool:
-    """Return whether these are the names of a module that is a hidden file, or is not in the folder."""
+    """Return whether the names belong to a module that is a hidden file or comes from outside the working folder."""
     module = sys.modules.get(str(names.get("__name__")))
     if module is None or vars(module) is not names or module.__spec__ is None:
         return False
@@ -158,7 +159,7 @@ def is_of_a_module(names: dict[str, Any], orders: dict[str, Any]) -> bool:
 
 
 def is_trusted(path: str, orders: dict[str, Any]) -> bool:
-    """Return whether a file is a hidden one, or is not in the folder of the tested ones."""
+    """Return whether a file is hidden, or exists outside the folder of the tested files."""
     folder = orders["folder"] + os.sep
     path = os.path.join(orders["folder"], path)
     return path[len(folder) :] in orders["files"] if path.startswith(folder) else os.path.exists(path)

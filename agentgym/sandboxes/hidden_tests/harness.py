@@ -1,7 +1,7 @@
-"""The harness of hidden tests: it lays the hidden files beside a copy of the working folder, and runs case by case.
+"""The harness of hidden tests: it writes the hidden files next to a copy of the working folder and runs each case.
 
-It runs in the sandbox, as a cell in a fresh process, and never imports what it tests. Standard library only, Python 3.9
-and later.
+It runs in the sandbox, as a cell in a fresh process, and never imports the code under test. It uses only the standard
+library and needs Python 3.9 or later.
 """
 
 import base64
@@ -21,46 +21,47 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 KEEP = 32 << 10
-"""Bytes that are kept of what a case prints, where the host does not compare it."""
+"""Bytes of a case's output that are kept if the host does not compare the output."""
 KEPT = 0.5
-"""The part of the time that is left which a case that hangs leaves to all those behind it."""
+"""Fraction of the remaining time that a case leaves to all the cases after it, even if it hangs."""
 LACKS = 3
-"""The exit code of a process that does not find a module."""
+"""Exit code of a process that does not find a module."""
 MAX_REPORT = 1 << 20
 MODULES = (".py", ".pyc", ".so")
 MAX_SAID = 1000 << 10
-"""Bytes of what a case says and prints together, on their way to the host."""
+"""Bytes of a case's report and output together on their way to the host."""
 MAX_ROUNDS = 1000
-"""How often processes that fork are killed, before the end of the cell ends them all."""
+"""How often forking processes are killed before we leave them to the end of the cell, which ends them all."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callable[["str | None", Any], object]) -> None:
-    """Run the cases of the orders within `seconds`, and report what each said and printed.
+    """Run the cases of the orders within `seconds`, and report the outcome and output of each.
 
-    Where `copied` says that the current folder is a copy already, in a place where nothing else runs, the cases run
-    there; else in a copy of it.
+    If `copied`, the current folder is already a copy, in a place where nothing else runs, and the cases run in it.
+    Otherwise
+    they run in a copy of it.
     """
     deadline = time.monotonic() + orders["seconds"]
     if orders.get("words", [])[:2] == ["-m", "pytest"] and not has_module("pytest"):
         report(None, {"lacks": "pytest"})
         return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # What a case leaves behind becomes our child.
-    sys.pycache_prefix = None  # Below our HOME, where a case could forge what is compiled.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # We adopt processes that a case leaves.
+    sys.pycache_prefix = None  # It is below our HOME, where a case could forge compiled files.
     folder = tempfile.mkdtemp(prefix="verify-")
     try:
         work = own_copy(orders["copied"], folder)
         files = {path: base64.b64decode(hidden(index)) for index, path in enumerate(orders["files"])}
         if orders["sealed"]:
             place(f"/proc/self/fd/{orders['entrance']}", files)
-            os.close(orders["entrance"])  # From here on nobody can write there.
+            os.close(orders["entrance"])  # After this, nobody can write there.
         names = orders["names"]
         for number, name in enumerate(names):
             seconds = limit_of(deadline - time.monotonic(), len(names) - 1 - number)
             said = run_case({**orders, "name": name}, work, files, folder, seconds)
             if len(json.dumps([name, said])) > MAX_SAID:
                 printed, beside = (said.get(key, "")[:KEEP] for key in ("printed", "beside"))
-                said = {"failed": "it said or printed too much", "printed": printed, "beside": beside}
+                said = {"failed": "its report and output are too long", "printed": printed, "beside": beside}
             report(name, said)
     finally:
         kill_what_is_left(orders["copied"])
@@ -68,9 +69,11 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
 
 
 def has_module(name: str) -> bool:
-    """Return whether a module is installed; what the episode wrote does not count, and cannot be in the way.
+    """Return whether a module is installed; files that the episode wrote neither count nor get in the way.
 
-    It is found out before any code under test runs, which could else claim that it is not, and have no reward.
+    This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and
+    the
+    episode would get no reward.
     """
     look = f"import sys\nfrom importlib.machinery import PathFinder\nis_there = PathFinder.find_spec({name!r})\n"
     code = f"{look}sys.exit(0 if is_there else {LACKS})"
@@ -78,15 +81,15 @@ def has_module(name: str) -> bool:
 
 
 def limit_of(left: float, behind: int) -> float:
-    """Return the seconds of a case: what is left of the time of all, but for a part that the cases behind it keep."""
+    """Return the time limit of a case in seconds: the remaining time, minus a part for the `behind` cases after it."""
     return left * (1 - KEPT) if behind else left
 
 
 def own_copy(copied: bool, folder: str) -> str:
-    """Return the folder where the cases run: the current one where it is a copy, else a copy of it below `folder`."""
+    """Return the folder in which the cases run: the current one if it is a copy, else a new copy below `folder`."""
     work = os.getcwd()
     if work == os.sep:
-        raise FileNotFoundError("the working folder is gone")  # And a process that begins there is at the root.
+        raise FileNotFoundError("the working folder is gone")  # A process whose folder is gone starts at the root.
     if copied:
         drop_compiled(work)
         return work
@@ -96,7 +99,7 @@ def own_copy(copied: bool, folder: str) -> str:
 
 
 def drop_compiled(folder: str) -> None:
-    """Remove what Python compiled, whatever the modes of the folders are; no link is followed."""
+    """Remove compiled Python files, whatever the modes of the folders are; no link is followed."""
     left = [folder]
     while left:
         for entry in os.scandir(left.pop()):
@@ -108,9 +111,9 @@ def drop_compiled(folder: str) -> None:
 
 
 def copy_tree(source: str, target: str, without: str) -> None:
-    """Copy files, folders and links; compiled Python, pipes, sockets, devices and what cannot be read are left out.
+    """Copy files, folders and links, but not compiled Python, pipes, sockets, devices and unreadable files.
 
-    `without` is the folder of the copy, which may lie in the one that is copied.
+    `without` is the folder that holds the copy; it may lie inside the folder that is copied.
     """
     os.mkdir(target)
     for entry in os.scandir(source):
@@ -129,7 +132,7 @@ def copy_tree(source: str, target: str, without: str) -> None:
 
 
 def clear(folder: str, path: str) -> None:
-    """Remove what is in the way of a hidden file, and what could stand in for it, such as a package of its name."""
+    """Remove everything in the way of a hidden file or that could shadow it, such as a package of the same name."""
     *parents, name = path.split("/")
     for parent in parents:
         folder = os.path.join(folder, parent)
@@ -145,7 +148,7 @@ def clear(folder: str, path: str) -> None:
 
 
 def place(folder: str, files: Mapping[str, bytes]) -> None:
-    """Write the hidden files below a folder, once everything that is in the way of any of them is gone."""
+    """Write the hidden files below a folder, after removing everything in the way of any of them."""
     for path in files:
         clear(folder, path)
     for path, content in files.items():
@@ -154,14 +157,14 @@ def place(folder: str, files: Mapping[str, bytes]) -> None:
 
 
 def open_folder(path: str) -> None:
-    """Give us all rights to a folder of ours."""
+    """Give ourselves all permissions on a folder that we own."""
     mode = stat.S_IMODE(os.lstat(path).st_mode)
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(path, mode | stat.S_IRWXU)
 
 
 def remove(path: str) -> None:
-    """Remove a file, a link or a folder, where there is one, whatever the modes are."""
+    """Remove a file, a link or a folder if it exists, whatever the modes are."""
     if os.path.isdir(path) and not os.path.islink(path):
         open_folder(path)
         for name in os.listdir(path):
@@ -174,15 +177,15 @@ def remove(path: str) -> None:
 def run_case(
     orders: dict[str, Any], work: str, files: Mapping[str, bytes], folder: str, seconds: float
 ) -> dict[str, Any]:
-    """Run one case with hidden files and a HOME of its own below `folder`; return what it said and what it printed."""
+    """Run one case with its own hidden files and HOME below `folder`; return its report and output."""
     if seconds <= 0:
-        return {"failed": "the time was up before it began"}
+        return {"failed": "the time ran out before this case started"}
     for shared in (folder, work):
-        open_folder(shared)  # An earlier case may have closed it.
+        open_folder(shared)  # An earlier case may have changed its mode.
     own = tempfile.mkdtemp(prefix="case-", dir=folder)
     home = os.path.join(own, "home")
     os.mkdir(home)
-    place(work, files)  # Anew for each case: the code of an earlier one could have changed them.
+    place(work, files)  # Written again for each case: an earlier one could have changed them.
     try:
         return run_process(orders, work, orders["sealed"] or own_hidden(own, files), home, seconds)
     finally:
@@ -190,7 +193,7 @@ def run_case(
 
 
 def own_hidden(own: str, files: Mapping[str, bytes]) -> str:
-    """Return a folder of a case's own with the hidden files, where none can be read-only for it."""
+    """Return a folder with the hidden files for one case only, used if they can't be made read-only."""
     hidden = os.path.join(own, "hidden")
     os.mkdir(hidden)
     place(hidden, files)
@@ -198,7 +201,7 @@ def own_hidden(own: str, files: Mapping[str, bytes]) -> str:
 
 
 def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, seconds: float) -> dict[str, Any]:
-    """Run one case in a process of its own; return what it said and what it printed."""
+    """Run one case in a separate process; return its report and output."""
     token = secrets.token_hex(16)
     shell = orders["kind"] == "shell"
     with ExitStack() as opened:
@@ -206,7 +209,8 @@ def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, secon
         if shell:
             told = orders["name"] if orders["compared"] else ""
         else:
-            # Nothing of the other cases: the code under test can find in its process what this one is told.
+            # Nothing about the other cases: the code under test can find in its process whatever this process is
+            # given.
             own = {key: orders[key] for key in ("kind", "code", "words", "name", "files") if key in orders}
             told = json.dumps({**own, "folder": work, "hidden": hidden, "token": token, "report": said.fileno()})
         given.write(told.encode())
@@ -216,7 +220,7 @@ def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, secon
             ["/bin/sh", "-c", orders["command"]] if shell else [sys.executable, "-I", "-B", "-c", orders["case"]],
             stdin=given,
             stdout=printed,
-            stderr=beside if compared else printed,  # What is compared is stdout alone.
+            stderr=beside if compared else printed,  # Only stdout is compared.
             cwd=work,
             env=environment(home),
             pass_fds=() if shell else (said.fileno(),),
@@ -236,13 +240,13 @@ def run_process(orders: dict[str, Any], work: str, hidden: str, home: str, secon
 
 
 def environment(home: str) -> dict[str, str]:
-    """Return our environment with another HOME, and without our cache of compiled Python, which a case could forge."""
+    """Return our environment with another HOME and without our cache of compiled Python, which a case could forge."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
     return {**kept, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def text_of(file: Any, limit: int) -> str:
-    """Return the first bytes of what was written to a file, and how many were cut."""
+    """Return the first `limit` bytes of a file as text, with a note of how many bytes were cut."""
     size = os.fstat(file.fileno()).st_size
     file.seek(0)
     text = str(file.read(limit).decode("utf-8", "replace"))
@@ -250,22 +254,22 @@ def text_of(file: Any, limit: int) -> str:
 
 
 def report_of(text: str, token: str, code: int) -> dict[str, Any]:
-    """Return the report of a case that came to its end; a process that ended early has not passed."""
+    """Return the report of a case, or a failure if its process ended early or wrote to the report."""
     head, found, line = text.partition(token)
     if head or not found or not line.endswith("\n"):
-        return {"failed": f"the process ended before its tests did, with exit code {code}"}
+        return {"failed": f"the process ended before its tests finished, with exit code {code}"}
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
         said = None
-    return said if isinstance(said, dict) else {"failed": "the process wrote to the report of its tests"}
+    return said if isinstance(said, dict) else {"failed": "the process overwrote the report of its tests"}
 
 
 def kill_what_is_left(alone: bool) -> None:
-    """Kill every process that a case left, and wait until they are gone.
+    """Kill every process that a case left, and wait until all are gone.
 
-    Where we are `alone` with them below the first process of a namespace, they are killed all at once, and none forks
-    past it; else one after the other, and each one's own children become ours when it ends.
+    If we are `alone` with them below the first process of a namespace, all are killed at once, so none can escape by
+    forking. Otherwise they are killed one by one, and the children of each become ours when it ends.
     """
     if alone and os.getppid() == 1:
         with suppress(ProcessLookupError):
@@ -287,7 +291,7 @@ def kill_what_is_left(alone: bool) -> None:
 
 
 def children() -> Iterator[int]:
-    """Yield our children."""
+    """Yield the process ids of our children."""
     me = str(os.getpid())
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

@@ -1,5 +1,4 @@
-"""The verdict of the host on hidden tests: each case is judged when the sandbox reports it, and its output is let
-go."""
+"""The host's verdict on hidden tests: each case is judged when it is reported, and its full output is discarded."""
 
 import inspect
 import json
@@ -13,28 +12,31 @@ from agentgym.sandboxes.protocol.programs import cut_middle
 from agentgym.sandboxes.remote.refusals import with_advice
 
 MAX_OUTPUT = 1 << 20
-"""Characters of output that a verdict keeps, of all cases together."""
+"""Characters of output that a verdict keeps for all cases together."""
 MAX_REASON = 1000
-"""Characters that are kept of why a case has failed."""
+"""Characters of a failure reason that are kept."""
 
 
 class Judging:
-    """The outcomes of cases that are reported one after the other, in memory that their number does not decide."""
+    """The outcomes of cases that are reported one by one; memory does not grow with their number."""
 
     def __init__(self, kind: str, names: Sequence[str], expect: Mapping[str, Expected] | None) -> None:
-        """Begin a verdict over cases of a kind; ValueError where an expected value is not JSON."""
+        """Prepare to judge cases of the given kind.
+
+        Raises:
+            ValueError: If an expected value can't be written as JSON.
+        """
         self.kind, self.names, self.expect = kind, names, expect
         self.cases: dict[str, str | None] = {}
         self.printed: list[str] = []
         self.kept = self.cut = 0
         self.lacks = ""
-        """The module that the command runs and the sandbox does not have."""
+        """Name of the module that the command runs and that is missing in the sandbox, or ""."""
         if kind == "value":
             self.expect = {name: value if callable(value) else plain(value) for name, value in (expect or {}).items()}
 
     def report(self, name: str | None, heard: Mapping[str, Any]) -> None:
-        """Judge a case by what it said and printed; without a name, the harness says of itself what the sandbox
-        lacks."""
+        """Judge a case by its report and output; without a name, record the module that the sandbox lacks."""
         if name is None:
             self.lacks = str(heard["lacks"])
             return
@@ -44,10 +46,10 @@ class Judging:
             why_not = self.judge(name, heard)
             self.cases[name] = None if why_not is None else reason(why_not)
         self.keep(str(heard.get("printed", "")))
-        self.keep(str(heard.get("beside", "")))  # What it wrote to stderr, where only stdout is compared.
+        self.keep(str(heard.get("beside", "")))  # What it wrote to stderr, if only stdout is compared.
 
     def keep(self, printed: str) -> None:
-        """Keep the begin of all that is printed."""
+        """Keep the beginning of all output, up to MAX_OUTPUT characters."""
         head = encodable(printed[: MAX_OUTPUT - self.kept])[: MAX_OUTPUT - self.kept]
         if head:
             self.printed.append(head)
@@ -55,13 +57,13 @@ class Judging:
         self.cut += len(printed) - len(head)
 
     def judge(self, name: str, heard: Mapping[str, Any]) -> str | None:
-        """Return why a case has failed, by the one sign that counts for its kind; None where it has passed."""
+        """Return why a case failed, by the one sign that counts for its kind, or None if it passed."""
         if "failed" in heard:
             return str(heard["failed"])
         if self.kind == "command":
             return "no test ran"
         if self.kind == "function":
-            return None if heard.get("passed") is True else "the test did not say that it passed"
+            return None if heard.get("passed") is True else "the test did not report that it passed"
         if self.kind == "shell":
             if heard.get("exit_code") != 0:
                 return f"exit code {heard.get('exit_code')}"
@@ -74,35 +76,38 @@ class Judging:
         return of_value(value, self.expect[name], printed=False)
 
     def verdict(self, result: ExecResult) -> Verdict:
-        """Return the verdict; a case that was not reported has failed. ValueError where the sandbox lacks the
-        runner."""
+        """Return the verdict; a case that was not reported has failed.
+
+        Raises:
+            ValueError: If the sandbox lacks the test runner.
+        """
         if self.lacks:
             raise ValueError(
-                f"command: the sandbox has no {self.lacks}, so that no test can pass: give it one, such as "
+                f"command: the sandbox has no {self.lacks}, so no test can pass: install it, for example with "
                 f'ag.AnySandbox(pip=("{self.lacks}",)), or run the tests with `python3 -m unittest`'
             )
         if self.kind != "command" or not self.cases:
-            why = reason(f"it did not run to its end: {result.text(500) or 'the process ended'}")
+            why = reason(f"the tests did not finish: {result.text(500) or 'the process ended'}")
             self.cases = {**dict.fromkeys(self.names, why), **self.cases}
         note = f"\n[... {self.cut} characters cut ...]\n" if self.cut else ""
         return Verdict(cases=self.cases, output="".join([*self.printed, note]), result=result)
 
 
 def reason(why: object) -> str:
-    """Return why a case has failed, as text that files take, with the setting that lacked room."""
+    """Return why a case failed as encodable text, with the name of the setting to raise if there was no room."""
     return with_advice(cut_middle(encodable(str(why)), MAX_REASON))
 
 
 def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
-    """Return why a value is not the expected one; a printed text is compared without the blanks at line ends."""
+    """Return why a value is wrong, or None; trailing whitespace of a printed text's lines is ignored."""
     if callable(expected):
         try:
             said = expected(value)
             if inspect.isawaitable(said):
-                raise TypeError("it is async, and nobody awaits it")
+                raise TypeError("it is async; give a function that is not")
             right = bool(said)
         except Exception as error:  # The tested code chose the value: it must not end the episode without a reward.
-            return f"the function raised {type(error).__name__} for {shown(value)}: {error}"
+            return f"the function in expect raised {type(error).__name__} for {shown(value)}: {error}"
     elif printed:
         right = lines(value) == lines(str(expected))
     else:
@@ -111,7 +116,7 @@ def of_value(value: Any, expected: Expected, *, printed: bool) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Return the begin of a value's text."""
+    """Return the beginning of a value's text."""
     try:
         return repr(str(value)[:200])
     except (RecursionError, ValueError):
@@ -119,12 +124,16 @@ def shown(value: Any) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """Return the lines of a text without blanks at their ends, and without empty lines at its end."""
+    """Return the lines of a text without trailing whitespace and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON gives it back; ValueError where it is not JSON."""
+    """Return the value after a JSON round trip.
+
+    Raises:
+        ValueError: If it can't be written as JSON.
+    """
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:
@@ -132,7 +141,7 @@ def plain(value: object) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values of JSON are equal; 1 and 1.0 are, 1 and true are not, and NaN equals itself."""
+    """Return whether two JSON values are equal; 1 equals 1.0 but not true, and NaN equals itself."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):

@@ -1,5 +1,4 @@
-"""The plan of hidden tests: what a sandbox is told to run, and what makes no sense refused before any sandbox is
-used."""
+"""The plan of hidden tests: the orders for the sandbox, and checks of the arguments before any sandbox is used."""
 
 import ast
 import base64
@@ -19,17 +18,21 @@ MAX_CASES = 900
 MAX_HIDDEN = 8 << 20
 MAX_ALL_HIDDEN = 64 << 20
 MAX_NAME = 255
-"""Bytes of a file's name, as the kernel has it."""
+"""Maximum size of a file name in bytes, as in the kernel."""
 OPTIONS = ("-B", "-E", "-I", "-s", "-S", "-u", "-q")
 PYTHON = re.compile(r"python[0-9.]*")
 SHELL = re.compile(r"[|&;<>()$`\\\"'*?\[\n]|^[#~]")
-"""What makes a word of a command more than a word."""
+"""Matches words of a command that need a shell."""
 
 
 def plan(
     code: str | None, command: str | Sequence[str] | None, expect: Mapping[str, Expected] | None
 ) -> dict[str, Any]:
-    """Return the orders for the sandbox; ValueError that names the argument that makes no sense."""
+    """Return the orders for the sandbox.
+
+    Raises:
+        ValueError: If an argument is invalid; the message names it.
+    """
     if (code is None) == (command is None):
         raise ValueError("verify: give either code= (Python tests) or command= (a command that runs tests)")
     if expect is not None:
@@ -51,42 +54,43 @@ def plan(
 
 
 def check_sayable(field: str, text: str) -> None:
-    """Raise ValueError naming the field where this is no text that a file or a program can be given."""
+    """Raise ValueError naming the field if the text can't be written to a file or passed to a program."""
     check_text(field, text)
     if "\0" in text:
-        raise WrongContent(f"{field}: it has a null character, which no program can be given")
+        raise WrongContent(f"{field}: contains a null character, which can't be passed to a program")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise WrongContent(f"{field}: it is not UTF-8: {error}") from None
+        raise WrongContent(f"{field}: can't be encoded as UTF-8: {error}") from None
 
 
 def check_cases(expect: Mapping[str, Expected]) -> None:
-    """Raise ValueError where these are no cases."""
+    """Raise ValueError if the mapping of cases to expected values is invalid."""
     if not isinstance(expect, Mapping):
-        raise ValueError(f"expect: a {type(expect).__name__}; give a mapping of cases to right values")
+        raise ValueError(f"expect: expected a mapping of cases to expected values, got a {type(expect).__name__}")
     if not 1 <= len(expect) <= MAX_CASES:
-        raise WrongContent(f"expect: {len(expect)} cases; give 1 to {MAX_CASES}")
+        raise WrongContent(f"expect: expected 1 to {MAX_CASES} cases, got {len(expect)}")
     for name, value in expect.items():
         check_sayable("expect", name)
         if inspect.iscoroutinefunction(value):
-            raise ValueError(f"expect: the function of {name!r} is async, and nobody awaits it; give a plain one")
+            raise ValueError(f"expect: the function for {name!r} is async; give a function that is not")
 
 
 def check_printed(expect: Mapping[str, Expected]) -> None:
-    """Raise ValueError where a right value is nothing that a printed text can be compared with."""
+    """Raise ValueError if an expected value can't be compared with printed text."""
     for name, value in expect.items():
         if not isinstance(value, str | int | float) and not callable(value):
             raise ValueError(
-                f"expect: the value of {name!r} is a {type(value).__name__}; what a command prints is compared with a "
-                "text or a number, or is given to a function"
+                f"expect: the value for {name!r} is a {type(value).__name__}; give a string or a number to compare the "
+                "command's output with, or a function that takes the output"
             )
 
 
 def test_functions(code: str) -> list[str]:
-    """Return the names of the test functions at the top of the code.
+    """Return the names of the top-level test functions.
 
-    ValueError where there is none, where there are too many, and where two have one name: only the last would run.
+    Raises:
+        ValueError: If there are none or too many, or if two have the same name: only the last one would run.
     """
     try:
         tree = ast.parse(code)
@@ -99,46 +103,51 @@ def test_functions(code: str) -> list[str]:
     counts = Counter(node.name for node in functions if node.name.startswith("test"))
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        raise WrongContent(f"code: {', '.join(twice)} is defined twice; give each test function a name of its own")
+        raise WrongContent(f"code: {', '.join(twice)} is defined twice; give each test function a unique name")
     if not 1 <= len(counts) <= MAX_CASES:
         raise WrongContent(
-            f"code: {len(counts)} functions whose names begin with `test` stand at its top; there must be 1 to "
-            f"{MAX_CASES}, or give expect= with expressions and their values"
+            f"code: expected 1 to {MAX_CASES} top-level functions whose names start with `test`, got {len(counts)}; to "
+            "check values instead, give expect= with expressions and their values"
         )
     return list(counts)
 
 
 def check_class(node: ast.ClassDef) -> None:
-    """Raise ValueError for a class of tests: none of them would run."""
+    """Raise ValueError for a class with tests, because none of them would run."""
     cases = node.name.startswith("Test") or any("TestCase" in ast.unparse(base) for base in node.bases)
     methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
     if cases and any(name.startswith("test") for name in methods):
         raise WrongContent(
-            f"code: the tests of class {node.name} are no functions at its top, and would not run; make them such, or "
+            f"code: the tests of class {node.name} would not run; make them top-level functions, or "
             "give the class in files= and command='python3 -m pytest' or 'python3 -m unittest'"
         )
 
 
 def command_line(command: str | Sequence[str]) -> str:
-    """Return a command as one line for a shell; ValueError where it is none."""
+    """Return a command as one line for a shell.
+
+    Raises:
+        ValueError: If it is not a command.
+    """
     if isinstance(command, str):
         check_sayable("command", command)
         if not command.strip():
-            raise WrongContent("command: it is empty")
+            raise WrongContent("command: expected a command, got an empty string")
         return command
     if not isinstance(command, Sequence) or isinstance(command, (bytes, bytearray)):
-        raise ValueError(f"command: a {type(command).__name__}; give a text, or a sequence of words")
+        raise ValueError(f"command: expected a string or a sequence of words, got a {type(command).__name__}")
     for word in command:
         check_sayable("command", word)
     if not command or not command[0]:
-        raise WrongContent("command: its first word, the program, is empty")
+        raise WrongContent("command: the first word, the program, is empty")
     return shlex.join(command)
 
 
 def python_words(command: str) -> list[str] | None:
-    """Return what a plain Python command runs: a file, `-m MODULE` or `-c CODE`, with arguments; None for any other.
+    """Return what a plain Python command runs (a file, `-m MODULE` or `-c CODE`, and arguments), else None.
 
-    ValueError as of `after_python`.
+    Raises:
+        ValueError: As in `after_python`.
     """
     try:
         words = shlex.split(command)
@@ -152,10 +161,12 @@ def python_words(command: str) -> list[str] | None:
 
 
 def after_python(words: list[str]) -> list[str] | None:
-    """Return the words of a command behind its Python and that one's options; None for a command of another program.
+    """Return a command's words after Python and its options, or None if it runs another program.
 
-    ValueError for a Python that is given something else: in a shell its tests would be open to what the sandbox left
-    there.
+    Raises:
+        ValueError: If Python gets something else to run. In a shell, such tests would be open to anything that the
+            episode
+            left in the sandbox.
     """
     if not words or not PYTHON.fullmatch(PurePosixPath(words[0]).name):
         return None
@@ -166,18 +177,24 @@ def after_python(words: list[str]) -> list[str] | None:
         rest = [rest[0][:2], rest[0][2:], *rest[1:]]
     if not rest or (rest[0].startswith("-") and (rest[0] not in ("-m", "-c") or len(rest) < 2)):
         raise WrongContent(
-            f"command: after Python and any of {' '.join(OPTIONS)} must come a file, -m MODULE or -c CODE, got "
-            f"{' '.join(rest[:1]) or 'nothing'!r}; for anything else ask for a shell: sh -c '...'"
+            f"command: expected a file, -m MODULE or -c CODE after Python and any of {' '.join(OPTIONS)}, got "
+            f"{' '.join(rest[:1]) or 'nothing'!r}; run anything else in a shell: sh -c '...'"
         )
     return rest
 
 
 def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
-    """Return the hidden files in base64 by path; ValueError that names the one that makes no sense."""
+    """Return the hidden files in base64, keyed by path.
+
+    Raises:
+        ValueError: If a file is invalid; the message names it.
+    """
     if files is None:
         return {}
     if not isinstance(files, Mapping) or not files:
-        raise ValueError(f"files: {files!r} has no files; give a mapping of paths to contents, or leave it out")
+        raise ValueError(
+            f"files: expected a mapping of paths to contents, got {files!r}; leave it out if there are no files"
+        )
     for path in files:
         check_path(path)
     for path in files:
@@ -185,37 +202,41 @@ def hidden_files(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
     contents = {path: content_of(path, content) for path, content in files.items()}
     total = sum(map(len, contents.values()))
     if total > MAX_ALL_HIDDEN:
-        raise WrongContent(f"files: they have {total} bytes together, the limit is {MAX_ALL_HIDDEN}")
+        raise WrongContent(f"files: {total} bytes in total, the limit is {MAX_ALL_HIDDEN}")
     return {path: base64.b64encode(content).decode() for path, content in contents.items()}
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError for a path that leads out of the working folder, or that no file can have."""
+    """Raise ValueError for a path that leads out of the working folder or that can't exist."""
     check_sayable("files", path)
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         raise WrongContent(f"files: {path!r} is not a plain path below the working folder")
     if max(len(part.encode()) for part in parts) > MAX_NAME:
-        raise WrongContent(f"files: {path[:100]!r} has a name of over {MAX_NAME} bytes")
+        raise WrongContent(f"files: {path[:100]!r} has a name longer than {MAX_NAME} bytes")
 
 
 def check_alone(path: str, files: Mapping[str, str | bytes]) -> None:
-    """Raise ValueError where another hidden file takes the place of this one."""
+    """Raise ValueError if another hidden file would replace this one."""
     in_the_way = [str(parent) for parent in PurePosixPath(path).parents if str(parent) in files]
     if path.endswith("/__init__.py") and path[: -len("/__init__.py")] + ".py" in files:
         in_the_way.append(path[: -len("/__init__.py")] + ".py")
     if in_the_way:
-        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} have one name; rename one of them")
+        raise WrongContent(f"files: {in_the_way[0]!r} and {path!r} are in each other's way; rename one of them")
 
 
 def content_of(path: str, content: str | bytes) -> bytes:
-    """Return the bytes of a hidden file; ValueError where it is none, or too large."""
+    """Return the bytes of a hidden file.
+
+    Raises:
+        ValueError: If it is neither a string nor bytes, or if it is too large.
+    """
     if not isinstance(content, (str, bytes)):
-        raise ValueError(f"files: the content of {path!r} is a {type(content).__name__}; give a text or bytes")
+        raise ValueError(f"files: the content of {path!r} is a {type(content).__name__}; give a string or bytes")
     try:
         data = content.encode() if isinstance(content, str) else content
     except UnicodeEncodeError as error:
-        raise WrongContent(f"files: the text of {path!r} is not UTF-8: {error}; give bytes") from None
+        raise WrongContent(f"files: the text of {path!r} can't be encoded as UTF-8: {error}; give bytes") from None
     if len(data) > MAX_HIDDEN:
         raise WrongContent(f"files: {path!r} has {len(data)} bytes, the limit is {MAX_HIDDEN}")
     return data

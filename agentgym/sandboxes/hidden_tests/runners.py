@@ -1,7 +1,7 @@
-"""The runners of hidden tests that have one: unittest and pytest, with an outcome for each test.
+"""The runners of hidden tests, unittest and pytest, with an outcome for each test.
 
-It stands before the text of `case` in the program that runs in the sandbox. Standard library only, Python 3.9 and
-later.
+This text comes before that of `case` in the program that runs in the sandbox. It uses only the standard library and
+needs Python 3.9 or later.
 """
 
 import os
@@ -13,12 +13,12 @@ from importlib import util
 from typing import Any
 
 Outcomes = dict[str, "str | None"]
-"""By the name of a case: None where it passed, else the reason."""
-NOT_RUN = "it did not run to its end"
+"""By case name: None if it passed, else the reason."""
+NOT_RUN = "the test did not finish"
 
 
 def reason(error: BaseException) -> str:
-    """Return the last line of a traceback, and where it was raised."""
+    """Return the last line of a traceback, with the place where the error was raised."""
     text = traceback.format_exception_only(type(error), error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
@@ -31,8 +31,8 @@ def read(path: str) -> str:
 
 
 def skips_fail() -> None:
-    """Have a program that runs unittest by itself count each skipped test as a failed one."""
-    import unittest  # Where it is asked for alone: it takes longer to load than most cases run.
+    """Make a program that runs unittest itself count each skipped test as a failure."""
+    import unittest  # Imported only if needed: loading it takes longer than most cases run.
 
     def add_skip(self: Any, test: unittest.TestCase, reason: str) -> None:
         error = AssertionError(skipped(reason))
@@ -43,7 +43,7 @@ def skips_fail() -> None:
 
 
 def returns_fail() -> None:
-    """Have a test of unittest that returns something fail: it may be a comparison, or a coroutine that never ran."""
+    """Make a unittest test that returns a value fail: the value may be a comparison, or a coroutine that never ran."""
     import unittest
 
     def call(self: unittest.TestCase, method: Callable[[], object]) -> None:
@@ -54,23 +54,23 @@ def returns_fail() -> None:
 
 
 def returned(value: object) -> str:
-    """Return why a test that returned something has not passed."""
-    return f"it returned a {type(value).__name__}, and tests tell by assert: this may be what was to be checked or run"
+    """Return why a test that returned a value has not passed."""
+    return f"it returned a {type(value).__name__} instead of None: check values with assert, and await coroutines"
 
 
 def skipped(why: object) -> str:
-    """Return why a skipped test has not passed: the tested code can skip one as well as the test itself."""
-    return f"it was skipped: {why}"
+    """Return why a skipped test has not passed: the tested code can skip a test as well as the test itself can."""
+    return f"the test was skipped: {why}"
 
 
 def tests_in(given: list[str]) -> list[str]:
-    """Return the hidden files that can hold tests; where there are some, no others are looked for."""
+    """Return the hidden files that can hold tests; if there are any, tests are looked for only in them."""
     found = [path for path in given if path.endswith(".py")]
     return [path for path in found if os.path.basename(path) not in ("conftest.py", "__init__.py")]
 
 
 def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
-    """Run tests by the standard library's runner, and note each one."""
+    """Run tests with the standard library's runner, and record each outcome."""
     import unittest
 
     outcomes: Outcomes = {}
@@ -85,7 +85,7 @@ def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
                 top_level_dir = top_level_dir and os.path.join(orders["hidden"], top_level_dir)
             return super().discover(start_dir, pattern, top_level_dir)
 
-        def loadTestsFromName(self, name: str, module: Any = None) -> unittest.TestSuite:  # unittest's own name.
+        def loadTestsFromName(self, name: str, module: Any = None) -> unittest.TestSuite:  # The name is unittest's.
             words = name.split(".")
             for end in range(len(words), 0, -1):
                 if "/".join(words[:end]) + ".py" in tests:
@@ -95,7 +95,7 @@ def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
             return super().loadTestsFromName(name, module)
 
     class Noted(unittest.TextTestResult):
-        def stopTest(self, test: unittest.TestCase) -> None:  # unittest's own name.
+        def stopTest(self, test: unittest.TestCase) -> None:  # The name is unittest's.
             if outcomes.get(test.id(), NOT_RUN) == NOT_RUN:
                 outcomes[test.id()] = None
             super().stopTest(test)
@@ -123,7 +123,7 @@ def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 
     class Runner(unittest.TextTestRunner):
         def run(self, test: Any) -> Any:
-            outcomes.update(dict.fromkeys(ids(test), NOT_RUN))  # What is tested can interrupt the run.
+            outcomes.update(dict.fromkeys(ids(test), NOT_RUN))  # The tested code can interrupt the run.
             return super().run(test)
 
     returns_fail()
@@ -133,12 +133,12 @@ def run_unittest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 
 
 def ids(test: Any) -> "list[str]":
-    """Return the names of the tests in a suite of unittest."""
+    """Return the names of the tests in a unittest suite."""
     return [name for part in test for name in ids(part)] if hasattr(test, "__iter__") else [test.id()]
 
 
 def hidden_module(words: list[str], orders: dict[str, Any]) -> types.ModuleType:
-    """Import a hidden file under its dotted name, and none of the packages that its folders may be."""
+    """Import a hidden file under its dotted name, without importing its parent folders as packages."""
     name = ".".join(words)
     if name not in sys.modules:
         spec = util.spec_from_file_location(name, os.path.join(orders["hidden"], *words) + ".py")
@@ -150,7 +150,7 @@ def hidden_module(words: list[str], orders: dict[str, Any]) -> types.ModuleType:
 
 
 def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
-    """Run tests by pytest, and note each one."""
+    """Run tests with pytest, and record each outcome."""
     outcomes = note_pytest(orders)
     import pytest
 
@@ -159,10 +159,9 @@ def run_pytest(words: list[str], orders: dict[str, Any]) -> Outcomes:
 
 
 def note_pytest(orders: dict[str, Any]) -> Outcomes:
-    """Have pytest.main work without the configuration that the sandbox's own files give; return where each test is
-    noted.
+    """Patch pytest.main to ignore configuration in the sandbox's own files, and return the dict of outcomes.
 
-    Its exit code is that of a failure where a test has not passed: a program that calls it overlooks none.
+    Its exit code is a failure's if a test has not passed, so a program that calls it can't overlook one.
     """
     import pytest
     from _pytest import config
@@ -171,7 +170,7 @@ def note_pytest(orders: dict[str, Any]) -> Outcomes:
 
     class Noting:
         def pytest_configure(self) -> None:
-            os.chdir(orders["folder"])  # Tests are looked for where pytest began, and run here.
+            os.chdir(orders["folder"])  # pytest collects tests in the folder where it started, and runs them here.
 
         def pytest_collection_finish(self, session: Any) -> None:
             outcomes.update((item.nodeid, NOT_RUN) for item in session.items)
@@ -183,7 +182,7 @@ def note_pytest(orders: dict[str, Any]) -> Outcomes:
             elif report.skipped and not marked:
                 outcomes[report.nodeid] = skipped(getattr(report, "wasxfail", report.longrepr))
             elif report.when == "teardown" and outcomes.get(report.nodeid, NOT_RUN) == NOT_RUN:
-                outcomes[report.nodeid] = None  # Its end, and that of its subtests.
+                outcomes[report.nodeid] = None  # The test and its subtests have ended.
 
         def pytest_collectreport(self, report: Any) -> None:
             if not report.passed:
@@ -205,12 +204,12 @@ def note_pytest(orders: dict[str, Any]) -> Outcomes:
 
 
 def last_line(report: Any) -> str:
-    """Return the last line of what pytest says of a failure."""
+    """Return the last line of pytest's text for a failure."""
     return str(report.longrepr).strip().rpartition("\n")[2]
 
 
 def settings(orders: dict[str, Any]) -> list[str]:
-    """Return the options that have pytest read the hidden files' configuration, and no other."""
+    """Return the options that make pytest read the hidden files' configuration and no other."""
     given = {os.path.basename(path): path for path in sorted(orders["files"], key=lambda path: -path.count("/"))}
     known = [given[name] for name in ("pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg") if name in given]
     found = [path for path in known if path.endswith("pytest.ini") or "pytest" in read(path)]
@@ -220,7 +219,7 @@ def settings(orders: dict[str, Any]) -> list[str]:
 
 
 def installed(places: list[str]) -> list[str]:
-    """Return the options that load the plugins of installed packages, and none that the sandbox's files claim to be."""
+    """Return the options that load plugins of installed packages only, not plugins in the sandbox's own files."""
     from importlib import metadata
 
     found = [entry for package in metadata.distributions(path=places) for entry in package.entry_points]

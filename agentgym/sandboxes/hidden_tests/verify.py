@@ -1,4 +1,4 @@
-"""Hidden tests over the files of a sandbox: their run in a copy that no process of the episode reaches."""
+"""Hidden tests for the files of a sandbox: they run in a copy that no process of the episode reaches."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,21 +15,24 @@ from agentgym.sandboxes.remote.host_functions import MAX_ASKS
 from agentgym.sandboxes.server_files import BRANCHES, server_files
 
 SEALED = f"{BRANCHES}/hidden"
-"""The folder of hidden files, which is read-only for all in a place of its own."""
+"""The folder of hidden files; in a separate place, it is read-only for every process."""
 ENTRANCE = 4
-"""The descriptor by which the harness lays files there; the server gives it."""
+"""The descriptor, given by the server, through which the harness writes the hidden files there."""
 MARGIN_S = 2
-"""Seconds for the copy and the start, beside the time of the cases."""
+"""Seconds for the copy and the start, in addition to the time of the cases."""
 
 
 Run = Callable[[str, Mapping[str, HostFunction], float], Awaitable[ExecResult]]
-"""How a sandbox runs a cell in a fresh process: its code, its host functions and its limit in seconds."""
+"""Runs a cell in a fresh process of a sandbox, given the code, the host functions and the time limit in seconds."""
 
 
 async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool) -> Verdict:
-    """Run hidden tests in fresh processes of a sandbox, and judge what they say; see `Sandbox.verify`.
+    """Run hidden tests in fresh processes of a sandbox and judge their reports; see `Sandbox.verify`.
 
-    `copied` is whether a fresh process runs in a copy of the working folder already.
+    `copied` says whether a fresh process already runs in a copy of the working folder.
+
+    Raises:
+        ValueError: If an argument is invalid, or if the tests exceed a limit.
     """
     code, command, expect = tests.code, tests.command, tests.expect
     check_timeout(timeout_s, MAX_SECONDS - MARGIN_S)
@@ -37,10 +40,12 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
     judging = Judging(orders["kind"], orders["names"], expect)
     hidden = hidden_files(tests.files)
     if len(hidden) + len(orders["names"]) > MAX_ASKS:
-        raise WrongContent(f"files: {len(hidden)} files and {len(orders['names'])} cases are over {MAX_ASKS} together")
+        raise WrongContent(
+            f"files: {len(hidden)} files and {len(orders['names'])} cases are more than {MAX_ASKS} together"
+        )
     orders |= {"files": list(hidden), "seconds": timeout_s, "case": case_program(), "copied": copied}
     orders |= {"sealed": SEALED if copied else "", "entrance": ENTRANCE}
-    # On two lines: where the second one fails, a traceback shows it, and what is hidden is not in it.
+    # Split over lines: a traceback of the last line shows that line only, so nothing hidden is in it.
     cell = f"{program('harness')}\norders = {orders!r}\nverify(orders, hidden, report)"
     if len(cell.encode()) > MAX_CODE:
         field = "command" if code is None and expect is None else "expect" if expect is not None else "code"
@@ -54,12 +59,12 @@ async def verify(run: Run, tests: HiddenTests, timeout_s: float, *, copied: bool
 
 @functools.cache
 def program(name: str) -> str:
-    """Return the text of a program that runs in the sandbox."""
+    """Return the source of a program that runs in the sandbox."""
     return Path(__file__).with_name(f"{name}.py").read_text()
 
 
 @functools.cache
 def case_program() -> str:
-    """Return the text of the program that runs a case, with the runners and the finder of modules of fresh cells."""
+    """Return the source of the program that runs a case, with the runners and the import finder of fresh cells."""
     finder = server_files()["imports.py"].decode()
     return f"{finder}\n{program('runners')}\n{program('case')}\nmain(OwnImports)\n"

@@ -1,1 +1,1 @@
-"""What a sandbox may reach: its loopback, hosts on a list, services beside it; and what reaches it."""
+"""The network that a sandbox may reach: its loopback, the allowed hosts behind a logging proxy, and its services."""

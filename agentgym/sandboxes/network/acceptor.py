@@ -1,4 +1,4 @@
-"""A listener whose connections are served a few at a time, and which can forget those that wait."""
+"""A listener that serves a few connections at a time and can drop those that are waiting."""
 
 import asyncio
 import logging
@@ -8,12 +8,12 @@ from contextlib import suppress
 
 BACKLOG = 64
 PAUSE_S = 0.2
-"""Seconds without accepting where this process can open no more files."""
+"""Seconds without accepting connections after this process failed to open a file."""
 _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Acceptor:
-    """Accepts from a listener and serves at most `limit` connections at once; more wait, and hold no file here.
+    """Accepts from a listener and serves at most `limit` connections at once; more wait without taking up files here.
 
     All of it runs in one event loop.
     """
@@ -25,13 +25,13 @@ class Acceptor:
         listener.setblocking(False)
 
     def start(self) -> None:
-        """Begin to accept, in the loop that runs."""
+        """Start accepting connections in the running event loop."""
         if not self._listening and not self._stopped:
             self._listening = True
             asyncio.get_running_loop().add_reader(self._listener, self._ready)
 
     async def stop(self) -> None:
-        """End every connection; the listener stays open, and who waits to be accepted goes on waiting."""
+        """End every connection; the listener stays open, and connections that have not been accepted keep waiting."""
         self._stopped = True
         self._pause()
         tasks = list(self._connections)
@@ -51,7 +51,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:
-            _log.warning("connections of a sandbox wait: %s", error)
+            _log.warning("connections of a sandbox have to wait: %s", error)
             self._pause()
             asyncio.get_running_loop().call_later(PAUSE_S, self.start)
             return
@@ -63,26 +63,27 @@ class Acceptor:
             self._pause()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        # Here and not in the task: one that is cancelled before its first step runs no code of its own.
+        # Not in the task itself: a task that is cancelled before its first step runs no code.
         self._connections.pop(task).close()
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a connection of a sandbox was given up", exc_info=task.exception())
+            _log.error("a connection of a sandbox failed", exc_info=task.exception())
         if not self._stopped:
             self.start()
 
 
 def forget_waiting(listener: socket.socket) -> int:
-    """Reset the connections that wait to be accepted, and return how many there were; the listener listens anew.
+    """Reset the connections that wait to be accepted, restart listening, and return how many there were.
 
-    Also those whose handshake is not done, which nobody can count: the kernel of a client that has ended goes on to
-    send what that had said, and would be let in later. Its port must be in nobody's reach meanwhile.
+    Connections with unfinished handshakes are dropped, too, but can't be counted: the kernel of a client that has
+    ended
+    keeps sending the client's data, and would be let in later. Nobody may be able to reach the port meanwhile.
     """
     waiting = 0
-    with suppress(OSError):  # None waits; or no more files can be opened, and then the rest is not counted.
+    with suppress(OSError):  # None is waiting, or no more files can be opened; then the rest isn't counted.
         while True:
             listener.accept()[0].close()
             waiting += 1
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections still have its port.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # Closed connections still hold its port.
     listener.shutdown(socket.SHUT_RD)
     listener.listen(BACKLOG)
     return waiting

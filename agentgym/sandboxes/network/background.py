@@ -1,4 +1,4 @@
-"""A thread with an event loop for the bytes of all sandboxes' networks, so that the program's own loop never waits."""
+"""A thread with an event loop for all sandboxes' network traffic, so that the program's own loop is never blocked."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """The thread of this process; it runs while at least one user holds it."""
+    """The network thread of this process; it runs while at least one user holds it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def hold(self) -> None:
-        """Start the thread where it does not run; each `hold` is paired with one `release`."""
+        """Start the thread if it is not running; pair each `hold` with one `release`."""
         with self._lock:
             self._users += 1
             if self._loop is None:
@@ -33,7 +33,7 @@ class Background:
                 self._thread.start()
 
     def release(self) -> None:
-        """End the thread where this was its last user."""
+        """Stop the thread if this was its last user."""
         with self._lock:
             self._users -= 1
             if self._users or self._loop is None or self._thread is None:
@@ -48,7 +48,7 @@ class Background:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine in the thread's loop to its end, even where the caller is cancelled."""
+        """Await a coroutine in the thread's loop until it ends, even if the caller is cancelled."""
         assert self._loop is not None
         return await finished(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
 

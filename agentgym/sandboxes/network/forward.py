@@ -14,8 +14,7 @@ _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Forward:
-    """Listens on a free port of 127.0.0.1 and connects whoever comes to a port of the sandbox; all in one event
-    loop."""
+    """Listens on a free port of 127.0.0.1 and connects each client to a port of the sandbox, all in one event loop."""
 
     def __init__(self, stock: Stock, port: int) -> None:
         self._stock, self._port = stock, port
@@ -29,17 +28,17 @@ class Forward:
         self._acceptor = Acceptor(self._listener, self._serve, CONNECTIONS)
 
     def start(self) -> LocalAddress:
-        """Begin to serve, and return the address."""
+        """Start serving and return the address."""
         self._acceptor.start()
         return LocalAddress(*self._listener.getsockname())
 
     async def stop(self) -> None:
-        """End every connection, and listen no more."""
+        """End every connection and stop listening."""
         await self._acceptor.stop()
         self._listener.close()
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Carry one connection; where nothing listens in the sandbox, the client's is reset."""
+        """Carry one connection; if nothing listens in the sandbox, the client's connection is reset."""
         try:
             async with self._stock.connected(self._port) as there:
                 await _join(connection, there)
@@ -53,4 +52,4 @@ async def _join(here: socket.socket, there: socket.socket) -> None:
 
 
 def _any(size: int) -> None:
-    """No limit: it is this machine's own side that connects."""
+    """Accept any number of bytes: the client is on this machine."""

@@ -1,4 +1,4 @@
-"""The heads of HTTP/1 messages: a request to a proxy, read strictly, and its form for the host that it names."""
+"""The heads of HTTP/1 messages: a strict parser for requests to a proxy, and the form in which they are sent on."""
 
 import re
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from agentgym.sandboxes.network.rules import parse_authority
 MAX_HEAD = 32 << 10
 MAX_FIELDS = 100
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n)|\n[ \t]|[^\t\r\n\x20-\x7e\x80-\xff]")
-"""What h11 accepts in a head and other readers may not: other ends of lines, folded lines and control characters."""
+"""Matches what h11 accepts in a head but other parsers may not: other line ends, folded lines, control characters."""
 _LENGTHS = re.compile(rb"\n(?:content-length|transfer-encoding):([^\r]*)", re.IGNORECASE)
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 _OF_ONE_HOP = frozenset(
@@ -21,7 +21,7 @@ _OF_ONE_HOP = frozenset(
 
 
 class Malformed(Exception):
-    """A message that is not HTTP/1 as it is written here, and is not passed on."""
+    """A message that is not passed on, because it is not HTTP/1 in the strict form that is accepted here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Request:
     """The path and query at the host; "" for CONNECT."""
     fields: tuple[tuple[bytes, bytes], ...] = field(repr=False)
     connection: h11.Connection = field(repr=False)
-    """The client's connection: it reads the body, and writes the answer."""
+    """The client's connection, which reads the body and writes the response."""
 
     @property
     def is_tunnel(self) -> bool:
-        """Whether the bytes behind the head go to the host as they are."""
+        """Whether the bytes after the head go to the host unchanged."""
         return self.method == "CONNECT"
 
     def for_host(self) -> h11.Request:
-        """Return the head that the host gets: its own name as Host whatever the client said, and one request only."""
+        """Return the head for the host: Host is always the host's own name, and the connection closes after it."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         authority = name if self.port == 80 else f"{name}:{self.port}"
         fields = [(b"Host", authority.encode()), *self.fields, (b"Connection", b"close")]
@@ -51,15 +51,18 @@ class Request:
 
 
 def parse_request(head: bytes) -> Request:
-    """Read the head of a request up to and with its empty line; Malformed if two readers could read it differently.
+    """Parse the head of a request, including its final empty line.
 
-    CONNECT names `host:port`; other methods name a whole http:// address.
+    CONNECT names `host:port`; other methods name a full http:// URL.
+
+    Raises:
+        Malformed: If two parsers could read it differently.
     """
     if _AMBIGUOUS.search(head):
-        raise Malformed("a line of the head does not end with CR LF, is folded, or holds a control character")
+        raise Malformed("a line of the head does not end with CR LF, is folded, or contains a control character")
     lengths = _LENGTHS.findall(head)
     if len(lengths) > 1 or b"," in b"".join(lengths):
-        raise Malformed("more than one length of the body")
+        raise Malformed("more than one body length")
     connection = h11.Connection(h11.SERVER, MAX_HEAD)
     connection.receive_data(head)
     try:
@@ -67,11 +70,11 @@ def parse_request(head: bytes) -> Request:
     except h11.RemoteProtocolError as error:
         raise Malformed(str(error)[:200]) from None
     if not isinstance(event, h11.Request):
-        raise Malformed("no empty line ends the head")
+        raise Malformed("the head does not end with an empty line")
     if event.http_version not in (b"1.0", b"1.1") or len(event.headers) > MAX_FIELDS:
         raise Malformed(f"neither HTTP/1.0 nor HTTP/1.1, or over {MAX_FIELDS} headers")
     if event.http_version == b"1.0" and b"transfer-encoding" in dict(event.headers):
-        raise Malformed("a body in chunks, which HTTP/1.0 does not have")
+        raise Malformed("a chunked body, which HTTP/1.0 does not support")
     method, target = event.method.decode(), event.target.decode()
     try:
         host, port, path = (*parse_authority(target), "") if method == "CONNECT" else _http_target(target)
@@ -84,25 +87,25 @@ def parse_request(head: bytes) -> Request:
 
 def _http_target(target: str) -> tuple[str, int, str]:
     if not target.lower().startswith("http://"):
-        raise ValueError("it begins with neither http:// nor, for CONNECT, a host and port")
+        raise ValueError("expected a URL that starts with http://, or for CONNECT a host and port")
     if "#" in target or "\\" in target:
-        raise ValueError("it holds a character that no address has")
+        raise ValueError("it contains a character that is invalid in a URL")
     url = urlsplit(target)
     if "@" in url.netloc:
-        raise ValueError("it holds a user")
+        raise ValueError("it contains a user name")
     host, port = parse_authority(url.netloc, 80)
     return host, port, (url.path or "/") + (f"?{url.query}" if "?" in target else "")
 
 
 def _passed_on(request: h11.Request) -> tuple[tuple[bytes, bytes], ...]:
-    """The fields that go to the host: not those of the way to the proxy, nor those that Connection names."""
+    """Return the fields for the host: without those meant for the proxy and those that Connection names."""
     named = b",".join(value for name, value in request.headers if name == b"connection").lower().split(b",")
     own = _OF_ONE_HOP.union(name.strip() for name in named) - _FRAMING
     return tuple((name, value) for name, value in request.headers.raw_items() if name.lower() not in own)
 
 
 def for_client(answer: h11.Response) -> h11.Response:
-    """Return the head of a host's answer as the client gets it: it says that the connection ends with this answer."""
+    """Return the head of a host's response for the client; it says that the connection ends with this response."""
     hidden = (b"connection", b"keep-alive", b"proxy-connection", b"upgrade")
     kept = [(name, value) for name, value in answer.headers.raw_items() if name.lower() not in hidden]
     headers = [*kept, (b"Connection", b"close")]

@@ -1,4 +1,4 @@
-"""The greetings of TLS in a tunnel: the host that the client asks for is the one that the tunnel leads to."""
+"""Checks of the TLS ClientHello messages in a tunnel: the client must request the host that the tunnel leads to."""
 
 import asyncio
 
@@ -12,21 +12,23 @@ MAX_GREETING = 1 << 16
 MESSAGE_HEAD = 4
 CLIENT_HELLO, SERVER_HELLO, SERVER_NAME, HOST_NAME = 1, 2, 0, 0
 ENCRYPTED_NAMES = (0xFE0D, 0xFFCE)
-"""The extensions by which a client hides the host that it asks for: ECH, and ESNI before it."""
+"""The extensions with which a client hides the requested host: ECH, and its predecessor ESNI."""
 RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
-"""What stands for the random bytes in a HelloRetryRequest, which asks for a second greeting (RFC 8446, 4.1.3)."""
+"""The value in place of the random bytes in a HelloRetryRequest, which requests a second ClientHello (RFC 8446,
+4.1.3).
+"""
 RANDOM = slice(MESSAGE_HEAD + 2, MESSAGE_HEAD + 2 + 32)
 
 
 class _Reader:
-    """Takes pieces from the front of bytes; Malformed where they end too early."""
+    """Reads pieces from the front of bytes; raises Malformed if they end too early."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
     def take(self, size: int) -> bytes:
         if len(self.data) < size:
-            raise Malformed("a TLS greeting that ends too early")
+            raise Malformed("a TLS ClientHello that ends too early")
         piece, self.data = self.data[:size], self.data[size:]
         return piece
 
@@ -34,26 +36,27 @@ class _Reader:
         return int.from_bytes(self.take(size), "big")
 
     def block(self, size: int) -> bytes:
-        """Bytes that stand behind their own length, which has `size` bytes."""
+        """Return bytes that follow their own length, which has `size` bytes."""
         return self.take(self.number(size))
 
     def end(self) -> None:
         if self.data:
-            raise Malformed("a TLS greeting with more after it")
+            raise Malformed("a TLS ClientHello with trailing data")
 
 
 def server_name(message: bytes) -> str | None:
-    """Return the host that a TLS client asks for in its greeting; None where it names none, as RFC 6066 has it.
+    """Return the host that a TLS client requests in its ClientHello, or None if it names none (RFC 6066).
 
-    Malformed where the message is not one whole greeting, and where the name is encrypted.
+    Raises:
+        Malformed: If the message is not one whole ClientHello, or if the name is encrypted.
     """
     reader = _Reader(message)
     if reader.number(1) != CLIENT_HELLO:
-        raise Malformed("no TLS greeting")
+        raise Malformed("not a TLS ClientHello")
     hello = _Reader(reader.block(3))
     reader.end()
     hello.take(2 + 32)  # Version and random bytes.
-    for size in (1, 2, 1):  # Session, ciphers and compressions.
+    for size in (1, 2, 1):  # Session, ciphers and compression methods.
         hello.block(size)
     extensions = _Reader(hello.block(2) if hello.data else b"")
     hello.end()
@@ -61,34 +64,35 @@ def server_name(message: bytes) -> str | None:
     while extensions.data:
         kind, content = extensions.number(2), extensions.block(2)
         if kind in ENCRYPTED_NAMES:
-            raise Malformed("TLS with an encrypted name (ECH), which could be any host: switch it off in the client")
+            raise Malformed("TLS with an encrypted name (ECH), which could be any host; turn ECH off in the client")
         if kind == SERVER_NAME:
             names += _names(content)
     if len(names) > 1:
-        raise Malformed("a TLS greeting with several names")
+        raise Malformed("a TLS ClientHello with several names")
     try:
         return names[0].decode("ascii").lower() if names else None
     except UnicodeDecodeError:
-        raise Malformed("a TLS greeting with a name that is no ASCII") from None
+        raise Malformed("a TLS ClientHello with a name that is not ASCII") from None
 
 
 def _names(content: bytes) -> list[bytes]:
-    """The names in the extension that holds them."""
+    """Return the names in the server name extension."""
     whole, found = _Reader(content), []
     listed = _Reader(whole.block(2))
     whole.end()
     while listed.data:
         if listed.number(1) != HOST_NAME:
-            raise Malformed("a TLS greeting with a name of an unknown kind")
+            raise Malformed("a TLS ClientHello with an unknown type of name")
         found.append(listed.block(2))
     return found
 
 
 class Tunnel:
-    """Carries a tunnel both ways; every greeting of TLS in it asks for the tunnel's host.
+    """Carries a tunnel both ways; every TLS ClientHello in it must request the tunnel's host.
 
-    Many hosts share addresses, and what a client asks for decides which of them answers. A host may ask for a second
-    greeting (HelloRetryRequest), so the client's next words wait until it is known whether this one did.
+    Many hosts share addresses, and the name in the ClientHello decides which of them responds. A host may request a
+    second
+    ClientHello (HelloRetryRequest), so the client's next handshake message waits until it is known whether it did.
     """
 
     def __init__(self, client: Stream, host: Stream, request: Request, *, only_tls: bool) -> None:
@@ -97,7 +101,11 @@ class Tunnel:
         self._asked_again: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def send(self, sent: Count) -> None:
-        """Carry what the client says; Malformed at a greeting for another host, or where TLS is missing."""
+        """Carry the client's bytes.
+
+        Raises:
+            Malformed: If a ClientHello is for another host, or if TLS is missing.
+        """
         start = await self._client.reader.read(1)
         if start == bytes([HANDSHAKE]):
             await self._greet(start, sent)
@@ -110,7 +118,7 @@ class Tunnel:
         await pump(self._client, self._host, sent)
 
     async def receive(self, received: Count) -> None:
-        """Carry what the host says, and find out whether it asks for a second greeting."""
+        """Carry the host's bytes, and find out whether it requests a second ClientHello."""
         held = b""
         while not self._asked_again.done() and (said := await self._host.reader.read(PIECE)):
             received(len(said))
@@ -120,12 +128,12 @@ class Tunnel:
             held = held[known:]
             await self._client.writer.drain()
         if not self._asked_again.done():
-            self._asked_again.set_result(False)  # It has said all.
+            self._asked_again.set_result(False)  # The host sends no more.
         self._client.writer.write(held)
         await pump(self._host, self._client, received)
 
     def _look(self, said: bytes) -> int:
-        """Return how many of the bytes may go on; the first record that is no alert says what the host asks for."""
+        """Return how many bytes may be passed on; the first record except alerts shows what the host requests."""
         at = 0
         while said[at : at + 1] == bytes([ALERT]):
             end = at + RECORD_HEAD + int.from_bytes(said[at + 3 : at + 5], "big")
@@ -137,7 +145,7 @@ class Tunnel:
             return at
         is_greeting = record[0] == HANDSHAKE
         if is_greeting and int.from_bytes(record[3:5], "big") < RANDOM.stop:
-            raise Malformed("the host's TLS greeting is in pieces")
+            raise Malformed("the host's TLS ServerHello is fragmented")
         message = record[RECORD_HEAD:]
         if is_greeting and len(message) < RANDOM.stop:
             return at
@@ -145,7 +153,7 @@ class Tunnel:
         return len(said)
 
     async def _go_on(self, sent: Count) -> None:
-        """Carry the client's records until no greeting can follow that the host would take."""
+        """Carry the client's records until no further ClientHello can follow that the host would accept."""
         quiet = True
         while head := await self._client.reader.read(1):
             if head[0] == HANDSHAKE:
@@ -154,27 +162,27 @@ class Tunnel:
                     return
                 record = await self._record(head)
                 if quiet and record[RECORD_HEAD] == CLIENT_HELLO:
-                    raise Malformed("a second TLS greeting that the host did not ask for")
+                    raise Malformed("a second TLS ClientHello that the host did not request")
                 self._say(record, sent)
                 return
-            quiet = quiet and head[0] != CHANGE_CIPHER  # What follows that is encrypted, and may begin with any byte.
+            quiet = quiet and head[0] != CHANGE_CIPHER  # Later records are encrypted.
             self._say(await self._record(head), sent)
             await self._host.writer.drain()
             if self._asked_again.done() and not self._asked_again.result():
                 return
 
     async def _greet(self, start: bytes, sent: Count) -> None:
-        """Pass on one greeting, in as many records as it has, when its name is the tunnel's."""
+        """Pass on one ClientHello, in as many records as it has, if its name is the tunnel's host."""
         raw = message = b""
         while True:
             record = await self._record(start)
             if record[0] != HANDSHAKE or record[1] != 3:
-                raise Malformed("no TLS greeting")
+                raise Malformed("not a TLS ClientHello")
             raw, message = raw + record, message + record[RECORD_HEAD:]
             if len(message) >= MESSAGE_HEAD:
                 size = MESSAGE_HEAD + int.from_bytes(message[1:MESSAGE_HEAD], "big")
                 if message[0] != CLIENT_HELLO or size > MAX_GREETING:
-                    raise Malformed("no TLS greeting")
+                    raise Malformed("not a TLS ClientHello")
                 if len(message) >= size:
                     break
             start = b""
@@ -184,15 +192,15 @@ class Tunnel:
         self._say(raw, sent)
 
     async def _record(self, start: bytes) -> bytes:
-        """Read one record of the client's, whose first bytes are `start`."""
+        """Read one record from the client, whose first bytes are `start`."""
         try:
             head = start + await self._client.reader.readexactly(RECORD_HEAD - len(start))
             size = int.from_bytes(head[3:5], "big")
             if not 0 < size <= MAX_RECORD + 256:
-                raise Malformed("no TLS greeting")
+                raise Malformed("not a TLS ClientHello")
             return head + await self._client.reader.readexactly(size)
         except asyncio.IncompleteReadError:
-            raise Malformed("a TLS greeting that ends too early") from None
+            raise Malformed("a TLS ClientHello that ends too early") from None
 
     def _say(self, data: bytes, sent: Count) -> None:
         sent(len(data))

@@ -7,36 +7,36 @@ from agentgym.sandboxes.network.rules import Allow
 
 NONE, LOOPBACK = "none", "loopback"
 SOCKETS = 32
-"""How many connections into a sandbox there can be at once."""
+"""Maximum number of simultaneous connections into a sandbox."""
 
 
 def allow_of(network: str | Allow) -> Allow | None:
-    """Return the list of hosts; None where the sandbox has none."""
+    """Return the list of allowed hosts, or None if the sandbox has none."""
     return network if isinstance(network, Allow) else None
 
 
 def engine_network(network: str | Allow) -> str:
-    """Return the engine's network of the container: none, unless the engine's own is asked for by name."""
+    """Return the container's network in the engine: "none", unless a network of the engine was requested by name."""
     return network if isinstance(network, str) and network != LOOPBACK else NONE
 
 
 def has_own_loopback(network: str | Allow) -> bool:
-    """Whether the sandbox's network is a loopback that it alone has."""
+    """Return whether the sandbox's network is a loopback that no other sandbox shares."""
     return isinstance(network, Allow) or network == LOOPBACK
 
 
 def server_network(network: str | Allow) -> dict[str, int | None]:
-    """Return what the server's configuration says of the sockets that it is to make."""
+    """Return the part of the server's configuration about the sockets that it must create."""
     return {"listen": PROXY_PORT if isinstance(network, Allow) else None, "sockets": SOCKETS}
 
 
 def sockets_of(config: Mapping[str, int | None]) -> int:
-    """Return how many sockets a server of this configuration sends."""
+    """Return how many sockets a server with this configuration sends."""
     return SOCKETS + (config["listen"] is not None)
 
 
 def proxy_environment(network: str | Allow, services: Sequence[str] = ()) -> dict[str, str]:
-    """Return the variables by which programs in the sandbox find the proxy; the services are reached without it."""
+    """Return the variables that point programs in the sandbox to the proxy; services are reached without it."""
     if not isinstance(network, Allow):
         return {}
     proxy = f"http://127.0.0.1:{PROXY_PORT}"

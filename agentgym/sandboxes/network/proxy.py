@@ -1,4 +1,4 @@
-"""The HTTP proxy of one sandbox: it asks the rule, connects to what is allowed, and writes every request down."""
+"""The HTTP proxy of one sandbox: it checks the rules, connects to allowed hosts, and logs every request."""
 
 import asyncio
 import ipaddress
@@ -23,12 +23,12 @@ LOOK_UPS = 4
 HEAD_S, CONNECT_S, IDLE_S, LIFE_S = 10.0, 10.0, 60.0, 900.0
 LINGER_S = 1.0
 MAX_SAID = 1000
-"""Characters of each text in the log: the code chooses them, and this machine holds the log."""
+"""Maximum length of each text in the log, because the sandbox's code chooses them and this machine stores the log."""
 REASONS = {400: "Bad Request", 403: "Forbidden", 408: "Request Timeout", 429: "Too Many Requests", 502: "Bad Gateway"}
 
 
 class Refusal(Exception):
-    """The end of a request that is answered by the proxy itself: the outcome, the status of the answer, and why."""
+    """The end of a request that the proxy answers itself, with the outcome, the response's status, and the reason."""
 
     def __init__(self, outcome: RequestOutcome, status: int, why: str) -> None:
         super().__init__(why)
@@ -37,7 +37,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Record:
-    """A request while it runs."""
+    """A request while it is running."""
 
     at: float = field(default_factory=time.time)
     method: str = ""
@@ -45,18 +45,17 @@ class Record:
     port: int = 0
     path: str = ""
     outcome: RequestOutcome = "failed"
-    why: str = "it has not ended its head"
+    why: str = "the request head is incomplete"
     sent: int = 0
     received: int = 0
 
     def view(self) -> NetworkRequest:
-        """Return what is known now."""
+        """Return the current state of the request."""
         return NetworkRequest(**asdict(self))
 
 
 class Proxy:
-    """Serves what connects to a listener in the sandbox's network, for one episode; all of it runs in one event
-    loop."""
+    """Serves the connections to a listener in the sandbox's network, for one episode, all in one event loop."""
 
     def __init__(self, listener: socket.socket, allow: Allow) -> None:
         self.rule = Rule(allow)
@@ -67,11 +66,11 @@ class Proxy:
         self._looking_up = asyncio.Semaphore(LOOK_UPS)
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start serving."""
         self._acceptor.start()
 
     async def stop(self) -> None:
-        """End every request; those that wait to be accepted are left to `forget_waiting`."""
+        """End every request; connections that have not been accepted are left to `forget_waiting`."""
         await self._acceptor.stop()
 
     async def _serve(self, connection: socket.socket) -> None:
@@ -85,14 +84,14 @@ class Proxy:
             client.writer.write(_refused(refusal.status, str(refusal)))
             await client.finish(LINGER_S)
         except OSError as error:
-            if record.outcome != "allowed":  # Else it was carried, and one end has closed it.
+            if record.outcome != "allowed":  # If allowed, one end closed it while it was being carried.
                 record.why = f"the connection ended: {error}"
         finally:
             client.close()
 
     async def _answer(self, client: Stream, record: Record) -> None:
         if len(self.records) >= self.rule.allow.requests:
-            raise Refusal("refused", 429, f"over {self.rule.allow.requests} requests in one episode")
+            raise Refusal("refused", 429, f"more than {self.rule.allow.requests} requests in one episode")
         self.records.append(record)
         request = await _request(client, record)
         record.method, record.path = cut_middle(request.method, MAX_SAID), cut_middle(request.path, MAX_SAID)
@@ -125,7 +124,7 @@ class Proxy:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _connect(self, host: str, port: int) -> socket.socket:
-        """A connection to the host at an address that it may have; the name is not looked up a second time."""
+        """Return a connection to the host at an allowed address; the name is not looked up a second time."""
         error: OSError | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -137,7 +136,7 @@ class Proxy:
                     raise Refusal(
                         "refused",
                         403,
-                        f"{host} leads to {found}, which is no public address; to allow it, list that address too",
+                        f"{host} resolves to {found}, which is not a public address; list that address to allow it",
                     )
                 for address in allowed:
                     try:
@@ -145,7 +144,7 @@ class Proxy:
                     except OSError as caught:
                         error = caught
         except TimeoutError:
-            raise Refusal("failed", 502, f"{host}:{port} did not answer within {CONNECT_S:.0f} s") from None
+            raise Refusal("failed", 502, f"{host}:{port} did not respond within {CONNECT_S:.0f} s") from None
         except OSError as caught:
             error = caught
         raise Refusal("failed", 502, f"{host}:{port} cannot be reached: {error}")
@@ -166,7 +165,7 @@ class Proxy:
 
 
 class Meter:
-    """Counts the bytes of one request, against the limit of its episode, and the time since the last ones."""
+    """Counts the bytes of one request against its episode's limit, and the time since the last bytes."""
 
     def __init__(self, proxy: Proxy, record: Record) -> None:
         self._proxy, self._record = proxy, record
@@ -175,14 +174,14 @@ class Meter:
         self._end = self._last + LIFE_S
 
     def over(self) -> str | None:
-        """Why the request has to end now; None where it may go on."""
+        """Return why the request must end now, or None if it may continue."""
         now = self._clock()
         if now >= self._end:
-            return f"over {LIFE_S:.0f} s"
+            return f"open for over {LIFE_S:.0f} s"
         return f"idle for {IDLE_S:.0f} s" if now >= self._last + IDLE_S else None
 
     def left(self) -> float:
-        """Seconds until `over` has to be asked again."""
+        """Return the seconds until `over` must be checked again."""
         return min(self._last + IDLE_S, self._end) - self._clock() + 0.01
 
     def sent(self, size: int) -> None:
@@ -197,14 +196,14 @@ class Meter:
         self._last = self._clock()
         self._proxy.room -= size
         if self._proxy.room < 0:
-            raise Refusal("cut", 0, f"over {self._proxy.rule.allow.mb} MB in one episode")
+            raise Refusal("cut", 0, f"more than {self._proxy.rule.allow.mb} MB in one episode")
 
 
 async def _exchange(client: Stream, host: Stream, request: Request, meter: Meter) -> None:
-    """Carry a tunnel both ways; or one request there, while its answer comes back and ends it."""
+    """Carry a tunnel both ways, or one request to the host until the response ends it."""
     if request.is_tunnel:
         client.writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        if parse_address(request.host) is not None:  # Whoever lists an address lists all that answers there.
+        if parse_address(request.host) is not None:  # Listing an address allows every host that responds there.
             await both_ways(client, host, meter.sent, meter.received)
             return
         tunnel = Tunnel(client, host, request, only_tls=request.port == TLS_PORT)
@@ -234,9 +233,9 @@ async def _request(client: Stream, record: Record) -> Request:
             head = await client.reader.readuntil(b"\r\n\r\n")
         return parse_request(head)
     except TimeoutError:
-        raise Refusal("malformed", 408, f"the head did not end within {HEAD_S:.0f} s") from None
+        raise Refusal("malformed", 408, f"the request head did not end within {HEAD_S:.0f} s") from None
     except asyncio.LimitOverrunError:
-        raise Refusal("malformed", 400, f"a head of over {MAX_HEAD} bytes") from None
+        raise Refusal("malformed", 400, f"a request head of over {MAX_HEAD} bytes") from None
     except asyncio.IncompleteReadError as error:
         record.outcome = "malformed"
         raise ConnectionError("the client closed the connection") from error
@@ -245,7 +244,11 @@ async def _request(client: Stream, record: Record) -> Request:
 
 
 async def _look_up(host: str, port: int) -> list[Address]:
-    """The host's addresses, each once. OSError where it has none."""
+    """Return the host's addresses, each once.
+
+    Raises:
+        OSError: If it has none.
+    """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found))
@@ -254,7 +257,7 @@ async def _look_up(host: str, port: int) -> list[Address]:
 async def _pass_on(
     source: Stream, reading: h11.Connection, target: Stream, writing: h11.Connection, count: Count
 ) -> None:
-    """Pass on the rest of one message, written anew: no trailers, no interim answers, nothing that follows its end."""
+    """Rewrite the rest of one message for the target: no trailers, no interim responses, nothing after its end."""
     event: object = None
     try:
         while not isinstance(event, h11.EndOfMessage):
@@ -268,7 +271,7 @@ async def _pass_on(
             elif isinstance(event, h11.Data):
                 target.writer.write(writing.send(event))
             await target.writer.drain()
-            await asyncio.sleep(0)  # A message of many small chunks leaves the loop to others.
+            await asyncio.sleep(0)  # Let other tasks run during a message of many small chunks.
         target.writer.write(writing.send(h11.EndOfMessage()))
     except h11.ProtocolError as error:
         raise Malformed(f"a message that is not HTTP/1.1: {error}"[:MAX_SAID]) from None

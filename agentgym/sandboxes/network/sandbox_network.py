@@ -1,4 +1,4 @@
-"""The network of one sandbox, as its client holds it: the proxy's log, forwarded ports, and the services beside it."""
+"""The network of one sandbox on the client's side: the proxy's log, forwarded ports, and services."""
 
 import logging
 import socket
@@ -21,19 +21,20 @@ from agentgym.sandboxes.protocol.arguments import check_timeout
 from agentgym.sandboxes.protocol.content import LateContent
 
 NO_NETWORK = (
-    'this sandbox has no sockets of its network here; Docker(network="loopback") and Bubblewrap(network="loopback")'
+    'this sandbox has no network that the host can reach; use Docker(network="loopback") or '
+    'Bubblewrap(network="loopback")'
 )
 _log = logging.getLogger("agentgym.sandboxes")
 
 
 class Beside(Protocol):
-    """The services beside a sandbox."""
+    """The services of a sandbox."""
 
     @property
     def each(self) -> Mapping[str, SandboxService]: ...
 
     async def remove(self) -> None:
-        """Remove every container of them."""
+        """Remove all their containers."""
         ...
 
     async def start(self) -> None:
@@ -42,9 +43,11 @@ class Beside(Protocol):
 
 
 class SandboxNetwork:
-    """What a client can do with a sandbox's network; without sockets of it, nothing.
+    """A client's access to a sandbox's network; without sockets, there is none.
 
-    `sockets` are those that the sandbox's server made, the proxy's listener first where `allow` is given. It owns them.
+    `sockets` are those that the sandbox's server created; if `allow` is given, the proxy's listener comes first. This
+    object
+    owns them.
     """
 
     def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:
@@ -56,14 +59,14 @@ class SandboxNetwork:
         self._episode = 0
         self.beside: Beside | None = None
         self.late = 0
-        """Connections to the proxy that were made while their episode ended, and dropped."""
+        """Number of connections to the proxy that were opened while their episode was ending, and dropped."""
         if self._stock is not None:
             BACKGROUND.hold()
 
     async def begin(self) -> None:
-        """Begin an episode, when nobody of the last one is left in the sandbox: new services, and an empty log.
+        """Start an episode with new services and an empty log, once no process of the last one is left in the sandbox.
 
-        What was said to the proxy while the last episode ended is dropped and counted.
+        Data that was sent to the proxy while the last episode was ending is dropped and counted.
         """
         if self.beside is not None:
             await self.beside.remove()
@@ -72,12 +75,12 @@ class SandboxNetwork:
             late = await BACKGROUND.complete(_begin(self._listener, self._proxy))
             if late:
                 self.late += late
-                _log.info("%d connections to a sandbox's proxy were dropped: they were made as its episode ended", late)
+                _log.info("%d connections to a sandbox's proxy were dropped because its episode was ending", late)
         if self.beside is not None:
             await self.beside.start()
 
     async def end(self) -> None:
-        """End an episode: its requests and its forwarded ports."""
+        """End an episode's requests and forwarded ports."""
         self._episode += 1
         running: list[Forward | Proxy] = [*self._forwards, *([self._proxy] if self._proxy is not None else [])]
         self._forwards.clear()
@@ -85,7 +88,7 @@ class SandboxNetwork:
             await BACKGROUND.complete(_stop(running))
 
     async def close(self) -> None:
-        """End everything, and close every socket; closing twice is harmless."""
+        """End everything and close every socket; closing twice is harmless."""
         stock, self._stock = self._stock, None
         if stock is None:
             return
@@ -99,7 +102,7 @@ class SandboxNetwork:
             BACKGROUND.release()
 
     def requests(self) -> list[NetworkRequest]:
-        """Return every request of this episode to the proxy, in the order of their beginning."""
+        """Return all requests of this episode to the proxy, in the order in which they started."""
         return [record.view() for record in self._proxy.records] if self._proxy is not None else []
 
     @asynccontextmanager
@@ -114,58 +117,62 @@ class SandboxNetwork:
         except TimeoutError as error:
             raise LateContent(str(error)) from error
         if episode != self._episode:
-            raise SandboxError(f"port: the episode that asked for port {port} has ended")
+            raise SandboxError(f"port: the episode that requested port {port} has ended")
         forward = Forward(stock, port)
         self._forwards.add(forward)
         try:
             yield await BACKGROUND.complete(_start(forward))
         finally:
-            if forward in self._forwards:  # Else its episode has ended, and it too.
+            if forward in self._forwards:  # Otherwise its episode has ended, and the forward with it.
                 self._forwards.discard(forward)
                 await BACKGROUND.complete(forward.stop())
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Return when something in the sandbox's network listens at the port, and answers the URL with a status below
-        400.
+        """Wait until something in the sandbox listens on the port, and answers the URL with a status below 400.
 
-        TimeoutError where nothing does in time.
+        Raises:
+            TimeoutError: If nothing does in time.
         """
         await BACKGROUND.run(self._usable("port").wait_for(port, timeout_s, url))
 
     def service(self, name: str) -> SandboxService:
-        """Return the service; ValueError where the sandbox has none of that name."""
+        """Return the service.
+
+        Raises:
+            ValueError: If the sandbox has no service of that name.
+        """
         services = {} if self.beside is None else self.beside.each
         if name not in services:
-            raise ValueError(f"service: the sandbox has none named {name!r}; it has {sorted(services)}")
+            raise ValueError(f"service: the sandbox has no service named {name!r}; it has {sorted(services)}")
         return services[name]
 
     def _usable(self, call: str) -> Stock:
         if self._stock is None:
-            raise ValueError(f"{call}: {NO_NETWORK} have")
+            raise ValueError(f"{call}: {NO_NETWORK} instead")
         return self._stock
 
 
 class Networked:
-    """The calls of a sandbox that reach its network, and the services beside it."""
+    """The calls of a sandbox that reach its network and its services."""
 
     network: SandboxNetwork
     lifetime: Lifetime
 
     def requests(self) -> Sequence[NetworkRequest]:
-        """Return every request of this episode to the sandbox's proxy."""
+        """Return all requests of this episode to the sandbox's proxy."""
         self.lifetime.check()
         return self.network.requests()
 
     @asynccontextmanager
     async def port(self, port: int, *, timeout_s: float = 10.0) -> AsyncIterator[LocalAddress]:
-        """Lend an address of this machine that leads to the sandbox's port."""
+        """Yield an address of this machine that leads to the sandbox's port."""
         check_timeout(timeout_s)
         self.lifetime.check()
         async with self.network.port(port, timeout_s) as address:
             yield address
 
     def service(self, name: str) -> SandboxService:
-        """Return the container of that name beside the sandbox."""
+        """Return the sandbox's service of that name."""
         self.lifetime.check()
         return self.network.service(name)
 
@@ -198,15 +205,18 @@ async def release(network: SandboxNetwork, end: Callable[[], Awaitable[None]]) -
 
 
 async def receive(connection: socket.socket, count: int, timeout_s: float) -> list[socket.socket]:
-    """Return the sockets that a sandbox's server sends before its first frame; SandboxError where they do not come.
+    """Return the sockets that a sandbox's server sends before its first frame.
 
-    Nothing is taken from the connection but the one byte that they come with.
+    Only the one byte that comes with them is read from the connection.
+
+    Raises:
+        SandboxError: If they do not come.
     """
     connection.setblocking(False)
     try:
         await readable(connection.fileno(), timeout_s)
     except TimeoutError:
-        raise SandboxError(f"the sandbox did not start: it made no sockets within {timeout_s:.0f} s") from None
+        raise SandboxError(f"the sandbox did not start: it created no sockets within {timeout_s:.0f} s") from None
     try:
         said, numbers, _, _ = socket.recv_fds(connection, 1, count, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
@@ -216,4 +226,4 @@ async def receive(connection: socket.socket, count: int, timeout_s: float) -> li
         return made
     for each in made:
         each.close()
-    raise SandboxError("the sandbox did not start: it ended, or sent other sockets than those that were asked for")
+    raise SandboxError("the sandbox did not start: it ended, or sent the wrong sockets")

@@ -1,4 +1,4 @@
-"""Containers beside a sandbox, which share its loopback: made with it, new in every episode, removed with it."""
+"""Containers that share a sandbox's loopback: created with it, new in every episode, removed with it."""
 
 import asyncio
 import logging
@@ -37,45 +37,55 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 
 @config(frozen=True, kw_only=True)
 class Service:
-    """A container beside a sandbox: an application or a database that code in the sandbox talks to by the service's
-    name.
+    """A container next to a sandbox: an application or database that the sandbox's code reaches by the service's name.
 
-    The names of all services lead to the one loopback that they share with the sandbox: two cannot listen on the same
-    port, and nothing of it leads out. Its root is read-only; it writes to the folders in `writable`, which are in
-    memory, and root in it to its /dev, 64 MB that are new in each episode, too.
+    The names of all services resolve to the one loopback that they share with the sandbox: two services can't listen
+    on the
+    same port, and nothing leads out of it. A service's root is read-only. It writes to the folders in `writable`,
+    which are
+    in memory; root in the container can also write to its /dev, 64 MB that are new in each episode.
     """
 
     image: Word
+    """The image that the container runs."""
     command: Sequence[Text] = ()
-    """The words behind the image's entrypoint; empty takes the image's own."""
+    """The arguments after the image's entrypoint; if empty, the image's own are used."""
     entrypoint: Sequence[Text] | None = None
-    """The program in place of the image's entrypoint."""
+    """The program in place of the image's entrypoint; None uses the image's own."""
     env: Mapping[Name, Text] = field(default_factory=dict)
+    """Environment variables, in addition to the image's."""
     ready: Port | Name | None = None
-    """The port that it listens on, or the URL that answers with a status below 400, when it is ready."""
+    """When the service is ready: the port that it then listens on, or the URL that then responds with a status below
+    400.
+    """
     ready_s: Above0 = 30.0
+    """Seconds within which the service must become ready."""
     user: Word | None = None
-    """The user in the container; None takes the image's. No user of it has a capability, root neither."""
+    """The user in the container; None uses the image's. No user has any capability, not even root."""
     writable: Sequence[Name] = ("/tmp", "/run")
+    """Absolute paths of the folders, in memory, to which the service can write."""
     memory_mb: Positive = 512
-    """Memory of the container in MB, its files in memory included."""
+    """Memory of the container in MB, including its files in memory."""
     disk_mb: Positive = 128
+    """Size in MB of each folder in `writable`, and of /dev/shm."""
     cpus: Above0 = 1.0
+    """Processor time of the container, in CPUs."""
     pids: Positive = 256
+    """Maximum number of processes in the container."""
 
     def __post_init__(self) -> None:
         if isinstance(self.ready, str) and not _is_url(self.ready):
             raise ValueError(f"ready: {self.ready!r} is neither a port nor a URL such as 'http://db:8000/health'")
         for name in self.env:
             if "=" in name or "\0" in name:
-                raise ValueError(f"env: {name!r} is no name of a variable")
+                raise ValueError(f"env: {name!r} is not a variable name")
         for path in self.writable:
             if not path.startswith("/") or ":" in path or path.strip("/") in ("", ".", "..") or "/.." in path:
                 raise ValueError(f"writable: {path!r} is not an absolute path of a folder, such as '/tmp'")
 
     @property
     def ready_port(self) -> int | None:
-        """The port that has to be listened on; None where the service counts as ready when it has started."""
+        """The port that must be listened on, or None if the service counts as ready once started."""
         return (urlsplit(self.ready).port or 80) if isinstance(self.ready, str) else self.ready
 
 
@@ -85,25 +95,31 @@ def _is_url(text: str) -> bool:
         return (
             url.scheme == "http" and bool(url.hostname) and url.port != 0 and re.fullmatch(r"[!-~]+", text) is not None
         )
-    except ValueError:  # A port that is none.
+    except ValueError:  # An invalid port.
         return False
 
 
 def check_services(services: Mapping[str, Service]) -> None:
-    """Raise ValueError for a name that cannot be a host's, and for a `ready` that asks a host that is no service."""
+    """Check the names of services and the hosts in their `ready` URLs.
+
+    Raises:
+        ValueError: If a name can't be a host name, or if the host of a `ready` URL is not a service.
+    """
     for name, service in services.items():
         if name in TAKEN:
-            raise ValueError(f"services: {name!r} is the name of the sandbox itself; give the service another one")
+            raise ValueError(f"services: {name!r} is the name of the sandbox itself; give the service another name")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"services: {name!r} is no name; use lower-case letters, digits and '-', a letter first")
+            raise ValueError(
+                f"services: {name!r} is not a valid name; use lowercase letters, digits and '-', a letter first"
+            )
         host = urlsplit(service.ready).hostname if isinstance(service.ready, str) else None
         if host is not None and host not in (*services, "localhost", "127.0.0.1"):
             known = ", ".join(map(repr, services))
-            raise ValueError(f"services[{name!r}].ready: {host!r} is no service; they are {known}")
+            raise ValueError(f"services[{name!r}].ready: {host!r} is not a service; the services are {known}")
 
 
 def check_images(client: "docker.APIClient", services: Mapping[str, Service]) -> None:
-    """Raise SandboxError for a service whose image the engine does not have."""
+    """Raise SandboxError if the engine lacks a service's image."""
     from docker.errors import ImageNotFound
 
     for name, service in services.items():
@@ -116,7 +132,7 @@ def check_images(client: "docker.APIClient", services: Mapping[str, Service]) ->
 
 
 class ServiceEngine(Protocol):
-    """What the services need of the engine that their sandbox runs on."""
+    """The functions that services need from the engine that runs their sandbox."""
 
     @property
     def client(self) -> "docker.APIClient": ...
@@ -126,12 +142,12 @@ class ServiceEngine(Protocol):
         ...
 
     def claim(self, name: str) -> None:
-        """Note a container as one in use, which no sweep removes."""
+        """Register a container as in use, so that no sweep removes it."""
         ...
 
     @property
     def heard(self) -> dict[str, Callable[[int], Awaitable[None]]]:
-        """Whom to tell of a container's end, with its exit code; by the container's id."""
+        """By container id: the function that is called with the exit code when the container ends."""
         ...
 
     async def do(self, operation: Callable[..., Any], *args: Any) -> Any:
@@ -139,7 +155,7 @@ class ServiceEngine(Protocol):
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove a container; what is gone is no error."""
+        """Remove a container; it is not an error if it is gone already."""
         ...
 
 
@@ -154,29 +170,33 @@ class Services:
             name: RunningService(engine, sandbox, name, service, self._lose) for name, service in settings.items()
         }
         self.cut: Callable[..., None] | None = None
-        """`Link.cut`, for where a service has ended: what is left of the episode could only fail."""
+        """`Link.cut`, called when a service has ended, because the rest of the episode could only fail."""
         self.lost = 0
-        """How many ended in the middle of an episode, so far."""
+        """Number of services that have ended in the middle of an episode so far."""
 
     async def start(self) -> None:
-        """Start each from its image and wait until it is ready; SandboxError with its last words if it is not."""
+        """Start each service from its image and wait until it is ready.
+
+        Raises:
+            SandboxError: If one does not become ready; the text has its last output.
+        """
         await _all(each.start() for each in self.each.values())
         await _all(each.wait_until_ready(self._network) for each in self.each.values())
 
     async def remove(self) -> None:
-        """Remove every container of them; those that ended before are counted and named."""
+        """Remove all containers; services that had already ended are counted and named."""
         await _all(each.remove() for each in self.each.values())
 
     def _lose(self, end: "ServiceEnd") -> None:
-        """Count a service that ended; its sandbox ends too where the episode goes on."""
+        """Count a service that ended; if the episode is still running, its sandbox ends, too."""
         self.lost += 1
         if end.in_the_episode and self.cut is not None:
             self.cut(end.how, by_its_code=end.by_code)
-        _log.warning("%s, number %d beside this sandbox; its last output: %s", end.how, self.lost, end.last_words)
+        _log.warning("%s, number %d in this sandbox; its last output: %s", end.how, self.lost, end.last_words)
 
 
 async def _all(works: Any) -> None:
-    """Await all to their end; raise the first error."""
+    """Await all to their end, then raise the first error."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -184,19 +204,21 @@ async def _all(works: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServiceEnd:
-    """How a service ended that should go on."""
+    """How a service ended that should still be running."""
 
     how: str
     last_words: str
     by_code: bool
-    """Whether it ended by itself or for want of memory: of what the code in the sandbox sent it. Nothing inside of a
-    container can send SIGKILL to its first process."""
+    """Whether it ended by itself or because it ran out of memory, and so because of data that the sandbox's code sent
+    it.
+    Nothing inside a container can send SIGKILL to its first process.
+    """
     in_the_episode: bool
-    """Whether the episode goes on, or it was noticed when the episode ended."""
+    """Whether the episode was still running, or the end was noticed only when the episode ended."""
 
 
 class RunningService:
-    """One service; implements `sandboxes.SandboxService`."""
+    """One running service. Implements `sandboxes.SandboxService`."""
 
     def __init__(
         self, engine: ServiceEngine, sandbox: str, name: str, service: Service, lose: Callable[["ServiceEnd"], None]
@@ -205,7 +227,7 @@ class RunningService:
         self._container = f"{sandbox}-{name}"
         self._id = ""
         self._in_use = False
-        """Whether it was ready, and has not ended since."""
+        """Whether it was ready and has not ended since."""
 
     async def start(self) -> None:
         """Create and start the container."""
@@ -215,10 +237,10 @@ class RunningService:
         await finished(asyncio.ensure_future(self._engine.do(lambda: self._engine.client.start(self._container))))
 
     async def remove(self) -> None:
-        """Remove the container, and say where it had ended before."""
+        """Remove the container, and report it if it had already ended."""
         self._engine.heard.pop(self._id, None)
         if self._in_use:
-            with suppress(SandboxError):  # The engine is gone, and all its containers may be.
+            with suppress(SandboxError):  # The engine is gone, and all its containers may be, too.
                 state = await self._state()
                 if not state["Running"]:
                     await self._ended(state["ExitCode"], in_the_episode=False)
@@ -226,7 +248,7 @@ class RunningService:
         await self._engine.remove(self._container)
 
     async def _ended(self, code: int, *, in_the_episode: bool = True) -> None:
-        """Tell that it has ended; one that listens on no port may end with success."""
+        """Report the end of the service; a service without `ready` may end with exit code 0."""
         if not self._in_use or not (code or self._service.ready is not None):
             return
         self._in_use = False
@@ -239,7 +261,7 @@ class RunningService:
         self._lose(ServiceEnd(how, last_words, by_code, in_the_episode))
 
     async def logs(self, *, lines: int = 200) -> str:
-        """Return the last lines of what it wrote since the episode began, at most 64 KiB of them."""
+        """Return the last lines of output since the episode started, at most 64 KiB."""
         if lines < 1:
             raise ValueError(f"lines: must be at least 1, got {lines}")
         said: bytes = await self._engine.do(
@@ -248,7 +270,11 @@ class RunningService:
         return said[-MAX_LOGS:].decode("utf-8", "replace")
 
     async def wait_until_ready(self, network: SandboxNetwork) -> None:
-        """Return when it is ready; SandboxError with its last output where it ends first, or takes too long."""
+        """Return when the service is ready.
+
+        Raises:
+            SandboxError: If it ends first or takes too long; the text has its last output.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._service.ready_s
         while not await self._is_ready(network):
@@ -279,7 +305,7 @@ class RunningService:
         return f"the service {self._name!r} {how.strip()}; its last output: {await self._last_words()}"
 
     async def _last_words(self) -> str:
-        """The end of its output as one line: what it was sent by code can be in it, and it goes into logs."""
+        """Return the end of its output as one line for a log; it may contain data from the sandbox's code."""
         return one_line((await self.logs(lines=SAID_LINES)).strip()) or "none"
 
     def _create(self) -> str:

@@ -1,4 +1,4 @@
-"""Unconnected sockets of a sandbox's network, which its server made: each connects there, again and again."""
+"""Unconnected sockets of a sandbox's network, created by its server; each can connect there again and again."""
 
 import asyncio
 import ctypes
@@ -19,7 +19,7 @@ _NOWHERE = ctypes.create_string_buffer(struct.pack("=H14x", socket.AF_UNSPEC))
 
 
 class Stock:
-    """Connects to 127.0.0.1 inside the sandbox; as many connections at once as there are sockets, others wait.
+    """Connects to 127.0.0.1 inside the sandbox, with one connection per socket at a time; further ones wait.
 
     All of it runs in one event loop.
     """
@@ -33,7 +33,12 @@ class Stock:
 
     @asynccontextmanager
     async def connected(self, port: int) -> AsyncIterator[socket.socket]:
-        """Yield a socket that is connected to the port; OSError or TimeoutError where the sandbox does not answer."""
+        """Yield a socket that is connected to the port.
+
+        Raises:
+            OSError: If nothing in the sandbox accepts the connection.
+            TimeoutError: If it takes too long.
+        """
         one = await self._free.get()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -44,7 +49,7 @@ class Stock:
             self._free.put_nowait(one)
 
     async def answers(self, port: int, url: SplitResult | None) -> bool:
-        """Whether something accepts connections at the port, and answers the URL with a status below 400."""
+        """Return whether something accepts connections on the port and answers the URL with a status below 400."""
         try:
             async with self.connected(port) as connection:
                 return url is None or await _status(connection, url) < 400
@@ -52,10 +57,14 @@ class Stock:
             return False
 
     async def wait_for(self, port: int, timeout_s: float, url: SplitResult | None = None) -> None:
-        """Return when something listens at the port, and answers the URL; TimeoutError where nothing does in time."""
+        """Return when something listens on the port and answers the URL.
+
+        Raises:
+            TimeoutError: If nothing does in time.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self.answers(port, url):  # noqa: ASYNC110 - nothing in the sandbox tells of it
+                while not await self.answers(port, url):  # noqa: ASYNC110 - the sandbox sends no event for it
                     await asyncio.sleep(READY_EVERY_S)
         except TimeoutError:
             raise TimeoutError(f"nothing listens on port {port} of the sandbox after {timeout_s:g} s") from None
@@ -67,19 +76,19 @@ class Stock:
 
 
 async def _status(connection: socket.socket, url: SplitResult) -> int:
-    """The status of the answer to a GET request; 999 where it is no HTTP."""
+    """Return the status of the response to a GET request, or 999 if it is not HTTP."""
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     with closing(await Stream.over(connection)) as stream:
         stream.writer.write(f"GET {path} HTTP/1.0\r\nHost: {url.netloc}\r\n\r\n".encode())
         try:
             words = (await stream.reader.readline()).split()
         except ValueError:
-            return 999  # A line without an end.
+            return 999  # A line that does not end.
         return int(words[1]) if len(words) > 1 and words[1].isdigit() else 999
 
 
 def disconnect(connection: socket.socket) -> None:
-    """Dissolve a TCP socket's connection, so that it can connect again; what was not read or sent is lost."""
+    """Dissolve a TCP socket's connection so that it can connect again; unread and unsent data is lost."""
     if _libc.connect(connection.fileno(), _NOWHERE, len(_NOWHERE.raw)) != 0:
         number = ctypes.get_errno()
         if number != errno.ENOTCONN:

@@ -1,4 +1,4 @@
-"""Bytes on their way between two connections."""
+"""Transfer of bytes between two connections."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 PIECE = 64 << 10
 Count: TypeAlias = Callable[[int], None]
-"""A function that is told how many bytes are about to be carried; what it raises ends the connection."""
+"""Called with the number of bytes that are about to be carried; if it raises, the connection ends."""
 
 
 class Stream:
@@ -19,7 +19,7 @@ class Stream:
 
     @classmethod
     async def over(cls, connection: socket.socket, limit: int = PIECE) -> "Stream":
-        """Open the streams over a duplicate of the socket, which stays the caller's to close."""
+        """Open streams over a duplicate of the socket; the caller must still close the socket itself."""
         twin = connection.dup()
         try:
             return cls(*await asyncio.open_connection(sock=twin, limit=limit))
@@ -32,7 +32,7 @@ class Stream:
         self.writer.transport.abort()
 
     async def finish(self, seconds: float) -> None:
-        """Send what is left, and wait a while for the other end to close; what it still says is dropped."""
+        """Send the remaining data, and wait up to `seconds` for the other end to close; incoming data is dropped."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.writer.drain()
@@ -42,7 +42,7 @@ class Stream:
 
 
 async def pump(source: Stream, target: Stream, count: Count) -> None:
-    """Carry bytes until the source ends, and end the target's input then; `count` is told of each piece first."""
+    """Carry bytes until the source ends, then end the target's input; `count` is called before each piece is sent."""
     while data := await source.reader.read(PIECE):
         count(len(data))
         target.writer.write(data)
@@ -52,12 +52,12 @@ async def pump(source: Stream, target: Stream, count: Count) -> None:
 
 
 async def both_ways(one: Stream, other: Stream, sent: Count, received: Count) -> None:
-    """Carry bytes both ways until both ends have ended; an error of either ends both, and is raised."""
+    """Carry bytes both ways until both ends have ended; an error of either ends both and is raised."""
     await first_error(pump(one, other, sent), pump(other, one, received))
 
 
 async def first_error(*works: Coroutine[Any, Any, None]) -> None:
-    """Await all; where one raises, or this is cancelled, the others are cancelled and have ended."""
+    """Await all; if one raises or this task is cancelled, the others are cancelled and awaited, too."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -1,4 +1,4 @@
-"""What every call of a sandbox does: it is sent for its session, and its answer comes back."""
+"""The basics of every sandbox call: it is sent for its session, and its answer is awaited."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,13 +10,12 @@ from agentgym.sandboxes.remote.link import TRUNK, Carry, Link
 from agentgym.sandboxes.remote.wire import Frame
 
 MARGIN_S = 20.0
-"""Seconds beyond a call's own limit after which the host gives the sandbox up."""
+"""Seconds beyond a call's own time limit after which the host gives up on the sandbox."""
 MAX_CODE = 1 << 20
 
 
 class Calls:
-    """One session of a sandbox: a sandbox makes one call at a time, its branches' calls included; others wait their
-    turn."""
+    """One session of a sandbox. A sandbox handles one call at a time, including those of its branches; others wait."""
 
     def __init__(self, link: Link, session: int = TRUNK, lifetime: Lifetime | None = None) -> None:
         self.link = link
@@ -41,12 +40,16 @@ class Calls:
 
 
 def deadline_in(timeout_s: float) -> float:
-    """Return the time of the loop's clock at which that many seconds are over."""
+    """Return the time on the loop's clock that is `timeout_s` seconds from now."""
     return asyncio.get_running_loop().time() + timeout_s
 
 
 def left_until(deadline: float) -> float:
-    """Return the seconds that are left; LateContent, a TimeoutError, if there are none."""
+    """Return the seconds left until the deadline.
+
+    Raises:
+        LateContent: If there are none; it is a TimeoutError.
+    """
     left = deadline - asyncio.get_running_loop().time()
     if left <= 0:
         raise LateContent("the files could not all be copied in time")
@@ -54,7 +57,11 @@ def left_until(deadline: float) -> float:
 
 
 def encoded(text: str, field: str) -> bytes:
-    """Return the bytes of a code or a command; ValueError where it is too long."""
+    """Return the bytes of code or a command.
+
+    Raises:
+        ValueError: If it is too long.
+    """
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MAX_CODE:
         raise WrongContent(f"{field}: {len(body)} bytes, the limit is {MAX_CODE}")

@@ -1,4 +1,4 @@
-"""Calls that move files: whole ones in one frame, large ones and archives piece by piece."""
+"""Calls that move files: small files whole in one frame, large files and archives piece by piece."""
 
 import asyncio
 import errno
@@ -38,7 +38,7 @@ from agentgym.sandboxes.remote.writes import MAX_BATCH, about, write_batches
 PIECE = 4 << 20
 """Bytes of a large file in one frame."""
 MAX_AT_ONCE = 1 << 20
-"""The most bytes that are written to this machine's disk in the event loop."""
+"""Maximum number of bytes that the event loop itself writes to this machine's disk at once."""
 
 
 class Files(Programs):
@@ -88,7 +88,7 @@ class Files(Programs):
     async def _collect(
         self, source: str, limit: int, deadline: float, spool: Spool, progress: Progress | None
     ) -> list[str]:
-        """Bring a file, or all files of a folder, into the spool; return what was left out."""
+        """Copy a file, or all files of a folder, into the spool, and return the paths that were left out."""
         left_out: list[str] = []
         folders = [""]
         while folders:
@@ -104,10 +104,10 @@ class Files(Programs):
             for name in names:
                 path = f"{below}{name}"
                 if len(spool.files) + len(spool.folders) + len(folders) > MAX_FILES:
-                    raise WrongContent(f"{source!r} holds over {MAX_FILES} files and folders")
+                    raise WrongContent(f"{source!r} contains more than {MAX_FILES} files and folders")
                 if name.endswith("/"):
                     if path.count("/") > MAX_DEPTH:
-                        raise WrongContent(f"{source!r} is over {MAX_DEPTH} folders deep")
+                        raise WrongContent(f"{source!r} is more than {MAX_DEPTH} folders deep")
                     folders.append(path)
                     continue
                 try:
@@ -137,7 +137,7 @@ class Files(Programs):
                     size += len(piece)
                     if size > limit:
                         raise WrongContent(
-                            f"{path!r}: the archive has over {limit} bytes, which is the limit; pass a larger limit="
+                            f"{path!r}: the archive exceeds the limit of {limit} bytes; pass a larger limit="
                         )
                     out.write(piece)
                 await _check_task(task, path)
@@ -151,14 +151,14 @@ class Files(Programs):
                     while piece := given.read(PIECE):
                         await task.write(piece)
                 except BrokenPipeError:
-                    pass  # It has had enough, and says why.
+                    pass  # The task takes no more, and reports why.
                 await task.close_stdin()
                 await _check_task(task, path)
 
     async def _receive_file(
         self, path: str, limit: int, deadline: float, take: Callable[[bytes], Awaitable[object]]
     ) -> bool:
-        """Hand a file's pieces to `take`; return whether it may be executed."""
+        """Pass a file's pieces to `take`, and return whether the file is executable."""
         check_path(path)
         with self._transfer() as number:
             frame = await self._call(
@@ -176,7 +176,7 @@ class Files(Programs):
         return executable
 
     async def _send_large(self, path: str, content: BinaryIO, deadline: float, *, executable: bool) -> None:
-        """Write a large file: it appears under its name when all of it is there."""
+        """Write a large file, which appears under its name once it is complete."""
         fields: dict[str, Any] = {"path": path, "executable": executable}
         with self._transfer() as number, about(path):
             while piece := await asyncio.to_thread(content.read, PIECE):
@@ -186,7 +186,7 @@ class Files(Programs):
 
     @contextmanager
     def _transfer(self) -> Iterator[int]:
-        """Number a transfer, and have the sandbox forget it where it is broken off here, and not refused there."""
+        """Yield a transfer's number; the sandbox is told to drop a transfer that fails without its refusal."""
         number = self.link.new_number()
         try:
             yield number
@@ -201,9 +201,10 @@ class Files(Programs):
                 await self._call("write", body, left_until(deadline), files=names)
 
     async def _list(self, path: str, timeout_s: float) -> Sequence[str]:
-        """Read a folder's names, those of folders with a slash behind them; names that are not text keep their bytes.
+        """Return a folder's names; those of folders end with a slash, and names that are not UTF-8 keep their bytes.
 
-        A sandbox that answers anything else, such as a path, is cut: its names become paths of this machine.
+        The names become paths on this machine, so a sandbox that answers with anything else, such as a path, is cut
+        off.
         """
         check_path(path)
         body = (await self._call("list", b"", timeout_s, path=path)).body
@@ -215,11 +216,11 @@ class Files(Programs):
 
     def _make_no_sense(self, what: str) -> NoReturn:
         self.link.cut("it was closed")
-        raise SandboxError(f"{SANDBOX_LOST}: the sandbox gave an answer that makes no sense: {what}")
+        raise SandboxError(f"{SANDBOX_LOST}: the sandbox sent an invalid answer: {what}")
 
 
 async def _check_task(task: RemoteProcess, path: str) -> None:
-    """Wait for the end of a task; raise what it says of its failure."""
+    """Wait for the end of a task, and raise the error that it reports if it failed."""
     said = b"".join([piece async for piece in task.stderr])
     code = await task.wait()
     if not code:
@@ -228,6 +229,6 @@ async def _check_task(task: RemoteProcess, path: str) -> None:
         envelope = json.loads(said)
     except (ValueError, RecursionError):
         envelope = {}
-    with suppress(SandboxError, WireError):  # Code in the sandbox may have written it: it is no fault of the machine.
+    with suppress(SandboxError, WireError):  # Code in the sandbox may have written it: no machine fault.
         raise_refusal(envelope if isinstance(envelope, dict) else {}, {"path": path})
     raise UnusablePath(errno.EINTR, f"the task was ended from inside the sandbox, with {code}", path)

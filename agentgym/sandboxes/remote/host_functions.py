@@ -1,4 +1,4 @@
-"""Answers to the code in a sandbox that calls functions of the host."""
+"""The host's answers to code in a sandbox that calls host functions."""
 
 import asyncio
 import json
@@ -12,18 +12,18 @@ from agentgym.errors.tracebacks import log_once
 from agentgym.sandboxes.protocol import HostFunction
 
 MAX_FILE = 16 << 20
-"""Bytes of the largest body of a frame: of a file, or of an answer."""
+"""Bytes of the largest body of a frame, whether a file or an answer."""
 MAX_ASKS = 1000
 MAX_VALUES = 100_000
-"""The most values in the arguments of one call: the event loop decodes them, and stands still meanwhile."""
+"""Maximum number of values in the arguments of one call, because decoding them blocks the event loop."""
 MAX_REASON = 10_000
 
 
 def begin_answer(body: bytes, serve: Mapping[str, HostFunction] | None) -> bytes | Awaitable[bytes]:
-    """Call a host function: its answer, or an awaitable of it. Errors of infrastructure are raised."""
+    """Call a host function and return its answer, or an awaitable of the answer; infrastructure errors are raised."""
     try:
         if serve is None:
-            raise ToolError(f"over {MAX_ASKS} calls of host functions in one cell")
+            raise ToolError(f"more than {MAX_ASKS} host function calls in one cell")
         name, args, kwargs = _question(body)
         if name not in serve:
             raise ToolError(f"there is no host function {name!r} in this call")
@@ -42,7 +42,7 @@ class _Asked:
     kwargs: dict[str, Any]
 
     def begin(self) -> bytes | Awaitable[bytes]:
-        """Return the answer, or an awaitable of it."""
+        """Call the function and return the answer, or an awaitable of it."""
         try:
             value = self.function(*self.args, **self.kwargs)
             return self._finish(value) if isawaitable(value) else self._answer(value)
@@ -55,7 +55,7 @@ class _Asked:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise  # The call has ended; else what the function waited for was cancelled.
+                raise  # The call has ended. Otherwise, something the function awaited was cancelled.
             return self._refusal(error)
         except Exception as error:
             return self._refusal(error)
@@ -65,15 +65,16 @@ class _Asked:
             answer = json.dumps({"value": value}).encode()
         except (TypeError, ValueError, RecursionError) as error:
             self._log(error)
-            raise ToolError(f"the answer of the host function {self.name!r} is not JSON") from error
+            raise ToolError(f"the host function {self.name!r} returned a value that is not JSON") from error
         if len(answer) > MAX_FILE:
-            raise ToolError(f"an answer of {len(answer)} bytes is over {MAX_FILE}")
+            raise ToolError(f"the host function returned {len(answer)} bytes of JSON, the limit is {MAX_FILE}")
         return answer
 
     def _refusal(self, error: BaseException) -> bytes:
-        """The answer that code in the sandbox reads; an error of infrastructure is raised here instead.
+        """Return the error answer that code in the sandbox reads; infrastructure errors are raised here instead.
 
-        Only the text of a ToolError is meant for it. That of another error may hold what the function keeps.
+        The code gets only the text of a ToolError, because other errors' texts may hold data that must stay on the
+        host.
         """
         if isinstance(error, ToolError):
             return _told(error)
@@ -83,13 +84,13 @@ class _Asked:
         if wrong is not None:
             return _told(ToolError(f"{self.name}: {wrong}"))
         self._log(error)
-        return _told(ToolError(f"{type(error).__name__} in the host function {self.name!r}"))
+        return _told(ToolError(f"the host function {self.name!r} raised {type(error).__name__}"))
 
     def _wrong_arguments(self) -> str | None:
-        """Say how the arguments do not fit the function's parameters; None if they fit, or nothing says."""
+        """Return how the arguments don't fit the function's parameters, or None if they fit or it has no signature."""
         try:
             parameters = signature(self.function)
-        except (TypeError, ValueError):  # One of those that are written in C.
+        except (TypeError, ValueError):  # Some functions written in C.
             return None
         try:
             parameters.bind(*self.args, **self.kwargs)
@@ -120,22 +121,22 @@ async def cancelled(task: "asyncio.Future[Any]") -> None:
 
 def _question(body: bytes) -> tuple[str, list[Any], dict[str, Any]]:
     if _values(body) > MAX_VALUES and _values(_without_texts(body)) > MAX_VALUES:
-        raise ToolError(f"over {MAX_VALUES} values in the arguments of one call; pass them as one text")
+        raise ToolError(f"more than {MAX_VALUES} values in the arguments of one call; pass them as one string")
     try:
-        name, args, kwargs = json.loads(body.decode())  # Of bytes it would take other encodings, too.
+        name, args, kwargs = json.loads(body.decode())  # From bytes, it would accept other encodings, too.
     except (ValueError, TypeError, RecursionError) as error:
-        raise ToolError("a question that is not JSON") from error
+        raise ToolError("the call is not valid JSON") from error
     if not (isinstance(name, str) and isinstance(args, list) and isinstance(kwargs, dict)):
-        raise ToolError("a question that is not a name and its arguments")
+        raise ToolError("the call is not a function name with its arguments")
     return name, args, kwargs
 
 
 def _values(body: bytes) -> int:
-    """The most values and keys that JSON can hold; what its texts hold counts, too."""
+    """Return an upper bound on the values and keys in a JSON text; it counts characters within strings, too."""
     return sum(body.count(mark) for mark in (b",", b"[", b"{", b":"))
 
 
 def _without_texts(body: bytes) -> bytes:
-    """JSON without its texts, all of it where there are too many of them."""
+    """Return a JSON text without its strings, or unchanged if it has too many of them."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     return b"".join(plain.split(b'"')[::2]) if plain.count(b'"') <= 2 * MAX_VALUES else body

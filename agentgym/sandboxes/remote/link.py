@@ -19,30 +19,28 @@ from agentgym.sandboxes.remote.refusals import SANDBOX_LOST, raise_refusal
 from agentgym.sandboxes.remote.wire import Frame, FrameTooLarge, Wire
 
 TRUNK = 0
-"""The number of the session that a sandbox starts with; forks get the others."""
+"""The number of the session that a sandbox starts with; forks have other numbers."""
 MAX_OPEN_ASKS = 8
-"""Calls of host functions that wait for their answer at once; the server's limit is the same."""
+"""Maximum number of host function calls that wait for their answers at once; the server has the same limit."""
 SERVER_ASKS = 2 * MAX_ASKS
-"""Calls of host functions after which the server ends a cell; one that goes on is not ours any more."""
+"""Host function calls after which the server ends a cell; a server that continues isn't our program."""
 MAX_QUESTION = 1 << 20
-"""Bytes of the longest call of a host function; the server's limit is the same."""
-IN_PLACE = (
-    "episodes are reset in place: counters of the kernel carry over, and what a hidden test starts can change its files"
-)
+"""Bytes of the longest host function call; the server has the same limit."""
+IN_PLACE = "episodes are reset in place: kernel counters carry over, and a hidden test's programs can change its files"
 _log = logging.getLogger("agentgym.sandboxes")
 
 Carry: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-"""Takes each part of a stream, and returns the bytes to answer it with."""
+"""Takes each part of a stream, and returns the bytes of the reply to it."""
 WhyItEnded: TypeAlias = Callable[[], Awaitable[str | None]]
-"""Waits for the end of a sandbox whose wire has closed: how the code in it ended it; None where something else did."""
+"""Waits for the end of a sandbox whose wire closed; returns how code in it ended it, or None if something else did."""
 
 
 _serving: ContextVar[frozenset[int]] = ContextVar("_serving", default=frozenset())
-"""The sandboxes whose code waits for the host function that runs now."""
+"""Ids of the links whose sandboxes wait for the host function that is running."""
 
 
 class Listener(Protocol):
-    """A program in the background, as far as the wire is concerned."""
+    """A background program, as seen by the wire."""
 
     def hear(self, frame: Frame) -> None: ...
 
@@ -50,7 +48,7 @@ class Listener(Protocol):
 
 
 class Link:
-    """The wire of one sandbox: one call at a time, whichever session it is for; others wait for their turn."""
+    """The wire of one sandbox. It handles one call at a time, whichever session it is for; others wait."""
 
     def __init__(self, wire: Wire, why_it_ended: WhyItEnded | None = None) -> None:
         self._wire = wire
@@ -62,21 +60,20 @@ class Link:
         self._ending: list[dict[str, object]] = []
         self._broken: str | None = None
         self.processes: dict[int, Listener] = {}
-        """The programs in the background, by their numbers."""
+        """The background programs, by number."""
         wire.aside, wire.lost = self._hear, self.lose_processes
         self.needs_replacement = False
         """Whether the sandbox works but should be replaced by a new one before its next lease."""
         self.created_at = self.used = self._loop.time()
-        """The times at which the wire was opened and the last call began or ended, on the loop's clock."""
+        """The times at which the wire was opened and at which the last call started or ended, on the loop's clock."""
 
     @property
     def broken(self) -> str | None:
-        """The reason why no call can be answered any more; None while the sandbox works."""
+        """The reason why no more calls are possible, or None while the sandbox works."""
         return self._broken or self._wire.error
 
     def cut(self, why: str, *, by_its_code: bool = False) -> None:
-        """Close the wire at once; the sandbox then ends by itself. Where its code did it, calls raise
-        SandboxKilledError."""
+        """Close the wire at once; the sandbox then ends by itself. If `by_its_code`, calls raise SandboxKilledError."""
         if by_its_code and self.broken is None:
             self._killed = why
         self._broken = self.broken or why
@@ -91,14 +88,18 @@ class Link:
         carry: Carry | None = None,
         **fields: object,
     ) -> Frame:
-        """Make one call and return its answer; SandboxError if the sandbox gives none, SandboxContentError if it
-        refuses.
+        """Make one call and return its answer.
 
-        A call that is cancelled is ended inside the sandbox too. `carry` gets each part of a stream and returns the
-        bytes to answer it with, before which the sandbox sends no other part.
+        A cancelled call is ended inside the sandbox, too. `carry` gets each part of a stream and returns the bytes of
+        the
+        reply; the sandbox sends the next part only after the reply.
+
+        Raises:
+            SandboxError: If the sandbox gives no answer.
+            SandboxContentError: If the sandbox refuses the call.
         """
         if id(self) in _serving.get():
-            raise RuntimeError("a host function cannot call the sandbox whose code waits for it")
+            raise RuntimeError("a host function can't call the sandbox whose code is waiting for it")
         async with self._lock:
             if self.broken:
                 raise await self.lost()
@@ -111,7 +112,7 @@ class Link:
                 now = self.used = self._loop.time()
                 frame = await self._answer(call, now + patience_s, serve or {}, carry)
             except FrameTooLarge as error:
-                raise WrongContent(f"the call is too large: {error}") from None  # The sandbox has heard nothing of it.
+                raise WrongContent(f"the call is too large: {error}") from None  # Nothing of it was sent.
             except WireError as error:
                 raise await self.lost(str(error)) from error
             except TimeoutError as error:
@@ -128,7 +129,7 @@ class Link:
         return frame
 
     def _check_refusal(self, frame: Frame, fields: Mapping[str, object]) -> None:
-        """Raise what the sandbox says against a call; a sandbox that says what makes no sense is cut."""
+        """Raise the error in a sandbox's answer; a sandbox whose error is invalid is cut off."""
         try:
             raise_refusal(frame.envelope, fields)
         except WireError as error:
@@ -136,18 +137,21 @@ class Link:
             raise SandboxError(f"{SANDBOX_LOST}: {error}") from error
 
     def tell(self, envelope: dict[str, Any], body: bytes = b"") -> None:
-        """Say something that has no answer, whatever call runs; WireError where the wire is closed."""
+        """Send a message that has no answer, whatever call is running.
+
+        Raises:
+            WireError: If the wire is closed.
+        """
         self._wire.send(envelope, body)
         self.used = self._loop.time()
 
     async def finish(self, op: str, patience_s: float, **fields: Any) -> None:
-        """Make a call that ends something, also where this task is cancelled; it is nothing where the sandbox is
-        gone."""
+        """Make a call that ends something, even if this task is cancelled; do nothing if the sandbox is gone."""
         with suppress(SandboxError):
             await finished(asyncio.ensure_future(self.call(op, b"", patience_s, **fields)))
 
     def _hear(self, frame: Frame) -> None:
-        """Hand a frame to the program that it tells of; those of programs that were closed are dropped."""
+        """Pass a frame to its program; frames of closed programs are dropped."""
         number = frame.envelope["process"]
         listener = self.processes.get(number) if type(number) is int else None
         if listener is not None:
@@ -155,32 +159,32 @@ class Link:
             self.used = self._loop.time()
 
     def lose_processes(self) -> None:
-        """Tell those who wait for programs in the background that these are gone."""
+        """Notify the waiters of all background programs that the programs are gone."""
         for listener in [*self.processes.values()]:
             listener.lose()
 
     async def lost(self, why: str = "") -> SandboxError:
-        """Return the error for a sandbox that is gone: SandboxKilledError where it ended of what the code in it did."""
+        """Return the error for a lost sandbox: SandboxKilledError if code in it ended it."""
         if self._broken is None and self._why_it_ended is not None:
-            self._wire.close()  # A sandbox that still runs ends now, by our will, and not of its code.
+            self._wire.close()  # A sandbox that still runs ends now because of us, not its code.
             self._killed = await self._why_it_ended()
         self.cut(self._killed or why or "the wire is closed")
         if self._killed is not None:
-            return SandboxKilledError(f"the sandbox was ended by the code that ran in it: {self._killed}")
+            return SandboxKilledError(f"the sandbox was terminated by the code that ran in it: {self._killed}")
         return SandboxError(f"{SANDBOX_LOST}: {self.broken}")
 
     def new_number(self) -> int:
-        """Return a number that no other call, session or program of this sandbox ever has."""
+        """Return a number that is unique among this sandbox's calls, sessions and programs."""
         return next(self._ids)
 
     def end_later(self, op: str, **fields: object) -> None:
-        """Make a call that ends something before the next call; its answer is skipped."""
+        """Schedule a call that ends something; it is sent before the next call, and its answer is skipped."""
         self._ending.append({"op": op, **fields})
 
     async def _answer(
         self, call: int, deadline: float, serve: Mapping[str, HostFunction], carry: Carry | None
     ) -> Frame:
-        """Return the frame that ends the call; parts of a stream and calls of host functions before it are answered."""
+        """Return the frame that ends the call, after answering stream parts and host function calls that precede it."""
         asked = 0
         waiting: deque[Frame] = deque()
         while True:
@@ -192,25 +196,30 @@ class Link:
             else:
                 asked += 1
                 if asked > SERVER_ASKS or len(frame.body) > MAX_QUESTION:
-                    raise WireError(f"call {asked} of a host function in one cell, of {len(frame.body)} bytes")
+                    raise WireError(f"host function call {asked} in one cell, of {len(frame.body)} bytes")
                 end = await self._serve(frame, call, deadline, serve if asked <= MAX_ASKS else None, waiting)
                 if end is not None:
                     return end
-            # Taking the frames that were sent ahead needs no wait: the loop does other work first.
+            # Frames that were sent ahead are received without a wait, so let the loop do other work first.
             if waiting or self._wire.holds_frames:
                 await asyncio.sleep(0)
 
     async def _next(self, call: int, deadline: float) -> Frame:
-        """Return the call's next frame; TimeoutError at the deadline, however many frames of other kinds come.
+        """Return the call's next frame.
 
-        An answer that is there at the deadline counts: the loop may have been held up.
+        An answer that has arrived by the time of the check counts even after the deadline, since the loop may have
+        been
+        blocked.
+
+        Raises:
+            TimeoutError: At the deadline, however many frames of other kinds arrive.
         """
         late = 0
         while True:
             frame = await self._wire.receive(deadline)
             number = frame.envelope.get("id")
             if type(number) is not int or number > call:
-                raise WireError(f"an answer to call {number!r} while {call} runs")
+                raise WireError(f"an answer to call {number!r} while call {call} runs")
             if self._loop.time() < deadline:
                 if number == call:
                     return frame
@@ -229,9 +238,9 @@ class Link:
         serve: Mapping[str, HostFunction] | None,
         waiting: "deque[Frame]",
     ) -> Frame | None:
-        """Answer one call of a host function; return the call's end where that comes before the function's.
+        """Answer one host function call; return the frame that ends the call if it comes before the function returns.
 
-        The calls that come meanwhile are put behind those that are `waiting`.
+        Host function calls that arrive meanwhile are appended to `waiting`.
         """
         number = ask.envelope["ask"]
         inside = _serving.set(_serving.get() | {id(self)})
@@ -256,24 +265,24 @@ class Link:
             await cancelled(hearing)
 
     async def _hear_end(self, call: int, deadline: float, waiting: "deque[Frame]") -> Frame:
-        """Return the frame that ends the call; put the calls of host functions before it aside."""
+        """Return the frame that ends the call; host function calls before it are appended to `waiting`."""
         while "ask" in (frame := await self._next(call, deadline)).envelope:
             waiting.append(frame)
             if len(waiting) > MAX_OPEN_ASKS:
-                raise WireError(f"over {MAX_OPEN_ASKS} calls of host functions at once")
+                raise WireError(f"more than {MAX_OPEN_ASKS} host function calls at once")
         return frame
 
 
 def tell_of_place(hello: Mapping[str, object], digest: str) -> None:
-    """Log, once for each kind of sandbox, how it is reset; as a warning, what its kernel does not let it have."""
+    """Log, once per kind of sandbox, how it is reset; what its kernel does not allow is logged as a warning."""
     if hello.get("place") == "new":
-        _tell_once(digest, "each episode has a place of its own", logging.INFO)
+        _tell_once(digest, "each episode has its own namespaces", logging.INFO)
     elif hello.get("why"):
-        _tell_once(digest, f"{IN_PLACE}: it lets no episode have namespaces of its own ({hello['why']})")
+        _tell_once(digest, f"{IN_PLACE}: episodes can't have their own namespaces ({hello['why']})")
     else:
         _tell_once(digest, IN_PLACE, logging.INFO)
     if hello.get("not_private"):
-        _tell_once(digest, f"sandboxes share the locks and watches of {hello['not_private']} with this machine")
+        _tell_once(digest, f"sandboxes share file locks and watches on {hello['not_private']} with this machine")
 
 
 @functools.cache

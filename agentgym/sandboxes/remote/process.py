@@ -1,4 +1,4 @@
-"""A program that goes on beside the calls of its sandbox: what it writes, what it is given, and its end."""
+"""A program that runs alongside the calls of its sandbox: its output, its input, and its end."""
 
 import asyncio
 import errno
@@ -16,12 +16,12 @@ from agentgym.sandboxes.remote.link import Link
 from agentgym.sandboxes.remote.wire import Frame
 
 WINDOW = 256 << 10
-"""Bytes of a stream that may be on their way; the server's is the same."""
+"""Maximum number of bytes of a stream in transit; the server has the same limit."""
 PIECE = 64 << 10
 
 
 class News:
-    """Something that changes, and those who wait for it."""
+    """An event source, and the tasks that wait for its events."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -32,7 +32,11 @@ class News:
                 waiter.set_result(None)
 
     async def until(self, happened: Callable[[], bool], timeout_s: float | None) -> None:
-        """Return when it has happened; TimeoutError after `timeout_s`."""
+        """Wait until the condition holds.
+
+        Raises:
+            TimeoutError: After `timeout_s`.
+        """
         async with in_time(timeout_s, "the program in the sandbox"):
             while not happened():
                 waiter = asyncio.get_running_loop().create_future()
@@ -44,7 +48,7 @@ class News:
 
 
 class RemoteStream:
-    """One output of a program; implements `sandboxes.SandboxStream`."""
+    """One output of a program. Implements `sandboxes.SandboxStream`."""
 
     def __init__(self, process: "RemoteProcess", name: str) -> None:
         self._process, self._name = process, name
@@ -53,7 +57,11 @@ class RemoteStream:
         self.ended = False
 
     async def read(self, size: int = PIECE, *, timeout_s: float | None = None) -> bytes:
-        """Return at most `size` bytes as soon as there are any, b"" at the end; TimeoutError after `timeout_s`."""
+        """Return at most `size` bytes as soon as there are any, or b"" at the end.
+
+        Raises:
+            TimeoutError: If nothing comes within `timeout_s`.
+        """
         check_limit("size", size, 1)
         check_patience(timeout_s)
         await self._process.news.until(lambda: bool(self._pieces) or self.ended, timeout_s)
@@ -65,27 +73,31 @@ class RemoteStream:
             self._pieces.appendleft(piece[size:])
             piece = piece[:size]
         self._owed += len(piece)
-        if self._owed * 2 >= WINDOW and not self.ended:  # The sandbox may send as much again, in large steps.
+        if self._owed * 2 >= WINDOW and not self.ended:  # The sandbox may send that many again, in large steps.
             self._held -= self._owed
             await self._process.tell("credit", of=self._name, count=self._owed)
             self._owed = 0
         return piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what it writes, piece by piece, until it writes no more."""
+        """Yield the output piece by piece until it ends."""
         while piece := await self.read():
             yield piece
 
     def take(self, data: bytes) -> None:
-        """Take what came; WireError where the sandbox sent more than there is room for."""
+        """Accept received output.
+
+        Raises:
+            WireError: If the sandbox sent more than was requested.
+        """
         self._held += len(data)
         if self._held > WINDOW:
-            raise WireError(f"over {WINDOW} bytes that nobody asked for")
+            raise WireError(f"more than {WINDOW} bytes that were not requested")
         self._pieces.append(data)
 
 
 class RemoteProcess:
-    """A program that runs in a sandbox; implements `sandboxes.SandboxProcess`."""
+    """A program that runs in a sandbox. Implements `sandboxes.SandboxProcess`."""
 
     def __init__(self, link: Link, within: Lifetime) -> None:
         self.number = link.new_number()
@@ -93,17 +105,22 @@ class RemoteProcess:
         self.lifetime = Lifetime("the program", within)
         self._link = link
         self.stdout, self.stderr = RemoteStream(self, "out"), RemoteStream(self, "err")
-        """What it writes to its standard output, and to its standard error."""
+        """The program's standard output and standard error."""
         self._streams = {"out": self.stdout, "err": self.stderr}
         self._room = WINDOW
         self._takes_input = True
         self.exit_code: int | None = None
-        """Its exit code, or minus the signal that killed it; None while it runs."""
+        """The program's exit code, or minus the number of the signal that killed it; None while it runs."""
         self._lost = self._gone = False
         link.processes[self.number] = self
 
     async def write(self, data: str | bytes, *, timeout_s: float | None = None) -> None:
-        """Hand bytes to its standard input; BrokenPipeError where it takes no more, TimeoutError after `timeout_s`."""
+        """Write to the program's standard input, and wait until all of it is accepted.
+
+        Raises:
+            BrokenPipeError: If the program accepts no more input.
+            TimeoutError: After `timeout_s`.
+        """
         check_data("data", data)
         check_patience(timeout_s)
         self.lifetime.check()
@@ -125,14 +142,18 @@ class RemoteProcess:
             raise NoMoreInput(errno.EPIPE, "the program takes no more input")
 
     async def close_stdin(self) -> None:
-        """End its standard input behind all that was written; once is enough."""
+        """Close the program's standard input after everything written so far; closing it twice is harmless."""
         self.lifetime.check()
         if self._takes_input:
             self._takes_input = False
             await self.tell("input", last=True)
 
     async def wait(self, *, timeout_s: float | None = None) -> int:
-        """Return its exit code as soon as it has ended; TimeoutError after `timeout_s`, and it goes on."""
+        """Return the program's exit code as soon as it has ended.
+
+        Raises:
+            TimeoutError: After `timeout_s`; the program keeps running.
+        """
         check_patience(timeout_s)
         await self.news.until(lambda: self.exit_code is not None or self._lost, timeout_s)
         if self.exit_code is None:
@@ -141,7 +162,7 @@ class RemoteProcess:
         return self.exit_code
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
-        """Kill it and all that it started, and wait for that; send another signal to its process group."""
+        """Kill the program and all that it started, and wait for its end; other signals go to its process group."""
         if self.exit_code is None:
             await self.check()
             await self.tell("signal", signal=int(signal.Signals(number)))
@@ -149,7 +170,7 @@ class RemoteProcess:
                 await self.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """End it, and everything that it started; a sandbox whose code keeps it from confirming that is cut."""
+        """End the program and everything that it started; if code prevents the confirmation, the sandbox is cut off."""
         self.lifetime.end("its block ended")
         try:
             if not (self._lost or self._gone):
@@ -164,16 +185,23 @@ class RemoteProcess:
             self.lose()
 
     async def tell(self, op: str, body: bytes = b"", **fields: object) -> None:
-        """Say something about it to the sandbox, at once; SandboxError where the sandbox is gone."""
+        """Send a message about the program to the sandbox at once.
+
+        Raises:
+            SandboxError: If the sandbox is gone.
+        """
         with suppress(WireError):
             self._link.tell({"process": self.number, "op": op, **fields}, body)
             return
         raise await self._link.lost()
 
     async def check(self) -> None:
-        """Raise where its end was not seen.
+        """Raise an error if the program was lost before its exit code arrived.
 
-        ClosedError after its block or its lease, SandboxKilledError where code of the sandbox has ended the sandbox.
+        Raises:
+            ClosedError: After the program's block or its lease.
+            SandboxKilledError: If code in the sandbox ended the sandbox.
+            SandboxError: If the sandbox was lost otherwise.
         """
         if not self._lost or self.exit_code is not None:
             return
@@ -181,7 +209,11 @@ class RemoteProcess:
         raise await self._link.lost()
 
     def hear(self, frame: Frame) -> None:
-        """Take what the sandbox says of it; WireError where that makes no sense."""
+        """Handle the sandbox's message about the program.
+
+        Raises:
+            WireError: If the message is invalid.
+        """
         said = frame.envelope
         if (written := self._stream(said.get("of"))) is not None:
             written.take(frame.body)
@@ -196,14 +228,14 @@ class RemoteProcess:
         elif type(said.get("exit")) is int:
             self.exit_code, self._takes_input = said["exit"], False
         else:
-            raise WireError(f"it said {said!r} of a program")
+            raise WireError(f"an unexpected message about a program: {said!r}")
         self.news.tell()
 
     def _stream(self, name: object) -> RemoteStream | None:
         return self._streams.get(name) if isinstance(name, str) else None
 
     def lose(self) -> None:
-        """Note that nothing more can be heard of it."""
+        """Record that no more messages about the program will come."""
         self._lost, self._takes_input = True, False
         for stream in self._streams.values():
             stream.ended = True

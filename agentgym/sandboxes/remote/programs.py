@@ -1,4 +1,4 @@
-"""Calls that run something in a sandbox: commands, cells, programs that go on, and shells."""
+"""Calls that run something in a sandbox: commands, cells, background programs, and shells."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ MAX_PARTS = 20_000
 
 
 class Programs(Calls):
-    """Whatever is run in a session of a sandbox."""
+    """The programs of a sandbox's session."""
 
     async def _exec(self, program: Program, timeout_s: float, output_limit: int) -> ExecResult:
         body, fields = _frame(program)
@@ -35,7 +35,7 @@ class Programs(Calls):
         output_limit: int = OUTPUT_LIMIT,
         hides: bool = False,
     ) -> ExecResult:
-        """Run a cell; one that `hides` is given the entrance of a folder that only it can write to."""
+        """Run a cell; if it `hides`, it gets a descriptor of a folder to which only this cell can write."""
         fields = {"functions": sorted(functions), "fresh": fresh, "hides": hides}
         return await self._run("python", encoded(code, "code"), timeout_s, output_limit, functions, **fields)
 
@@ -56,7 +56,11 @@ class Programs(Calls):
 
     @asynccontextmanager
     async def _shell(self, program: Program, timeout_s: float) -> AsyncIterator["RemoteShell"]:
-        """Open a shell; ValueError if it does not begin."""
+        """Open a shell.
+
+        Raises:
+            ValueError: If it does not start.
+        """
         body, fields = _frame(program)
         number = self.link.new_number()
         shell = RemoteShell(self, number)
@@ -77,7 +81,7 @@ class Programs(Calls):
         serve: Mapping[str, HostFunction] | None = None,
         **fields: Any,
     ) -> ExecResult:
-        """Run something to its end; if it ends the whole sandbox, that is its result."""
+        """Run a program to its end; if it ends the whole sandbox, return the KILLED result."""
         if output_limit != OUTPUT_LIMIT:
             fields["keep"] = output_limit
         try:
@@ -86,18 +90,18 @@ class Programs(Calls):
             return KILLED
 
     def _result(self, frame: Frame) -> ExecResult:
-        """Return the result in an answer; a sandbox whose answer makes no sense is cut."""
+        """Return the result in an answer; a sandbox whose answer is invalid is cut off."""
         try:
             result = parse_result(frame)
         except (KeyError, TypeError, WireError) as error:
             self.link.cut("it was closed")
-            raise SandboxError(f"{SANDBOX_LOST}: the sandbox gave an answer that makes no sense: {error!r}") from error
+            raise SandboxError(f"{SANDBOX_LOST}: the sandbox sent an invalid answer: {error!r}") from error
         self.link.needs_replacement |= result.status in ("oom", "protocol")
         return result
 
 
 class RemoteShell:
-    """A shell in a session of a sandbox; implements `sandboxes.SandboxShell`."""
+    """A shell in a session of a sandbox. Implements `sandboxes.SandboxShell`."""
 
     def __init__(self, sandbox: Programs, number: int) -> None:
         self._sandbox, self._number = sandbox, number
@@ -113,7 +117,11 @@ class RemoteShell:
 
 
 def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
-    """Return the body of a frame and the fields that say what is in it; ValueError for what no program can be given."""
+    """Return a frame's body and the fields that describe it.
+
+    Raises:
+        ValueError: If a program can't be given these arguments, variables or input.
+    """
     command, cwd, env, stdin = program.command, program.cwd, program.env, program.stdin
     if isinstance(command, str) and cwd is None and not env and stdin is None:
         return encoded(command, "command"), {}
@@ -126,10 +134,10 @@ def _frame(program: Program) -> tuple[bytes, dict[str, Any]]:
             raise WrongContent(f"stdin: {len(data)} bytes, the limit is {MAX_FILE}: write a file, or use start()")
         parts.append(("stdin", data))
     if sum(len(part) for kind, part in parts if kind != "stdin") > MAX_CODE:
-        raise WrongContent(f"command: over {MAX_CODE} bytes with its arguments and environment")
+        raise WrongContent(f"command: more than {MAX_CODE} bytes, including its arguments and environment")
     sizes = [(kind, len(part)) for kind, part in parts]
     if len(sizes) > MAX_PARTS:
-        raise WrongContent(f"command: over {MAX_PARTS} arguments and variables")
+        raise WrongContent(f"command: more than {MAX_PARTS} arguments and variables")
     return b"".join(part for _, part in parts), {"parts": sizes}
 
 
@@ -142,7 +150,7 @@ def _words(command: str | Sequence[str] | None) -> list[tuple[str, bytes]]:
 
 
 def _path(text: str) -> bytes:
-    """The bytes of what may be a file's name: as `list` and `get` say names that are no text."""
+    """Return the bytes of a possible file name, encoded like the non-UTF-8 names that `list` and `get` return."""
     return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")
 
 

@@ -1,4 +1,4 @@
-"""The results of programs, as a sandbox says them."""
+"""The results of programs, as parsed from a sandbox's answers."""
 
 from collections.abc import Mapping
 from typing import Any, get_args
@@ -8,17 +8,21 @@ from agentgym.sandboxes.protocol import ExecResult, Status
 from agentgym.sandboxes.remote.wire import Frame
 
 STATUSES = frozenset(get_args(Status)) - {"sandbox_killed"}
-"""What a sandbox can say of a program; that the sandbox itself was ended is for the host to say."""
+"""The statuses that a sandbox can report; only the host can report that the sandbox itself was ended."""
 MAX_SECONDS = 1e9
-"""More than any program takes; an answer that says more makes no sense."""
+"""Longer than any program runs; an answer with more seconds is invalid."""
 KILLED = ExecResult(status="sandbox_killed", exit_code=-9, stdout="", stderr="", state_lost=True)
 
 
 def parse_result(frame: Frame) -> ExecResult:
-    """Return the result in an answer; types and sizes are checked, and WireError says what is wrong."""
+    """Return the result in an answer, after checking types and sizes.
+
+    Raises:
+        WireError: If the answer is invalid; the text says which part.
+    """
     said = frame.envelope
     if (wrong := _wrong(said, len(frame.body))) is not None:
-        raise WireError(f"wrong {wrong}")
+        raise WireError(f"invalid {wrong}")
     out = said["stdout"]
     stdout, stderr, raw = _texts(frame.body[:out], frame.body[out:])
     return ExecResult(
@@ -34,7 +38,7 @@ def parse_result(frame: Frame) -> ExecResult:
 
 
 def _wrong(said: Mapping[str, Any], size: int) -> str | None:
-    """Return the name of what makes no sense in an answer whose body has this size."""
+    """Return the name of the invalid part of an answer whose body has this size, or None."""
     out, err, seconds = said["stdout"], said["stderr"], said["seconds"]
     if said["status"] not in STATUSES:
         return "status"

@@ -22,7 +22,7 @@ START_S = 30.0
 
 
 class RemoteSandbox(Files, Surroundings, Branch):
-    """One session of a sandbox at the end of a wire; a fork is one, too."""
+    """One session of a sandbox at the end of a wire; a fork is another session."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class RemoteSandbox(Files, Surroundings, Branch):
         super().__init__(link, session, lifetime)
         self.network = network or SandboxNetwork()
         self.reset_s = 0.0
-        """Seconds that the last reset of the sandbox itself took, without that of the services beside it."""
+        """Seconds that the last reset of the sandbox itself took, without its services."""
         self.reset_in_place = reset_in_place
-        """Whether a reset wipes the sandbox, because no episode can have a place of its own in it."""
+        """Whether a reset wipes the sandbox in place, because episodes can't have their own namespaces."""
         self._digest = digest
         self._end = end
 
@@ -54,11 +54,15 @@ class RemoteSandbox(Files, Surroundings, Branch):
         network: SandboxNetwork | None = None,
         why_it_ended: WhyItEnded | None = None,
     ) -> "RemoteSandbox":
-        """Wait for the server's first frame; SandboxError, and a closed wire, if it is not the expected one."""
+        """Wait for the server's first frame and return the sandbox.
+
+        Raises:
+            SandboxError: If it is not the expected frame; the wire is closed then.
+        """
         try:
             frame = await wire.receive(asyncio.get_running_loop().time() + START_S)
             if frame.envelope.get("hello") != PROTOCOL:
-                raise SandboxError(f"the sandbox speaks another protocol than {PROTOCOL}; build its image again")
+                raise SandboxError(f"the sandbox does not speak protocol {PROTOCOL}; rebuild its image")
         except BaseException as error:
             wire.close()
             if isinstance(error, WireError | TimeoutError):
@@ -71,21 +75,21 @@ class RemoteSandbox(Files, Surroundings, Branch):
 
     @property
     def digest(self) -> str:
-        """The image's digest, or the kind of the sandbox and the version of its Python."""
+        """The image's digest or the kind of sandbox, and the version of its Python."""
         return self._digest
 
     async def _verify(self, tests: HiddenTests, timeout_s: float) -> Verdict:
         async def run(cell: str, functions: Mapping[str, HostFunction], limit_s: float) -> ExecResult:
             try:
                 return await self._python(cell, limit_s, functions, fresh=True, hides=True)
-            except SandboxContentError as error:  # The code has removed its folder, for instance: a failed test, too.
+            except SandboxContentError as error:  # For example, the code removed its folder: a failed test, too.
                 why = f"the working folder cannot be copied: {error}"
                 return ExecResult(status="error", exit_code=1, stdout="", stderr=why)
 
         return await verify(run, tests, timeout_s, copied=not self.reset_in_place)
 
     async def fork(self, *, timeout_s: float = 30.0) -> "RemoteSandbox":
-        """Return a branch that goes on from here; see `Sandbox.fork`."""
+        """Create a branch that continues from the current state; see `Sandbox.fork`."""
         branch = self.link.new_number()
         try:
             await self._call("fork", b"", timeout_s, branch=branch)
@@ -102,8 +106,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         return self._twin(lifetime, end, branch)
 
     def leased(self, within: Lifetime) -> "RemoteSandbox":
-        """Return this sandbox for one lease, in a pool's lifetime: its calls raise ClosedError once the lease has
-        ended."""
+        """Return this sandbox for one lease within a pool's lifetime; its calls raise ClosedError after the lease."""
         return self._twin(Lifetime("the sandbox", within), self._end)
 
     def _twin(self, lifetime: Lifetime, end: Callable[[], Awaitable[None]], session: int = TRUNK) -> "RemoteSandbox":
@@ -118,10 +121,11 @@ class RemoteSandbox(Files, Surroundings, Branch):
         )
 
     async def reset(self, *, timeout_s: float = RESET_S) -> None:
-        """Bring the sandbox back to the state of a new one; SandboxError, and a broken sandbox, where something is
-        left.
+        """Reset the sandbox to the state of a new one, and end every branch; a branch itself can't be reset.
 
-        It ends every branch; a branch itself cannot be reset.
+        Raises:
+            SandboxError: If something is left over; the sandbox is broken then.
+            ValueError: If this is a branch.
         """
         if self._session != TRUNK:
             raise ValueError("a branch cannot be reset, only closed")
@@ -137,7 +141,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
             raise SandboxError(f"{SANDBOX_LOST}: {self.broken}") from error
         if frame.envelope.get("clean") is not True:
             why = frame.envelope.get("why")
-            self.link.cut(f"something of the last episode could not be removed{f': {why}' if why else ''}")
+            self.link.cut(f"something from the last episode could not be removed{f': {why}' if why else ''}")
             raise SandboxError(f"{SANDBOX_LOST}: {self.broken}")
         self.reset_s = asyncio.get_running_loop().time() - began
         try:
@@ -147,7 +151,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
 
     @property
     def broken(self) -> str | None:
-        """The reason why no call can be answered any more; None while the sandbox works."""
+        """The reason why no more calls are possible, or None while the sandbox works."""
         return self.link.broken
 
     def cut(self) -> None:
@@ -156,7 +160,7 @@ class RemoteSandbox(Files, Surroundings, Branch):
         self.link.cut("it was closed")
 
     async def close(self) -> None:
-        """End the sandbox and everything in it, or this branch alone, however often this task is cancelled meanwhile.
+        """End the sandbox and everything in it, or only this branch, however often this task is cancelled meanwhile.
 
         Closing twice is harmless.
         """

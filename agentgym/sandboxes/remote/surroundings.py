@@ -1,4 +1,4 @@
-"""The calls of a sandbox that reach beyond it: its network, forwarded ports, the services beside it, and snapshots."""
+"""The calls of a sandbox that reach beyond it: its network, forwarded ports, services, and snapshots."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ PART = 1 << 20
 
 
 class Surroundings(Calls, Networked):
-    """What a sandbox and its branches share: one network, one log of requests, the same services."""
+    """The parts that a sandbox shares with its branches: the network, the log of requests, and the services."""
 
     async def _snapshot(self, path: Path, limit: int, timeout_s: float) -> None:
         size = 0
@@ -23,7 +23,7 @@ class Surroundings(Calls, Networked):
                 nonlocal size
                 size += len(part)
                 if size > limit:
-                    raise WrongContent(f"the snapshot has over {limit} bytes, which is the limit; pass a larger limit=")
+                    raise WrongContent(f"the snapshot exceeds the limit of {limit} bytes; pass a larger limit=")
                 await finished(asyncio.ensure_future(asyncio.to_thread(out.write, part)))
                 return b""
 
@@ -38,10 +38,13 @@ class Surroundings(Calls, Networked):
             await self._call("restore", b"", timeout_s, carry=give)
 
     async def begin_surroundings(self) -> None:
-        """Begin an episode beside a clean sandbox; SandboxError, and a broken sandbox, where a service does not
-        start."""
+        """Start the proxy and the services of an episode in a clean sandbox.
+
+        Raises:
+            SandboxError: If a service does not start; the sandbox is broken then.
+        """
         try:
             await self.network.begin()
         except BaseException as error:
-            self.link.cut(f"what stands beside it could not be started anew: {error}")
+            self.link.cut(f"its proxy and services could not be restarted: {error}")
             raise

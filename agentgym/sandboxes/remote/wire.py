@@ -14,13 +14,13 @@ from agentgym.errors import WireError
 MAX_ENVELOPE = 1 << 20
 MAX_BODY = 18 << 20
 MAX_HELD = 16
-"""Frames that nobody has received, at which a wire reads no more: the other end sends few at once, and then waits."""
+"""Number of unreceived frames at which a wire stops reading; the other end sends only a few at once and then waits."""
 _LENGTH = struct.Struct(">I")
-_decode = json.JSONDecoder().raw_decode  # What json.dumps and json.loads do around them takes as long as they do.
+_decode = json.JSONDecoder().raw_decode  # The wrappers json.dumps and json.loads take as long as the work itself.
 
 
 def _encoder() -> Callable[[Any], str]:
-    """What json.dumps does, without what that makes anew in each call, which takes as long as the rest."""
+    """Return json.dumps without the setup that it repeats in each call, which takes as long as the rest."""
     plain = json.JSONEncoder(check_circular=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
@@ -33,18 +33,22 @@ _encode = _encoder()
 
 
 class FrameTooLarge(WireError):
-    """A frame that the other end would not take; nothing of it was sent."""
+    """A frame that the other end would not accept; no part of it was sent."""
 
 
 class Frame(NamedTuple):
-    """One message: a JSON object, and raw bytes beside it."""
+    """One message: a JSON object and raw bytes."""
 
     envelope: dict[str, Any]
     body: bytes
 
 
 def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
-    """Return the bytes of one frame; FrameTooLarge where it is larger than the other end takes."""
+    """Return the bytes of one frame.
+
+    Raises:
+        FrameTooLarge: If it is larger than the other end accepts.
+    """
     if body:
         envelope = {**envelope, "body": len(body)}
     head = _encode(envelope).encode()
@@ -54,15 +58,15 @@ def encode(envelope: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts incoming bytes into whole frames; WireError at the first frame that is malformed or too large."""
+    """Splits incoming bytes into whole frames; raises WireError at the first frame that is malformed or too large."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self._needed = _LENGTH.size
-        """The fewest bytes in which a whole frame can be."""
+        """Minimum number of bytes needed before another frame can be complete."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take `data` in and return the frames that it completed."""
+        """Add `data` and return the frames that it completed."""
         if not self._data and (frame := _whole(data)) is not None:
             return [frame]
         self._data += data
@@ -74,7 +78,7 @@ class Decoder:
         return frames
 
     def _take(self) -> Frame | None:
-        """Take the first frame; None where it is not whole yet, and then note how many bytes it needs."""
+        """Remove and return the first frame; if it is incomplete, note how many bytes it needs and return None."""
         (size,) = _LENGTH.unpack_from(self._data)
         if size > MAX_ENVELOPE:
             raise WireError(f"an envelope of {size} bytes")
@@ -92,7 +96,7 @@ class Decoder:
 
 
 def _whole(data: bytes) -> Frame | None:
-    """Return the one frame that the bytes are, as most of them are; None where they are less, or more."""
+    """Return the frame if the bytes are exactly one, as is usual; None if they are fewer or more."""
     if len(data) < _LENGTH.size:
         return None
     start = _LENGTH.size + _LENGTH.unpack_from(data)[0]
@@ -123,7 +127,7 @@ def _body_size(envelope: dict[str, Any]) -> int:
 
 
 class Wire(asyncio.Protocol):
-    """One end of a wire: `send` never waits, `receive` gives whole frames in order, and cancelling it loses none."""
+    """One end of a wire: `send` never waits, `receive` returns whole frames in order, and cancelling it loses none."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()
@@ -137,13 +141,15 @@ class Wire(asyncio.Protocol):
         self._is_paused = False
         self._error: WireError | None = None
         self.aside: Callable[[Frame], None] | None = None
-        """Takes the frames of programs in the background, which come at any time; WireError closes the wire."""
+        """Takes the frames of background programs, which may come at any time; if it raises WireError, the wire is
+        closed.
+        """
         self.lost: Callable[[], None] | None = None
-        """Called when no more frame can come."""
+        """Called when no more frames can come."""
 
     @classmethod
     async def over(cls, connection: socket.socket) -> "Wire":
-        """Open a wire over a connected socket, and take the socket over."""
+        """Open a wire over a connected socket; the wire then owns the socket."""
         connection.setblocking(False)
         try:
             _, wire = await asyncio.get_running_loop().create_connection(cls, sock=connection)
@@ -154,7 +160,7 @@ class Wire(asyncio.Protocol):
 
     @property
     def error(self) -> str | None:
-        """The reason why the wire is closed; None while it is open."""
+        """The reason why the wire is closed, or None while it is open."""
         return None if self._error is None else str(self._error)
 
     @property
@@ -163,13 +169,23 @@ class Wire(asyncio.Protocol):
         return bool(self._frames)
 
     def send(self, envelope: dict[str, Any], body: bytes = b"") -> None:
-        """Hand a frame to the socket; WireError when the wire is closed, FrameTooLarge where the frame is."""
+        """Pass a frame to the socket.
+
+        Raises:
+            WireError: If the wire is closed.
+            FrameTooLarge: If the frame is larger than the other end accepts.
+        """
         if self._error is not None or self._transport is None:
             raise WireError("the wire is closed") from self._error
         self._transport.write(encode(envelope, body))
 
     async def receive(self, deadline: float) -> Frame:
-        """Wait for the next frame; TimeoutError at `deadline` on the loop's clock, WireError when no more can come."""
+        """Return the next frame.
+
+        Raises:
+            TimeoutError: At `deadline` on the loop's clock.
+            WireError: If no more frames can come.
+        """
         while not self._frames:
             if self._error is not None:
                 raise WireError(str(self._error)) from self._error
@@ -190,9 +206,9 @@ class Wire(asyncio.Protocol):
             self._waiter = None
 
     def _wake_at(self, time: float) -> None:
-        """Have one timer, for all waits until it goes off: most end long before that.
+        """Set the one timer that serves all waits until it fires, because most waits end long before.
 
-        Not asyncio.timeout: where the loop was held up past the deadline, a frame that is there must win.
+        asyncio.timeout doesn't fit: if the loop was blocked past the deadline, a frame that has arrived must win.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -208,12 +224,13 @@ class Wire(asyncio.Protocol):
             self._waiter.set_exception(TimeoutError("the sandbox did not answer in time"))
 
     def close(self) -> None:
-        """Cut the wire at once; the server at its other end then ends everything below it."""
+        """Cut the wire at once; the server at the other end then ends everything below it."""
         self._fail(WireError("the wire is closed"))
         if self._transport is None or self._transport.is_closing():
             return
         with suppress(OSError):
-            # A process that was forked from this one may still hold the socket: closing alone would not end the wire.
+            # A process that was forked from this one may still hold the socket, so closing alone wouldn't end the
+            # wire.
             self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
@@ -241,7 +258,7 @@ class Wire(asyncio.Protocol):
             (self._transport.pause_reading if paused else self._transport.resume_reading)()
 
     def eof_received(self) -> None:
-        """Cut the wire: a sandbox that says no more answers nothing, and what is left to be sent would wait for it."""
+        """Cut the wire: a sandbox that sends no more gives no answers either, and unsent data would wait for it."""
         self._fail(WireError("the wire was closed by the sandbox"))
         self.close()
 

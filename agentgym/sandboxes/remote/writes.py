@@ -13,7 +13,7 @@ MAX_NAMES = 256 << 10
 
 @contextmanager
 def about(*paths: str) -> Iterator[None]:
-    """Name the file in what a sandbox's kernel says against a write; of several, the first and the last."""
+    """Add the path to errors that a sandbox's kernel reports for a write; of several paths, the first and the last."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def about(*paths: str) -> Iterator[None]:
 def write_batches(
     files: Mapping[str, bytes], executable: Container[str] = ()
 ) -> Iterator[tuple[list[tuple[str, int, bool]], bytes]]:
-    """Yield the files in groups of at most 16 MiB, 200 files and 256 KiB of paths, one for each frame."""
+    """Yield the files in groups of at most 16 MiB, 200 files and 256 KiB of paths, one group per frame."""
     names: list[tuple[str, int, bool]] = []
     parts: list[bytes] = []
     size = said = 0

@@ -97,7 +97,7 @@ async def test_a_name_that_leads_to_this_machine_is_refused_unless_its_address_i
         async with proxy(f"localhost:{there.port}") as client:
             said = await client.ask(f"CONNECT localhost:{there.port} HTTP/1.1".encode())
             assert b"403" in said
-            assert b"which is no public address" in said
+            assert b"which is not a public address" in said
         async with proxy(f"localhost:{there.port}", there.address) as client:
             said = await client.ask(f"GET http://localhost:{there.port}/ HTTP/1.1".encode())
             assert said.endswith(b"hello")
@@ -209,9 +209,9 @@ def greeting(name: str | None) -> bytes:
         (greeting("LOCALHOST"), ""),
         (greeting("evil.com"), "TLS for evil.com in a tunnel to localhost"),
         (greeting(None), "TLS for no name in a tunnel to localhost"),
-        (greeting("localhost")[:100], "a TLS greeting that ends too early"),
-        (b"\x16\x03\x01\xff\xff" + bytes(99), "no TLS greeting"),
-        (b"\x16\x03\x01\x00\x05" + bytes(5), "no TLS greeting"),
+        (greeting("localhost")[:100], "a TLS ClientHello that ends too early"),
+        (b"\x16\x03\x01\xff\xff" + bytes(99), "not a TLS ClientHello"),
+        (b"\x16\x03\x01\x00\x05" + bytes(5), "not a TLS ClientHello"),
         (b"not tls", "no TLS in a tunnel to localhost:"),
     ],
     ids=["the host", "the host in capitals", "another host", "no host", "cut", "too long", "too short", "no TLS"],
@@ -280,7 +280,7 @@ async def test_an_episode_ends_its_request_at_its_limit_of_bytes() -> None:
     async with host(b"x" * (2 << 20)) as there, proxy(there.address, mb=1) as client:
         assert len(await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())) <= 1 << 20
         await client.ask(f"GET http://{there.address}/ HTTP/1.1".encode())
-    assert [(each.outcome, each.why) for each in client.log] == [("cut", "over 1 MB in one episode")] * 2
+    assert [(each.outcome, each.why) for each in client.log] == [("cut", "more than 1 MB in one episode")] * 2
 
 
 async def test_an_episode_has_a_limit_of_requests() -> None:
@@ -338,8 +338,8 @@ async def test_a_tunnel_leads_to_443_and_to_ports_that_are_listed_themselves() -
     async with proxy("a.org", "localhost:81") as client:
         said = await client.ask(b"CONNECT a.org:80 HTTP/1.1")
         assert b"403" in said
-        assert b"no tunnel to a.org:80: ask with a whole address (http://a.org/), or list 'a.org:80'" in said
-        assert b"leads to 127.0.0.1" in await client.ask(b"CONNECT localhost:81 HTTP/1.1")
+        assert b"no tunnel to a.org:80: request the full URL (http://a.org/), or list 'a.org:80'" in said
+        assert b"resolves to 127.0.0.1" in await client.ask(b"CONNECT localhost:81 HTTP/1.1")
         assert b"is not allowed" in await client.ask(b"CONNECT b.org:80 HTTP/1.1")
 
 
@@ -367,8 +367,8 @@ ALERT = b"\x15\x03\x01\x00\x02\x01\x70"
         (ALERT + ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
         (ASKS_AGAIN, b"", "evil.com", "TLS for evil.com in a tunnel to localhost"),
         (ASKS_AGAIN, CHANGE + EARLY, "evil.com", "TLS for evil.com in a tunnel to localhost"),
-        (ANSWERS, b"", "localhost", "a second TLS greeting that the host did not ask for"),
-        (in_records(b"\x02\x00\x00\x28", 2), b"", "evil.com", "the host's TLS greeting is in pieces"),
+        (ANSWERS, b"", "localhost", "a second TLS ClientHello that the host did not request"),
+        (in_records(b"\x02\x00\x00\x28", 2), b"", "evil.com", "the host's TLS ServerHello is fragmented"),
     ],
 )
 @pytest.mark.parametrize("waits", [True, False], ids=["after the answer", "before the answer"])
@@ -461,7 +461,7 @@ def test_a_greeting_that_hides_its_host_or_has_more_behind_it_is_refused() -> No
     for kind in ENCRYPTED_NAMES:
         with pytest.raises(Malformed, match="encrypted name"):
             server_name(message("a.org", kind.to_bytes(2, "big") + b"\x00\x00"))
-    with pytest.raises(Malformed, match="more after it"):
+    with pytest.raises(Malformed, match="with trailing data"):
         server_name(message("a.org") + message("evil.com"))
 
 

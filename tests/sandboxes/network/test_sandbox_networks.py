@@ -308,7 +308,7 @@ async def test_a_sandbox_without_a_network_lends_no_port(kind: str) -> None:
             async with sandbox.port(8000):
                 pass
         assert sandbox.requests() == []
-        with pytest.raises(ValueError, match="service: the sandbox has none named 'db'"):
+        with pytest.raises(ValueError, match="service: the sandbox has no service named 'db'"):
             sandbox.service("db")
 
 
