@@ -143,7 +143,7 @@ async def how_it_resets(spec: SandboxSpec) -> str:
     """
     async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
         in_place = isinstance(sandbox, RemoteSandbox) and sandbox.reset_in_place
-        return "episodes are reset in place" if in_place else "each episode has a place of its own"
+        return "episodes are reset in place" if in_place else "each episode has its own namespaces"
 
 
 def lacking(spec: SandboxSpec, why: str) -> str:

@@ -77,7 +77,7 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
     assert code == 0
     assert "ok       docker engine" in said
     assert "ok       sandbox image" in said
-    assert "; each episode has a place of its own\n" in said[said.index("sandbox image") :]
+    assert "; each episode has its own namespaces\n" in said[said.index("sandbox image") :]
     client = docker_client.connect()
     try:
         known = "runsc" in client.info()["Runtimes"]
