@@ -26,9 +26,7 @@ from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 WORDS = ag.Task(id="words", prompt="What is it?")
 SEEN = ag.Task(id="seen", prompt=["What is it?", ag.Image(PNG)])
-TOLD = (
-    r"holds an image, and this engine reads text alone, in training, too; evaluate on a chat endpoint whose model sees"
-)
+TOLD = r"contains an image, but this engine supports only text, also in training; evaluate with a chat endpoint whose"
 
 
 class Looks(ag.ToolEnv[ag.Task]):

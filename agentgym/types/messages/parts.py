@@ -8,8 +8,8 @@ from agentgym.types.messages.image import BASE64, DATA, Image, shown_size
 SEEING_ROLES = ("user", "tool")
 """The roles whose messages may hold images: no API takes one from the system or the assistant."""
 SEE_ELSEWHERE = (
-    "evaluate on a chat endpoint whose model sees (ag.Endpoint, `agentgym eval --url`), or let the env say in text "
-    "what is to be seen"
+    "evaluate with a chat endpoint whose model accepts images (ag.Endpoint, `agentgym eval --url`), or have the env "
+    "describe the image as text"
 )
 """What to do with an env that shows images where text alone is read."""
 _DETAILS = ("auto", "low", "high")
