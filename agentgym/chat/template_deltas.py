@@ -47,7 +47,7 @@ class MessageTemplate:
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
     passes: Passes | None = None
-    """Returns whether a content that isn't plain passes through unchanged; None if only plain ones do."""
+    """A predicate: whether a content that isn't plain passes through unchanged; None if only plain ones do."""
 
     def fill(self, new: Sequence[Message]) -> str | None:
         """Return the added text for these messages, or None if a slot's text might not pass through unchanged."""

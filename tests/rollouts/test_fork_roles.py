@@ -159,7 +159,7 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
 
 
 def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
-    with pytest.raises(ValueError, match="trained: the policy is not trained on what 'judge' sampled"):
+    with pytest.raises(ValueError, match="trained: the policy cannot be trained on tokens that 'judge' sampled"):
         Segment(
             index=0, parent=None, kind="root", token_ids=np.array([1]), sampled=np.array([False]),
             logprobs=np.array([0.0]), turns=(), model="judge",

@@ -92,7 +92,7 @@ async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
 
     result = await dispatch(Broken(WORDS), "torn", {})
     assert result.failed
-    assert result.content.startswith("error: tool 'torn' failed: ValueError: data: begins with b'\\r\\n")
+    assert result.content.startswith("error: tool 'torn' failed: ValueError: data: starts with b'\\r\\n")
 
 
 async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
@@ -157,8 +157,8 @@ async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
     for engine in (Scripted([say("a")]), Seeing(Scripted([say("a")]))):
         rollout = await ag.rollout(Odd, WORDS, engine)
         assert rollout.error == (
-            "EnvError: Odd.step: messages[0].content[0]: an image in a message of the role 'system'; put it into a "
-            "message of the user"
+            "EnvError: Odd.step: messages[0].content[0]: an image in a message with the role 'system'; put it into a "
+            "user message"
         )
 
 
