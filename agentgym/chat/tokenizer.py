@@ -53,7 +53,7 @@ class HuggingFaceTokenizer:
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
-                "tokenizer: it has no chat_template; set tokenizer.chat_template or use the model's chat version"
+                "tokenizer: has no chat_template; set tokenizer.chat_template or use the model's chat version"
             )
         from transformers.utils.chat_parsing.response_templates import load_response_template
 

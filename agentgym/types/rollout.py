@@ -81,7 +81,7 @@ def require_roles(rollouts: Iterable[str], rewards: Mapping[str, float], where: 
             f"{where}: role {role!r} has the reward {value}; expected a name and a finite number",
         )
     without = sorted(set(filter(None, rollouts)) - rewards.keys())
-    require(not without, f"{where}: no reward for {', '.join(without)}, although their turns are trained")
+    require(not without, f"{where}: no reward for {', '.join(without)}, whose turns are trained")
 
 
 class Turn(NamedTuple):

@@ -201,7 +201,7 @@ def test_an_estimator_with_a_unit_is_refused() -> None:
     ("change", "message"),
     [
         ({"turn": 0}, "turn: a branch starts after a turn"),
-        ({"reward": None}, "reward: None exactly when failure"),
+        ({"reward": None}, "reward: must be None if, and only if"),
         ({"reward": float("nan")}, "reward: nan is not finite"),
         ({"stop_reason": ""}, "stop_reason: empty"),
     ],
@@ -219,7 +219,7 @@ def test_segments_of_no_branch_do_not_build() -> None:
     with pytest.raises(ValueError, match="branch: None in a segment that starts a branch"):
         replace(one.segments[1], branch=None)
     role = replace(one.segments[1], role="black")
-    with pytest.raises(ValueError, match=r"branches\[0\].role_rewards: none of black"):
+    with pytest.raises(ValueError, match=r"branches\[0\].role_rewards: no reward for black"):
         replace(one, segments=(one.segments[0], role))
 
 

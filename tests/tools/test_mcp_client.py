@@ -125,7 +125,7 @@ async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refu
     named = await played(desk(images=False), call("photo"))
     assert told(named) == ["a desk\n[image/png that is not shown]"]
     refused = await played(desk(), call("photo"))
-    assert "holds an image, and this engine reads text alone" in str(refused.error)
+    assert "contains an image, but this engine supports only text" in str(refused.error)
     with pytest.raises(ValueError, match=r"^images: must be True or False, got 'no'"):
         ag.MCP(command=COMMAND, images="no")  # type: ignore[arg-type]
 
