@@ -170,9 +170,7 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
 
 
 def _refuse_fields_as_attributes(base: Any, cls: Any) -> None:
-    """Raise TypeError if a plain subclass of a config sets a field as a class attribute, since nothing would read
-    it.
-    """
+    """Raise TypeError if a plain subclass of a config sets a field as a class attribute, which would be ignored."""
     below = cls.__mro__[: cls.__mro__.index(base)]
     for name in (field.name for field in fields(base) if any(field.name in vars(each) for each in below)):
         raise TypeError(

@@ -55,7 +55,7 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
     """Raise ValueError that names the field, for a URL or a path that doesn't exist; hub names pass."""
     if _URL.match(str(model)):
         raise ValueError(
-            f"{field}: {model} is a URL, but weights are loaded from a folder or the hub; for servers of the policy use "
+            f"{field}: {model} is a URL, but weights are loaded from a folder or the hub; for a policy's servers use "
             "--engine sglang --engine.urls, and for a judge at an endpoint use a custom engine, ag.CustomEngineConfig"
         )
     # A hub name is `model` or `owner/model`; anything else can only be a path.
@@ -131,8 +131,8 @@ def gpu_number(device: str, gpus: int) -> int:
     if not index and processes > gpus:
         raise ValueError(
             f"device: {processes} processes were started on this machine and each needs its own GPU, but {there}; "
-            f"start at most {gpus} (torchrun --nproc-per-node {gpus}), make more visible (CUDA_VISIBLE_DEVICES), or set "
-            "device to cpu"
+            f"start at most {gpus} (torchrun --nproc-per-node {gpus}), make more visible (CUDA_VISIBLE_DEVICES), or "
+            "set device to cpu"
         )
     if int(index or place) >= gpus:
         raise ValueError(f"device: there is no {device}: {there}, numbered from 0; use another, or set device to auto")

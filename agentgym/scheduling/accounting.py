@@ -46,8 +46,9 @@ class LifecycleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """The outcome of everything that was in progress for one batch; stats of several processes or batches can be
-    added.
+    """The outcome of everything that was in progress for one batch.
+
+    The stats of several processes or batches can be added.
     """
 
     rollouts: LifecycleCounts = LifecycleCounts()
@@ -177,8 +178,9 @@ class Groups(Sequence[Group]):
         return [r for group in self.groups for r in group.rollouts]
 
     def metrics(self) -> dict[str, float]:
-        """Return counts (started + resumed = finished + dropped + carried + failed) and means over the scored
-        rollouts.
+        """Return the batch's counts and the means over the scored rollouts.
+
+        The counts satisfy started + resumed = finished + dropped + carried + failed.
         """
         rollouts = self.rollouts
         scored = [r for r in rollouts if r.reward is not None]

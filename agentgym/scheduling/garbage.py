@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SETTINGS = (20_000, 500, 10)
-"""Number of new objects that triggers a collection of young ones, and of such collections before older ones are
-collected; in practice, that doesn't happen before the batch has ended.
+"""Thresholds: new objects before the young ones are collected, and collections of young ones before older ones are.
+
+In practice, older ones are not collected before the batch has ended.
 """
 _FULL = 10
 """Number of batches that left old objects before all objects of the process are scanned."""
@@ -26,10 +27,9 @@ _before: list[tuple[int, int, int]] = []
 
 @contextmanager
 def collecting_between_batches() -> Iterator[None]:
-    """Collect only young objects automatically in this block, and old ones with `collect_old`; then restore the
-    settings.
+    """Collect only young objects automatically in this block, and old ones with `collect_old`.
 
-    Blocks may be nested or run in several threads; the end of the last one restores the settings. A disabled
+    Blocks may be nested or run in several threads; the end of the last one restores the process's settings. A disabled
     collector stays disabled, and settings that other code changes meanwhile stay, too.
     """
     with _lock:
@@ -63,8 +63,7 @@ def collect_old() -> None:
 
 
 def import_for_good(module: str) -> None:
-    """Import a module, and exclude the imported objects from all garbage collections; do nothing if it is already
-    imported.
+    """Import a module, if it isn't imported yet, and exclude its objects from all garbage collections.
 
     This is for programs that import torch, whose modules stay until the process ends. Scanning them for cycles, at
     the latest when the process ends, takes a third of the import's time.

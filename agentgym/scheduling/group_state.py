@@ -155,9 +155,7 @@ class GroupState(Generic[TaskT]):
         return [job for job in jobs if not job.done()]
 
     def oldest(self, version: int) -> int:
-        """Return a version that no token of the group is older than: `version`, the current one, before its first
-        request.
-        """
+        """Return a version that no token is older than; before the first request `version`, the current one."""
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def age(self, version: int) -> int:

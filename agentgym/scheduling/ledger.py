@@ -11,7 +11,7 @@ from agentgym.scheduling.sampler_state import InPlay
 
 
 class Ledger(Generic[TaskT]):
-    """Counts groups when they are started, dropped and returned, and computes each batch's `BatchStats` from the counts.
+    """Counts groups when they are started, dropped and returned, and computes each batch's `BatchStats`.
 
     `rollouts` is the number of rollouts started per group. `lost` is what a stopped run had in progress; the first
     batch counts it as dropped.
@@ -47,9 +47,7 @@ class Ledger(Generic[TaskT]):
         )
 
     def batch_done(self, carried: int) -> list[GroupState[TaskT]]:
-        """Start the next batch's counts with `carried` groups in progress; return the groups that were dropped in this
-        batch.
-        """
+        """Start the next batch's counts with `carried` groups; return the groups dropped in this batch."""
         dropped, self._dropped = self._dropped, []
         self._started, self._resumed, self.replaced, self._lost = 0, carried, 0, InPlay()
         return dropped

@@ -20,7 +20,7 @@ DEADLINE_FACTOR = 1.5
 
 @config(frozen=True, kw_only=True)
 class OversampleConfig:
-    """Start more rollouts than needed and stop when there are enough; by default, wait for exactly the requested ones.
+    """Starts more rollouts than needed and stops when there are enough; by default, waits for exactly those requested.
 
     A group is complete when it has all of its scored rollouts; only complete groups are used, so that no baseline is
     biased.
@@ -31,8 +31,8 @@ class OversampleConfig:
     extra_rollouts: Count = 0
     """Number of rollouts per group in addition to its size; the first ones to be scored are used."""
     stop: StopRule = "all"
-    """all: wait for every rollout. target: stop when the requested groups are complete. deadline: also stop at 1.5 times
-    the time after which 80 % of the rollouts were done.
+    """all: wait for every rollout. target: stop when the requested groups are complete. deadline: also stop at 1.5
+    times the time after which 80 % of the rollouts were done.
     """
     carry: Count = 0
     """Maximum policy-version lag of carried-over groups; 0 drops them. A carried-over group continues under the next
@@ -44,9 +44,7 @@ class OversampleConfig:
     def __post_init__(self) -> None:
         for name in ("extra_groups", "extra_rollouts", "carry"):
             if self.stop == "all" and getattr(self, name):
-                raise ValueError(
-                    f"{name}: has no effect with stop='all', which cuts nothing; use stop='target' or 'deadline'"
-                )
+                raise ValueError(f"{name}: has no effect with stop='all'; use stop='target' or 'deadline'")
         if self.stop == "target" and not (self.extra_groups or self.extra_rollouts):
             raise ValueError(
                 "stop: 'target' needs extra_groups or extra_rollouts; without them it is the same as 'all'"
@@ -60,9 +58,7 @@ class OversampleConfig:
     def fits(self, *, group_size: int, max_staleness: int) -> None:
         """Raise ValueError that names the field, if these settings have no effect in combination with the run's."""
         if self.replace and group_size < 2:
-            raise ValueError(
-                f"replace: needs groups of at least 2 rollouts, since smaller ones never have a signal, got {group_size}"
-            )
+            raise ValueError(f"replace: a group of {group_size} rollout never has a signal; use larger groups")
         if max_staleness < 0:
             raise ValueError(f"max_staleness: must not be negative, got {max_staleness}")
         if not max_staleness:
@@ -165,9 +161,7 @@ class BatchPolicy:
         return [group for group in groups if group.age(version) > self.bound]
 
     def enough(self, groups: Sequence[GroupT], version: int) -> bool:
-        """Return whether a batch can be cut now, such that later batches can still include the remaining groups in
-        time.
-        """
+        """Return whether a batch can be cut now without making later groups too old before they are returned."""
         ready = sum(group.closed > 0 for group in groups)
         if ready == len(groups):
             return True

@@ -14,9 +14,7 @@ SHARE = 0.01
 
 
 class RewardFailures:
-    """Counts rollouts without a reward because one raised, and rewards set to 0.0 because of content that the policy
-    left.
-    """
+    """Counts rewards that raised or returned no number, and rewards of 0.0 because of the policy's content."""
 
     def __init__(self) -> None:
         self.rollouts = 0

@@ -1,4 +1,4 @@
-"""The schedule of a run: number and size of groups, the seed, and what is started in addition."""
+"""The schedule of a run: the number and size of groups, the seed, and the oversampling."""
 
 from agentgym.config_fields import Count, Positive, Seed, config
 from agentgym.scheduling.oversampling import OversampleConfig
@@ -45,5 +45,5 @@ class Schedule:
 
     @property
     def by_id(self) -> bool:
-        """Whether each task is assigned to one process, because processes may run tasks beyond their share of a batch."""
+        """Whether each task belongs to one process, because processes may run tasks beyond their share of a batch."""
         return self.max_staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches

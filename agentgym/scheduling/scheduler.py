@@ -208,7 +208,7 @@ class Scheduler(Generic[TaskT]):
     async def _wait(self) -> None:
         """Run a batch; after it, no new request reaches the engine unless generation and training overlap."""
         try:
-            while await self._filled():  # noqa: ASYNC110  It waits for nothing: it lets others on.
+            while await self._filled():  # noqa: ASYNC110  It only yields to other tasks.
                 await asyncio.sleep(0)
             self._policy.set_deadline(sum(group.unended for group in self._groups), self._changed)
             while not self._policy.enough(self._groups, self._gate.version):

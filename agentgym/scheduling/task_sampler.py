@@ -337,7 +337,7 @@ class TaskSampler(Generic[TaskT]):
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, alone: bool = False) -> None:
         """Continue from the samplers of a stopped run.
 
-        Tasks that were drawn but not run come first; what was in progress is counted by the first process.
+        Tasks that were drawn but not run come first. The first process counts the groups that were in progress.
 
         Args:
             states: The states of all the run's processes, by rank.

@@ -165,7 +165,9 @@ class Segment:
             union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
-        require(not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 where nothing was sampled")
+        require(
+            not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 for tokens that were not sampled"
+        )
         require(
             not (self.model and self.trained),
             f"trained: the policy cannot be trained on tokens that {self.model!r} sampled",

@@ -180,8 +180,8 @@ def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop()
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        (r"sampler\.version: the state has 1, and only 3", {"version": 1}),
-        (r"sampler\.version: the state has None", {"version": None}),
+        (r"sampler\.version: the state has version 1, but only 3", {"version": 1}),
+        (r"sampler\.version: the state has version None", {"version": None}),
         (r"sampler\.drawn: ", {"drawn": -1}),
         (r"sampler\.drawn: ", {"drawn": 1.5}),
         (r"sampler\.by_id: ", {"by_id": 0}),
@@ -265,7 +265,7 @@ def test_a_process_to_which_too_few_tasks_belong_is_refused_on_all(rank: int) ->
     sharding = Sharding(prompts=2, rank=rank, world=2, by_id=True)
     assert len({sharding.owner(SampledTask(0, each)) for each in Two.tasks("train")}) == 1
     with pytest.raises(
-        ValueError, match=r"^prompts_per_step: process \d of 2 plays 1 tasks of a batch, and 0 of the 2 training"
+        ValueError, match=r"^prompts_per_step: process \d of 2 runs 1 tasks of a batch, but only 0 of the 2 training"
     ):
         TaskSampler.for_training(Two, sharding, seed=0)
 
@@ -303,7 +303,7 @@ def test_a_batch_has_each_id_once_where_an_env_makes_some_twice(env: type[Many])
 def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^prompts_per_step: 2 in a batch, but the env has only 1 different ids, and then repeated them \d+ times, s",
+        match=r"^prompts_per_step: 2 in a batch, but the env has only 1 different ids, and then repeated them \d+ time",
     ):
         next(batches(Same, 2, 1, seed=0))
 

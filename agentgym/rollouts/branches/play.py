@@ -202,7 +202,7 @@ class BranchAttempt(Attempt):
 
 
 class StateChooser:
-    """Selects states by what was sampled before them, never by a turn after them."""
+    """Selects states by the turns sampled before them, never by a turn after them."""
 
     def __init__(self, settings: BranchingConfig) -> None:
         self.settings = settings
