@@ -1,7 +1,7 @@
 """Train language-model agents by reinforcement learning.
 
-Importing this package loads nothing: each name of `__init__.pyi` is loaded on first use. `agentgym.testing` has what
-tests need.
+Importing this package loads nothing: each name of `__init__.pyi` is loaded on first use. `agentgym.testing` contains
+helpers for tests.
 """
 
 import re as _re
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> _Any:
     if name not in __all__:
         room = _room_of(name) if name.isidentifier() else None
         said = f"module {__name__!r} has no attribute {name!r}" + (f"; it is in {room}" if room else "")
-        raise AttributeError(said, name=name, obj=_sys.modules[__name__])  # Python says which name may be meant
+        raise AttributeError(said, name=name, obj=_sys.modules[__name__])  # Python adds a suggestion
     from agentgym.errors.extras import needs_extra
 
     with needs_extra():
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> _Any:
 
 
 def _room_of(name: str) -> str | None:
-    """Return the package of agentgym that has a public name; nothing is imported."""
+    """Return the agentgym package that has a public name, or None, without importing anything."""
     here = _re.compile(rf'\b(as|class) {_re.escape(name)}\b|^ +"{_re.escape(name)}",$', _re.MULTILINE)
     files = sorted(_Path(__file__).parent.glob("*/__init__.py*"))
     return next((f"{__name__}.{file.parent.name}" for file in files if here.search(file.read_text("utf-8"))), None)

@@ -1,4 +1,4 @@
-"""The command `agentgym` as `python -m agentgym`."""
+"""The `agentgym` command as `python -m agentgym`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Configs, whose fields pydantic checks, and the types of their fields: numbers, text and folders."""
+"""Config classes whose fields pydantic validates, and the types of their fields: numbers, text and folders."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -26,12 +26,12 @@ BOUNDS = {
 
 def _without_nul(value: str) -> str:
     if "\0" in value:
-        raise ValueError("must not hold the character NUL")
+        raise ValueError("must not contain the character NUL")
     return value
 
 
 def _named(value: Any) -> Any:
-    """Return the value; ValueError for a blank text, and for a text or a path with a NUL in it."""
+    """Return the value; raise ValueError for a blank text, or for a text or path that contains NUL."""
     if isinstance(value, str) and not value.strip():
         raise ValueError("must not be empty")
     if isinstance(value, str | Path):
@@ -40,55 +40,55 @@ def _named(value: Any) -> Any:
 
 
 def _row(value: Any) -> Any:
-    """Return the value; ValueError for one text in the place of a row of them."""
+    """Return the value; raise ValueError for a single text in place of a sequence of texts."""
     if isinstance(value, str):
-        raise ValueError(f"a tuple of texts, such as ({value!r},)")
+        raise ValueError(f"must be a tuple of texts, such as ({value!r},)")
     return value
 
 
 def _no_option(value: str) -> str:
     if value.lstrip().startswith("-"):
-        raise ValueError("must not begin with '-', which would make an option of it")
+        raise ValueError("must not start with '-', which would make it an option")
     return value
 
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
-"""A whole number of at least 0."""
+"""An integer of at least 0."""
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
-"""A whole number of at least 1."""
+"""An integer of at least 1."""
 Seed: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-"""A whole number that every random generator takes, and no other one stands for: 0 to 2**63 - 1."""
+"""An integer from 0 to 2**63 - 1, which every random generator accepts and distinguishes from all others."""
 NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
 """A finite number of at least 0."""
 Above0: TypeAlias = Annotated[float, Field(gt=0)]
 """A finite number above 0."""
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-"""A number above 0, and at most 1."""
+"""A number above 0 and at most 1."""
 PartBelow1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""A number of at least 0, and below 1."""
+"""A number of at least 0 and below 1."""
 Text: TypeAlias = Annotated[str, AfterValidator(_without_nul)]
-"""Text without a NUL; it may be empty."""
+"""Text without NUL; it may be empty."""
 Name: TypeAlias = Annotated[str, BeforeValidator(_named)]
-"""Text with more in it than blanks, and without a NUL."""
+"""Text that isn't blank and doesn't contain NUL."""
 Names: TypeAlias = Annotated[tuple[Name, ...], Field(strict=False), BeforeValidator(_row)]
-"""Texts as `Name` has them; a list or another row of them becomes a tuple."""
+"""Texts as in `Name`; a list or another sequence becomes a tuple."""
 Word: TypeAlias = Annotated[Name, AfterValidator(_no_option)]
-"""A name that a program gets as a word of its command line: it does not begin with "-"."""
+"""A name that a program receives as a command-line argument, so it doesn't start with "-"."""
 Words: TypeAlias = Annotated[tuple[Word, ...], Field(strict=False), BeforeValidator(_row)]
-"""Texts as `Word` has them; a list or another row of them becomes a tuple."""
+"""Texts as in `Word`; a list or another sequence becomes a tuple."""
 MAX_STOPS = 16
-"""Texts that may end a turn."""
+"""Maximum number of texts that end a turn."""
 MAX_STOP_LENGTH = 256
-"""Characters of a text that ends a turn: each of them is looked for after each token."""
+"""Maximum length in characters of a text that ends a turn, since each is searched for after each token."""
 Stops: TypeAlias = Annotated[
     tuple[Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)], ...],
     Field(strict=False, max_length=MAX_STOPS),
 ]
-"""Texts that end a turn: at most 16, of 1 to 256 characters; a list of them becomes a tuple."""
+"""Texts that end a turn: at most 16, of 1 to 256 characters; a list becomes a tuple."""
 Folder: TypeAlias = Annotated[Path, Field(strict=False), BeforeValidator(_named)]
-"""A path, or its text, which becomes one; without a NUL."""
+"""A path without NUL; text becomes a path."""
 FolderOrName: TypeAlias = Annotated[Path | str, BeforeValidator(_named)]
-"""A path, or a text that is kept as it is; without a NUL."""
+"""A path, or a text that stays unchanged; without NUL."""
 
 
 ALSO_CALLED: Mapping[str, str] = {
@@ -123,11 +123,11 @@ ALSO_CALLED: Mapping[str, str] = {
     "steps": "max_steps",
     "track": "report_to",
 }
-"""Our names of settings, arguments and commands by those that other kits and earlier versions give them."""
+"""Our names of settings, arguments and commands, by the names in other libraries and earlier versions."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return what to write in place of a name that is not known: the nearest known one, or else all of them."""
+    """Return a suggestion for an unknown name: the closest known one, or otherwise all of them."""
     names = sorted(set(known))
     if (ours := ALSO_CALLED.get(name)) in names:
         return f"did you mean {ours!r}?"
@@ -136,12 +136,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def checked_dataclass(**options: Any) -> Callable[[C], C]:
-    """Make a config of a class: a dataclass, with the same options, whose fields pydantic checks.
+    """Make a config of a class: a dataclass, with the same options, whose fields pydantic validates.
 
-    Each field has a value of its type within its bounds, also after `dataclasses.replace`, or ValueError names the
-    field and says what it takes. Types are exact: True is no number, and a text is none either. A whole number
-    becomes a float where one is meant, and a field's own type may take more (`Folder` takes text). A field that
-    there is not is a TypeError, which says which one is meant. If a class of `ELSEWHERE` has it, that is named.
+    Each field gets a value of its type within its bounds, also after `dataclasses.replace`; otherwise a ValueError
+    names the field and the accepted values. Types are exact: True isn't a number, and neither is text. An integer
+    becomes a float if the field is a float, and a field's type may accept more (`Folder` accepts text). An unknown
+    field is a TypeError that suggests the intended one. If a class in `ELSEWHERE` has it, the message names that
+    class.
+
+    Args:
+        options: The options of the dataclass.
     """
     made = dataclass(config=ConfigDict(strict=True, allow_inf_nan=False, extra="forbid"), **options)
 
@@ -166,25 +170,25 @@ def checked_dataclass(**options: Any) -> Callable[[C], C]:
 
 
 def _refuse_fields_as_attributes(base: Any, cls: Any) -> None:
-    """Raise TypeError for a config of a plain subclass that has an attribute for a field: nothing would read it."""
+    """Raise TypeError if a plain subclass of a config sets a field as a class attribute, which would be ignored."""
     below = cls.__mro__[: cls.__mro__.index(base)]
     for name in (field.name for field in fields(base) if any(field.name in vars(each) for each in below)):
         raise TypeError(
-            f"{base.__name__}: {cls.__name__}.{name} changes nothing; fields are set when a config is made, as in "
+            f"{base.__name__}: {cls.__name__}.{name} has no effect; set fields when creating a config, as in "
             f"{cls.__name__}({name}=...)"
         )
 
 
-if TYPE_CHECKING:  # to type checkers a config is a dataclass
+if TYPE_CHECKING:  # for type checkers, a config is a dataclass
     from dataclasses import dataclass as config
 else:
     config = checked_dataclass
 
 
 def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> TypeError | ValueError:
-    """Return what is said of a config that is refused, by the first of its fields that is at fault."""
+    """Return the error for an invalid config, about the first invalid field."""
     first = min(errors, key=lambda error: error["type"] != "unexpected_keyword_argument")
-    if not first["loc"]:  # by its own check, which names the field
+    if not first["loc"]:  # from the config's own check, which names the field
         return ValueError(first["msg"].removeprefix("Value error, "))
     name = first["loc"][0]
     name = fields(cls)[name].name if isinstance(name, int) else str(name)
@@ -203,7 +207,14 @@ def _refusal(cls: Any, given: Mapping[str, Any], errors: list[ErrorDetails]) -> 
 
 
 def names_its_arguments(function: F) -> F:
-    """Make a function say, in the TypeError for an argument that it does not take, which one is meant."""
+    """Make a function's TypeError for an unknown argument suggest the intended one.
+
+    Args:
+        function: The function.
+
+    Returns:
+        The wrapped function.
+    """
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     known = {name for name, each in signature(function).parameters.items() if each.kind in kinds} - {"self"}
 
@@ -218,15 +229,16 @@ def names_its_arguments(function: F) -> F:
 
 
 def require_instance(name: str, value: object, owner: type) -> None:
-    """Raise ValueError, naming the argument, where it is no instance of its class."""
+    """Raise ValueError that names the argument, if it isn't an instance of its class."""
     if not isinstance(value, owner):
         raise ValueError(f"{name}: must be an instance of {owner.__name__}, got {value!r}")
 
 
 def what_to_give(name: str, value: Any, errors: list[ErrorDetails]) -> str:
-    """Return the field, or the place in it, what the members of its union ask for that got furthest, and what they got.
+    """Return the error message for a field: the place in it, what is expected there, and what it got.
 
-    Of a mapping only the value at fault is shown: others of it may be secrets.
+    For a union, the expectations are those of the members that matched furthest. Of a mapping, only the invalid value
+    is included, because other values may be secrets.
     """
     depth = max(len(error["loc"]) for error in errors)
     furthest = [error for error in errors if len(error["loc"]) == depth]

@@ -1,4 +1,4 @@
-"""Models that come with the library, by name, and what is said of a model or a GPU that is not to be had."""
+"""Models that come with the library, by name, and the checks and errors for missing models and GPUs."""
 
 import os
 import re
@@ -14,21 +14,22 @@ from agentgym.errors.tracebacks import describe
 SHIPPED = {"tiny": "chase"}
 """The folder of each shipped model among the checkpoints of a checkout, by the model's name."""
 
-_URL = re.compile("https?:/")  # a Path has one slash of two
+_URL = re.compile("https?:/")  # a Path collapses two slashes into one
 HUB = "https://huggingface.co"
 REACH_S = 5.0
-"""Seconds that the model hub has to take a connection."""
+"""Timeout in seconds for a connection to the model hub."""
 WANTED = "give the folder of a whole model, or a name on the Hugging Face hub"
 
 
 def find_model(model: Path | str) -> Path | str:
-    """Return the folder of a model that comes with the library ("tiny"), and any other folder or hub name unchanged.
+    """Return the folder of a model that comes with the library ("tiny"); return any other folder or hub name unchanged.
 
-    "tiny" is a Qwen3 of 0.4 M parameters that runs on one CPU core. A folder of that name comes first.
+    "tiny" is a Qwen3 with 0.4 M parameters that runs on one CPU core. A folder with that name takes precedence.
 
-    :raises ValueError: where this installation lacks the model.
+    Raises:
+        ValueError: If this installation lacks the model.
     """
-    name = str(model)  # A command line gives a Path for every model.
+    name = str(model)  # The command line passes a Path for every model.
     if name not in SHIPPED or _exists(model):
         return model
     here = Path(__file__).parent
@@ -39,26 +40,25 @@ def find_model(model: Path | str) -> Path | str:
 
 
 def _exists(path: Path | str) -> bool:
-    """Whether there is something at a path; False also for a name that no file can have."""
+    """Return whether something exists at a path; False also for a name that no file can have."""
     return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for a name that is too long
 
 
 def is_tiny(model: Path | str) -> bool:
-    """Tell whether a model is one of the tiny ones that come with the library or with its recipes."""
+    """Return whether a model is one of the tiny ones that come with the library or its recipes."""
     folder = Path(find_model(model)).resolve().parent
     here = Path(__file__).resolve().parent
     return folder in (here / "_models", here.parent / "recipes" / "checkpoints")
 
 
 def refuse_missing(model: Path | str, field: str = "model") -> None:
-    """Raise ValueError, naming the field, for a URL or a path at which there is nothing; a hub name passes."""
+    """Raise ValueError that names the field, for a URL or a path that doesn't exist; hub names pass."""
     if _URL.match(str(model)):
         raise ValueError(
-            f"{field}: {model} is a URL, and weights are read from a folder or the hub; servers of a policy are named "
-            "by --engine sglang --engine.urls, and a judge behind an endpoint is opened by an engine of your own, "
-            "ag.CustomEngineConfig"
+            f"{field}: {model} is a URL, but weights are loaded from a folder or the hub; for a policy's servers use "
+            "--engine sglang --engine.urls, and for a judge at an endpoint use a custom engine, ag.CustomEngineConfig"
         )
-    # A name on the hub is `model` or `owner/model`; anything else can only be a path.
+    # A hub name is `model` or `owner/model`; anything else can only be a path.
     local = str(model).startswith((".", "/", "~")) or str(model).count("/") > 1
     if local and not _exists(model):
         raise ValueError(
@@ -67,10 +67,10 @@ def refuse_missing(model: Path | str, field: str = "model") -> None:
 
 
 def refuse_unreachable(model: Path | str, field: str = "model") -> None:
-    """Raise ValueError, naming the field, for a path at which there is nothing, and a name that cannot be fetched here.
+    """Raise ValueError that names the field, for a path that doesn't exist or a name that can't be fetched here.
 
-    A name that is not in the hub's cache is asked of the hub only where that can be reached: the hub's own client tries
-    for most of a minute, for each file.
+    If a name isn't in the hub's cache, this first checks that the hub can be reached, because the hub's own client
+    retries for almost a minute per file.
     """
     refuse_missing(model, field)
     if _exists(find_model(model)) or _is_cached(str(model)) or (why_not := why_no_hub()) is None:
@@ -82,7 +82,7 @@ def refuse_unreachable(model: Path | str, field: str = "model") -> None:
 
 
 def _is_cached(name: str) -> bool:
-    """Whether the hub's cache has the config of the model of that name; False for what can be no name."""
+    """Return whether the hub's cache has the config of the model with that name; False for an invalid name."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -93,7 +93,10 @@ def _is_cached(name: str) -> bool:
 
 
 def why_no_hub() -> str | None:
-    """Say why no model can be fetched, or None; within seconds, where the hub's own client takes most of a minute."""
+    """Return why no model can be fetched, or None if one can.
+
+    This takes seconds, while the hub's own client takes almost a minute.
+    """
     hub = os.environ.get("HF_ENDPOINT") or HUB
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -108,32 +111,37 @@ def why_no_hub() -> str | None:
 
 
 def gpu_number(device: str, gpus: int) -> int:
-    """Return the number of the GPU that a process has by a device's name, cuda:N or cuda, of so many that torch sees.
+    """Return the number of the GPU that a process uses for a device name, cuda:N or cuda.
 
-    Under torchrun cuda is that of the process's place on its machine.
+    Under torchrun, cuda is the GPU with the process's local rank.
 
-    :raises ValueError: where there is no such GPU, and where torchrun started more processes on this machine than that.
+    Args:
+        device: The device name.
+        gpus: Number of GPUs that torch finds.
+
+    Raises:
+        ValueError: If there is no such GPU, or if torchrun started more processes on this machine than it has GPUs.
     """
     if not gpus:
-        raise ValueError(f"device: {device} is asked for, and torch finds no GPU here; set device to auto or cpu")
+        raise ValueError(f"device: {device} was requested, but torch finds no GPU here; set device to auto or cpu")
     place = int(os.environ.get("LOCAL_RANK", "0"))
     processes = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), place + 1)
     there = f"torch sees {gpus} GPU{'s' * (gpus > 1)} here"
     index = device.partition(":")[2]
     if not index and processes > gpus:
         raise ValueError(
-            f"device: {processes} processes were started on this machine, each needs a GPU of its own, and {there}; "
-            f"start at most {gpus} (torchrun --nproc-per-node {gpus}), show it more (CUDA_VISIBLE_DEVICES), or set "
-            "device to cpu"
+            f"device: {processes} processes were started on this machine and each needs its own GPU, but {there}; "
+            f"start at most {gpus} (torchrun --nproc-per-node {gpus}), make more visible (CUDA_VISIBLE_DEVICES), or "
+            "set device to cpu"
         )
     if int(index or place) >= gpus:
-        raise ValueError(f"device: there is no {device}: {there}, numbered from 0; name another, or set device to auto")
+        raise ValueError(f"device: there is no {device}: {there}, numbered from 0; use another, or set device to auto")
     return int(index or place)
 
 
 @contextmanager
 def of_field(field: str) -> Iterator[None]:
-    """Name the field that gave the model, in the place of `model`, in a ValueError of its loading."""
+    """Replace `model` by the field that named the model in a ValueError about loading it."""
     try:
         yield
     except ValueError as error:
@@ -144,10 +152,10 @@ def of_field(field: str) -> Iterator[None]:
 
 @contextmanager
 def loading(model: Path | str) -> Iterator[None]:
-    """Turn what a model's files and the Hugging Face hub raise into ValueError, in one line that says what to give.
+    """Convert errors of a model's files and the Hugging Face hub to a one-line ValueError that says what to specify.
 
-    The bars of transformers' loading are not shown: a log has lines of its own.
-    RuntimeError and MemoryError pass: they say that the machine is too small, or that a library has a fault.
+    Also disables the progress bars of transformers, because a log has separate lines. RuntimeError and MemoryError
+    propagate: the machine is too small, or a library has a bug.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -157,6 +165,6 @@ def loading(model: Path | str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError):
         raise
-    except Exception as error:  # A broken file raises whatever its reader meets: KeyError, bare Exception.
+    except Exception as error:  # A broken file raises anything that its reader raises: KeyError, plain Exception.
         said = " ".join(describe(error).split())
         raise ValueError(f"model: {model} cannot be loaded; {WANTED}: {said}") from error

@@ -1,6 +1,6 @@
-"""The pytest plugin: fixtures for the tests of an env, transcripts of failed tests, and async tests without a setting.
+"""The pytest plugin: fixtures for env tests, transcripts of failed tests, and async tests without configuration.
 
-The only file that imports pytest; pytest finds it by its entry point.
+This is the only file that imports pytest; pytest finds it by its entry point.
 """
 
 import functools
@@ -21,34 +21,34 @@ from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable
 
 SHOWN_ROLLOUTS = 3
-"""The most rollouts of its own that a failed test shows: the last ones."""
+"""Maximum number of its own rollouts that a failed test prints: the last ones."""
 SHOWN_OF_CHECK = 4
-"""The most rollouts of `check_env` that a failed test shows beside its own."""
+"""Maximum number of rollouts of `check_env` that a failed test prints in addition."""
 WATCH = pytest.StashKey[LeakWatch]()
 ASYNC_PLUGINS = ("asyncio", "trio", "tornasync", "twisted", "aiohttp")
 
 
 class Played:
-    """The last rollouts of a test, and apart from them those that `check_env` played for itself."""
+    """The last rollouts of a test and, separately, those that `check_env` itself ran."""
 
     def __init__(self) -> None:
         self.own: deque[Rollout] = deque(maxlen=SHOWN_ROLLOUTS)
         self.of_check: deque[Rollout] = deque(maxlen=SHOWN_OF_CHECK)
 
     def add(self, rollout: Rollout) -> None:
-        """Keep a rollout, and forget the oldest of its kind where there are too many."""
+        """Store a rollout, dropping the oldest of its kind if there are too many."""
         (self.of_check if is_of_check(rollout.rollout_id) else self.own).append(rollout)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all rollouts."""
         self.own.clear()
         self.of_check.clear()
 
     def sections(self) -> Iterator[tuple[str, str]]:
-        """Yield title and transcript of each rollout, those of the test itself first."""
+        """Yield the title and transcript of each rollout, those of the test itself first."""
         yield from ((printable(f"rollout {rollout.rollout_id}"), str(rollout)) for rollout in self.own)
         for rollout in self.of_check:
-            yield printable(f"rollout {rollout.rollout_id}, played by check_env itself"), str(rollout)
+            yield printable(f"rollout {rollout.rollout_id}, run by check_env itself"), str(rollout)
 
 
 PLAYED = pytest.StashKey[Played]()
@@ -56,7 +56,7 @@ PLAYED = pytest.StashKey[Played]()
 
 @pytest.fixture
 def sandboxes() -> FakeSandboxPool:
-    """A pool of FakeSandboxPool with no shell."""
+    """Return a FakeSandboxPool without a shell."""
     return FakeSandboxPool()
 
 
@@ -64,7 +64,7 @@ def sandboxes() -> FakeSandboxPool:
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if it leaves a thread, a child process, an open file, a temporary folder or an asyncio task behind.
 
-    What is about to end is waited for; each line of the message names the thread or command line that was left.
+    Objects that are about to end are waited for; each line of the message names a remaining thread or command line.
     """
     with LeakWatch() as watch:
         request.node.stash[WATCH] = watch
@@ -75,24 +75,24 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the last rollouts of each test; let async tests run where the project's configuration does not say how."""
+    """Store the last rollouts of each test, and run async tests if the project doesn't configure how."""
     config.stash[PLAYED] = Played()
     observers.append(config.stash[PLAYED].add)
     if config.pluginmanager.hasplugin("asyncio") and not _configured(config, "asyncio_mode"):
         config.option.asyncio_mode = "auto"
-        # pytest-asyncio asks every project without a configuration for this one, just behind this hook.
+        # pytest-asyncio requests this option from every project without a configuration, right after this hook.
         warnings.filterwarnings("ignore", 'The configuration option "asyncio_default_fixture_loop_scope" is unset')
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Keep no further rollouts."""
+    """Stop storing rollouts."""
     if PLAYED in config.stash:
         observers.remove(config.stash[PLAYED].add)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Forget the rollouts of a test when it has ended."""
+    """Drop the rollouts of a test when it has ended."""
     try:
         return (yield)
     finally:
@@ -101,12 +101,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the transcripts of its last rollouts to the report of a test that failed, each as a section of its own."""
+    """Add the transcripts of its last rollouts to the report of a failed test, each as a separate section."""
     report = yield
     if report.failed:
         played = item.config.stash[PLAYED]
         report.sections += played.sections()
-        played.clear()  # so that a failure of the teardown does not show them again
+        played.clear()  # so that a failure in the teardown doesn't print them again
     return report
 
 
@@ -116,7 +116,7 @@ def _configured(config: pytest.Config, name: str) -> bool:
     if any(line.partition("=")[0].strip() == name for line in config.getoption("override_ini", None) or ()):
         return True
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pytest 9 has no other way to tell a default from what a user wrote
+        warnings.simplefilter("ignore")  # pytest 9 has no other way to distinguish defaults from user settings
         return name in config.inicfg
 
 
@@ -131,7 +131,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Watch the tasks of a test that must leave none, and fail a test that forgot to await its check."""
+    """Watch the tasks of a test that must not leave any, and fail a test that forgot to await its check."""
     forgotten()
     watch = item.stash.get(WATCH, None)
     if watch is None or not isinstance(item, pytest.Function) or not inspect.iscoroutinefunction(item.obj):
@@ -152,7 +152,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _seeing_tasks(test: Callable[..., Any], watch: LeakWatch) -> Callable[..., Any]:
-    """Wrap an async test: the watch sees the tasks in its loop before and after it."""
+    """Wrap an async test so that the watch sees the tasks in its loop before and after it."""
 
     @functools.wraps(test)
     async def seen(*args: Any, **kwargs: Any) -> Any:

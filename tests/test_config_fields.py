@@ -176,7 +176,7 @@ def test_a_value_with_a_part_missing_is_told_which() -> None:
 def test_a_subclass_that_sets_a_field_in_its_body_is_refused_because_nothing_would_read_it() -> None:
     for bases, body in (((ag.TrainConfig,), {"lr": 5.0}), ((type("Mix", (), {"lr": 5.0}), ag.TrainConfig), {})):
         made = type("Mine", bases, body)
-        with pytest.raises(TypeError, match=r"^TrainConfig: Mine\.lr changes nothing; .* as in Mine\(lr=\.\.\.\)$"):
+        with pytest.raises(TypeError, match=r"^TrainConfig: Mine\.lr has no effect; .* as in Mine\(lr=\.\.\.\)$"):
             made()
     assert type("Mine", (ag.Limits,), {"own": 1})(turns=3).turns == 3
 

@@ -101,7 +101,7 @@ async def test_it():
     printed = run(tmp_path, tests)
     titles = [line.strip("- ") for line in printed.splitlines() if line.startswith("---") and " rollout " in line]
     assert titles[:3] == ["rollout a/0", "rollout b/0", "rollout c/0"]
-    of_check = re.compile(r"rollout t/check_env-[\w-]+, played by check_env itself")
+    of_check = re.compile(r"rollout t/check_env-[\w-]+, run by check_env itself")
     assert [bool(of_check.fullmatch(title)) for title in titles[3:]] == [True] * SHOWN_OF_CHECK
 
 

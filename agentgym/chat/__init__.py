@@ -1,4 +1,4 @@
-"""Messages to token ids, and token ids to messages."""
+"""Conversion between chat messages and token ids."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

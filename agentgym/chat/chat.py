@@ -1,14 +1,15 @@
 """One segment's conversation and its token ids, which only grow at the end.
 
-Sampled ids are kept as they are. After a turn only the text that the template writes *behind* it is encoded and
-appended: the turn separator, the new messages, the next generation prompt::
+Sampled ids are stored unchanged. After a turn, only the text that the template writes *after* it is encoded and
+appended: the turn separator, the new messages and the next generation prompt::
 
     rendered   <user> 2+2? <end>\\n<assistant> | 4 <end> | \\n<user> sure? <end>\\n<assistant>
     ids        opened                          | sampled | appended
 
-A template that rewrites what it rendered before cannot be extended; `Chat.extend` says so with None, and
-the caller opens a new segment. Special tokens in contents are encoded as letters (`agentgym.chat.special_tokens`), and
-a conversation that the template refuses is shown in another form (`agentgym.chat.fitting`).
+If a template rewrites text that it rendered earlier, the ids can't be extended: `Chat.extend` returns None, and the
+caller opens a new segment. Special tokens in contents are encoded as plain characters
+(`agentgym.chat.special_tokens`), and a conversation that the template rejects is rendered in another form
+(`agentgym.chat.fitting`).
 """
 
 from array import array
@@ -26,16 +27,16 @@ from agentgym.types.messages import Message
 
 
 class Chat:
-    """Renders and encodes the conversation of one segment; it only grows at the end."""
+    """Renders and encodes one segment's conversation, which only grows at the end."""
 
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tokenizer, self.tools = tokenizer, tools
         self.messages = list(messages)
         self._shown = list(messages)
-        """The messages in the form that the template takes."""
+        """The messages in the form that the template accepts."""
         self._template = template_of(tokenizer)
         self.seen: frozenset[tuple[str, str]] = frozenset()
-        """Pairs of a role and a word that the template looks for, which stood in a message of that role."""
+        """Pairs of a role and a word that the template searches for, found in a message of that role."""
         self.reasoned = self.reasons = self.called = False
         for message in messages:
             self._note(message)
@@ -45,24 +46,24 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """The rendered chat, the assistant's turn open."""
+        """The rendered chat, ending with the opening of an assistant turn."""
         if self._text is None:
             forms = ((form, form) for form in (self._shown, *history_forms(self._shown)))
             self._shown, self._text = first_rendered(self._rendered, forms)
         return self._text
 
     def prompt_ids(self) -> "array[int]":
-        """Return the ids of the whole chat, up to the open assistant's turn."""
+        """Return the ids of the whole chat, up to and including the opening of the assistant turn."""
         if len(self.messages) > self._opened:
             return self._encoded(self.text)
         check_messages(self.messages)
-        # All that a first prompt depends on; contents as they are, for a text knows its hash once it was asked for it.
+        # Everything that a first prompt depends on. Contents stay separate strings, because a string caches its hash.
         others = [{name: value for name, value in message.items() if name != "content"} for message in self.messages]
         key = (repr((others, self.tools)), *[message["content"] for message in self.messages])
         known = self._template.openings.get(key)
         if known is None:
             text = self.text
-            # Copies: an env may change its own messages later, and others begin with these.
+            # Copies, because an env may change its messages later, and other rollouts start with these.
             known = Opening(text, [message.copy() for message in self._shown], self._encoded(text))
             self._template.remember(key, known)
         self._text, self._shown = known.text, list(known.shown)
@@ -72,19 +73,25 @@ class Chat:
         return self._template.encode(self.tokenizer, text)
 
     def branch(self) -> "Chat":
-        """Return a copy that goes on from here by itself."""
+        """Return an independent copy of the chat."""
         other = copy(self)
         other.messages, other._shown = list(self.messages), list(self._shown)
         return other
 
     def parse(self, token_ids: Sequence[int], *, stopped: bool) -> Message:
-        """Parse a turn's ids into an assistant message; `stopped` says that the last id is the stop token."""
+        """Parse a turn's ids into an assistant message.
+
+        Args:
+            token_ids: The turn's ids as sampled.
+            stopped: Whether the last id is the stop token.
+        """
         ids = token_ids[:-1] if stopped else token_ids
         text = self.tokenizer.decode(ids)
         self._read = (ids, text)
         message = self.tokenizer.parse(text, self.tools)
         for i, call in enumerate(message.get("tool_calls", ())):
-            # Nine letters and digits: Mistral's templates take no other form, and the others take any.
+            # Exactly nine letters and digits: Mistral's templates reject other ids, and the other templates accept
+            # any.
             call.setdefault("id", f"call{len(self.messages) % 1000:03}{i % 100:02}")
         return message
 
@@ -97,12 +104,23 @@ class Chat:
         *,
         stopped: bool = True,
     ) -> "array[int] | None":
-        """Return the ids behind a finished turn: those of the `new` messages and of the next turn's opening.
+        """Append a finished turn and return the ids after it: the `new` messages and the next turn's opening.
 
-        `token_ids` is the turn as sampled; `stopped` says that the last id is its stop token, and otherwise what the
-        template writes behind the turn's text is returned too, its end included. None where the template rewrote
-        earlier text; the messages are taken up all the same, and `prompt_ids` renders them whole. Where the ids do not
-        fit `room`, only some more than fit are returned.
+        Args:
+            token_ids: The turn's ids as sampled.
+            reply: The turn's parsed message.
+            new: The messages that answer the turn.
+            room: Number of ids that the caller can use. If the text doesn't fit, only slightly more ids than this are
+                returned. None means no limit.
+            stopped: Whether the last id of `token_ids` is the stop token. If not, the returned ids also contain
+                everything that the template writes after the turn's text, including the end of the turn.
+
+        Returns:
+            The ids, or None if the template rewrote earlier text. The messages are added in both cases; after None,
+            `prompt_ids` renders all of them.
+
+        Raises:
+            ValueError: If a message in `new` has a role or content that isn't allowed.
         """
         check_messages(new, answers=True)
         end = self._template.end_text(self.tokenizer, token_ids[-1]) if stopped else ""
@@ -129,7 +147,7 @@ class Chat:
         return ids_behind(self._encoded, end, added, token_ids[-1], room)
 
     def _recalled(self, end: str, body: str, written: Message, new: Sequence[Message]) -> str | None:
-        """The cached text behind turns like this one; None where the whole chat must be rendered."""
+        """Return the cached text that follows turns like this one, or None if the whole chat must be rendered."""
         if not self._is_regular(end, body, new):
             return None
         short = partial(self._tried, [_QUESTION], [], end, written)
@@ -142,14 +160,14 @@ class Chat:
             self._template.deltas.learn(self._shape(end, written, new), new, added, whole, short)
 
     def _is_regular(self, end: str, body: str, new: Sequence[Message]) -> bool:
-        """Whether the template adds the same text for all turns of this shape."""
+        """Return whether the template adds the same text after all turns of this shape."""
         if not end or end in body:
             return False
         sought = self._template.sought
         return sought is None or not any(sought.search(message["content"]) for message in new)
 
     def _append(self, written: Message, told: Sequence[Message], new: Sequence[Message]) -> None:
-        """Append a turn and its answer, in their own form and in the form that the template took."""
+        """Append a turn and its answer, both as they are and in the form that the template accepted."""
         self.messages += [written, *new]
         for message in (written, *told):
             self._shown.append(message)
@@ -159,11 +177,11 @@ class Chat:
         return self.tokenizer.render(messages, self.tools, generation=True)
 
     def _body(self, ids: Sequence[int]) -> str:
-        """The text of a turn before its end, decoded once."""
+        """Return the text of a turn before its end; the last parsed turn isn't decoded again."""
         return self._read[1] if ids == self._read[0] else self.tokenizer.decode(ids)
 
     def _note(self, message: Message) -> None:
-        """Note what a template may look back for: reasoning, calls, and the words it looks for."""
+        """Record the facts that a template may look back for: reasoning, calls and the words it searches for."""
         if message["role"] == "user":
             self.reasons = False
         elif message.get("reasoning_content"):
@@ -174,7 +192,7 @@ class Chat:
             self.seen |= {(message["role"], word) for word in self._template.sought.findall(content)}
 
     def _shape(self, end: str, reply: Message, new: Sequence[Message]) -> Hashable:
-        """All that the text behind a turn depends on, but for the contents of the new messages."""
+        """Return everything that the text after a turn depends on, except the contents of the new messages."""
         shown, calls = self._shown, reply.get("tool_calls")
         past = (bool(self.tools), shown[0]["role"] if shown else "", min(len(shown), 3))
         looks_back = (self.reasoned, self.reasons, self.called, self.seen)
@@ -184,23 +202,23 @@ class Chat:
         return (end, past, looks_back, said, fields)
 
     def _added(self, whole: str, end: str, body: str, reply: Message, new: Sequence[Message]) -> str | None:
-        """The rendered text behind the end of the reply; None where the template rewrote what was before."""
+        """Return the rendered text after the end of the reply, or None if the template rewrote earlier text."""
         start = len(self.text)
         if not whole.startswith(self.text) or not self._template.ends(self.tokenizer, end, reply, new):
             return None
         skip = body.count(end) if end else 0
-        if skip:  # the model wrote the end as text: count how often the template kept it
+        if skip:  # the model wrote the end token as text: count how many of them the template rendered
             silent = Message(role="assistant", content="")
             try:
                 bare = self._rendered([*self._shown, silent, *new])
-            except Exception:  # No env sent these messages, so a refusal is no error.
+            except Exception:  # We built these messages, so a template error isn't the env's fault.
                 return None
             skip = whole.count(end, start) - bare.count(end, start)
         at = after_nth(whole, end, start, skip)
         return None if at is None else whole[at:]
 
     def _behind(self, whole: str, body: str) -> str | None:
-        """The rendered text behind a reply that no stop token ended; None where the template wrote it otherwise."""
+        """Return the rendered text after a reply without a stop token, or None if the template changed the reply."""
         before = self.text + body
         return whole[len(before) :] if whole.startswith(before) else None
 
@@ -212,15 +230,18 @@ class Chat:
         reply: Message,
         new: Sequence[Message],
     ) -> str | None:
-        """The text added behind a reply whose own text holds no end special token; None also where the template
-        refuses."""
+        """Return the text added after a reply whose own text doesn't contain the end token.
+
+        Returns:
+            The text, or None if the template rewrote earlier text or raised an error.
+        """
         try:
             whole = self.tokenizer.render([*past, reply, *new], tools, generation=True)
             asked, before = [*past, *tools] == [_QUESTION], self._template.asked
             if not (asked and whole.startswith(before)):
                 before = self.tokenizer.render(past, tools, generation=True)
             self._template.asked = before if asked else self._template.asked
-        except Exception:  # No env sent these messages, so a refusal is no error.
+        except Exception:  # We built these messages, so a template error isn't the env's fault.
             return None
         at = after_nth(whole, end, len(before), 0) if whole.startswith(before) else None
         return None if at is None else whole[at:]
@@ -231,7 +252,7 @@ _templates: "WeakKeyDictionary[ChatTokenizer, Template]" = WeakKeyDictionary()
 
 
 def template_of(tokenizer: ChatTokenizer) -> Template:
-    """The facts about the tokenizer's template, kept for its lifetime."""
+    """Return the facts about the tokenizer's template, cached for the tokenizer's lifetime."""
     known = _templates.get(tokenizer)
     if known is None:
         known = _templates[tokenizer] = Template(tokenizer)

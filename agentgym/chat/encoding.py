@@ -1,6 +1,6 @@
-"""Encoding of a text between its special tokens, and decoding by a table of bytes.
+"""Encoding of the text between special tokens, and decoding with a table of bytes.
 
-A tokenizer cuts a text at its special tokens first, so each part between two of them is encoded by itself.
+A tokenizer first splits a text at its special tokens, so each part between two of them can be encoded separately.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import Any
 from agentgym.chat.word_cache import BYTE_OF_CHAR, WordCache, raw_ids
 
 _SHORT = 16
-"""Characters of the longest piece that is remembered: longer ones seldom come twice."""
+"""Length in characters of the longest cached piece; longer ones seldom occur twice."""
 _KNOWN = 4096
-"""Pieces that are remembered, special tokens included."""
+"""Maximum number of cached pieces, including special tokens."""
 _LONG = 4096
-"""Characters from which on a text is encoded as a batch of one, which lets other threads run meanwhile."""
+"""Length in characters from which a text is encoded as a batch of one, which lets other threads run meanwhile."""
 _PROBES = (" a b", "1\n", "\n\nx", "é ", "A.", "\t", "user\n")
 
 
@@ -23,9 +23,9 @@ _LONE_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SpecialTokenSplitter:
-    """Encodes a text exactly as the tokenizer does; short pieces between special tokens are encoded once.
+    """Encodes a text exactly as the tokenizer does, but encodes short pieces between special tokens only once.
 
-    Where a tokenizer does more than cut at its special tokens (it strips the spaces around them, or changes the
+    If the tokenizer does more than split at its special tokens (for example, strips spaces around them or changes the
     beginning of a text), every text is encoded whole.
     """
 
@@ -42,7 +42,7 @@ class SpecialTokenSplitter:
         longest_first = sorted(special_tokens, key=len, reverse=True)
         if special_tokens and _stands_alone(backend, longest_first[0]):
             self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
-            if len(special_tokens) == len(added):  # no special token is left in what lies between them
+            if len(special_tokens) == len(added):  # all added tokens are in the pattern, so none occurs in a piece
                 self.words = WordCache.of(backend)
         self._pieces = _Pieces(backend, self.words, special_tokens)
 
@@ -54,7 +54,7 @@ class SpecialTokenSplitter:
 
 
 class _Pieces(dict[str, bytes]):
-    """The raw ids of special tokens and of what stands between them; those of a new piece are made when looked up."""
+    """The raw ids of special tokens and of the pieces between them; a new piece is encoded when it is looked up."""
 
     def __init__(self, backend: Any, words: WordCache | None, special_tokens: Mapping[str, bytes]) -> None:
         super().__init__({"": b"", **special_tokens})
@@ -76,7 +76,7 @@ def _whole(backend: Any, text: str) -> bytes:
 
 
 def _stands_alone(backend: Any, special: str) -> bool:
-    """Whether texts on both sides of a special token have the ids that they have alone."""
+    """Return whether texts on both sides of a special token have the same ids as when encoded alone."""
     middle = _whole(backend, special)
     return all(
         _whole(backend, before + special + behind) == _whole(backend, before) + middle + _whole(backend, behind)
@@ -86,7 +86,7 @@ def _stands_alone(backend: Any, special: str) -> bool:
 
 
 class Decoder:
-    """Decodes ids exactly as the tokenizer does, special tokens kept; a byte-level vocabulary is read from a table."""
+    """Decodes ids exactly as the tokenizer does, including special tokens; byte-level vocabularies use a table."""
 
     def __init__(self, backend: Any) -> None:
         from tokenizers.decoders import ByteLevel
@@ -96,14 +96,14 @@ class Decoder:
         self.table = _Bytes(backend) if isinstance(backend.decoder, ByteLevel) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids; bytes that are no character become U+FFFD."""
+        """Return the text of the ids; invalid UTF-8 bytes become U+FFFD."""
         if self.table is not None:
             return b"".join(map(self.table.__getitem__, token_ids)).decode(errors="replace")
         text: str = self.backend.decode([*token_ids], skip_special_tokens=False)
         return text
 
     def pieces(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the bytes of each id, part of a character for some; an id that there is not is left out."""
+        """Return the bytes of each id, which may be only part of a character; unknown ids are left out."""
         if self.table is not None:
             return {token_id: self.table[token_id] for token_id in token_ids if self._token(token_id) is not None}
         found = {token_id: self._piece(token_id) for token_id in token_ids}
@@ -114,7 +114,11 @@ class Decoder:
         return token
 
     def _piece(self, token_id: int) -> bytes | None:
-        """Return the bytes of an id of a vocabulary of texts, in which a single byte is <0xAB>, and a space \u2581."""
+        """Return the bytes of an id in a text vocabulary, which writes a single byte as <0xAB> and a space as \\u2581.
+
+        Returns:
+            The bytes, or None if the id is unknown.
+        """
         token = self._token(token_id)
         if token is None:
             return None

@@ -1,8 +1,8 @@
-"""Other forms of a conversation, for templates that refuse it as it is.
+"""Alternative forms of a conversation, for templates that reject the original.
 
-Templates refuse what their models were not trained on: two calls in one turn, a user behind a tool, arguments that are
-no object. Such a conversation is shown in another form, so that it goes on. Sampled ids never change; only the text
-behind them, and the text of a new segment, come from these forms.
+Templates reject conversations that their models weren't trained on: two calls in one turn, a user message after a tool
+message, or arguments that aren't an object. Such a conversation is rendered in another form, so that it can continue.
+Sampled ids never change; these forms only affect the text after them and the text of a new segment.
 """
 
 import json
@@ -19,7 +19,7 @@ _SAY = Message(role="assistant", content="so")
 
 
 def is_malformed(reply: Message) -> bool:
-    """Whether a call's arguments are text: the model wrote no valid JSON."""
+    """Return whether a call's arguments are text, which means that the model didn't write valid JSON."""
     for call in reply.get("tool_calls", ()):  # noqa: SIM110  It runs once a turn, and any() costs twice as much.
         if isinstance(call["function"]["arguments"], str):
             return True
@@ -27,12 +27,12 @@ def is_malformed(reply: Message) -> bool:
 
 
 def _said(reply: Message, body: str) -> Message:
-    """The reply as text; malformed calls are in its content as the model wrote them."""
+    """Return the reply as text; malformed calls are in its content as the model wrote them."""
     return Message(role="assistant", content=reply["content"] if is_malformed(reply) else body)
 
 
 def _called(reply: Message) -> Message:
-    """The reply as calls alone; the raw text of a malformed one is an argument, so that it is an object."""
+    """Return the reply as calls only; the raw text of a malformed call becomes an argument, so that it is an object."""
     calls = [call.copy() for call in reply["tool_calls"]]
     for call in calls:
         made = call["function"]["arguments"]
@@ -42,12 +42,12 @@ def _called(reply: Message) -> Message:
 
 
 def readable(reply: Message, *, as_calls: bool) -> Message:
-    """Return a reply with a malformed call as most templates take it; `as_calls` keeps it a call."""
+    """Return a reply with a malformed call in the form that most templates accept; `as_calls` keeps it a call."""
     return _called(reply) if as_calls else _said(reply, "")
 
 
 def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
-    """The forms of a reply, the one nearest to the original first."""
+    """Return the forms of a reply, the closest to the original first."""
     if "tool_calls" not in reply:
         return [reply]
     first = readable(reply, as_calls=as_calls) if is_malformed(reply) else reply
@@ -55,7 +55,7 @@ def _forms(reply: Message, body: str, *, as_calls: bool) -> list[Message]:
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with each user's text behind a user's or a tool's message joined to that message."""
+    """Return the messages, each user message that follows a user or tool message merged into that message."""
     made: list[Message] = []
     for message in messages:
         if made and message["role"] == "user" and made[-1]["role"] in ("user", "tool"):
@@ -67,7 +67,7 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def from_user(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with those of tools as the user's, those of one turn in one message."""
+    """Return the messages with tool messages turned into user messages, adjacent ones merged."""
     told = [Message(role="user", content=m["content"]) if m["role"] == "tool" else m for m in messages]
     return joined(told)
 
@@ -75,7 +75,7 @@ def from_user(messages: Sequence[Message]) -> list[Message]:
 def fits(
     reply: Message, body: str, new: Sequence[Message], *, as_calls: bool
 ) -> Iterator[tuple[Message, list[Message]]]:
-    """Yield forms of a reply and its answers, those nearest to the original first."""
+    """Yield forms of a reply and its answers, the closest to the original first."""
     forms = _forms(reply, body, as_calls=as_calls)
     for told in ([*new], joined(new)):
         yield from ((form, told) for form in forms)
@@ -84,7 +84,7 @@ def fits(
 
 
 def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield forms of a whole conversation, those nearest to the original first."""
+    """Yield forms of a whole conversation, the closest to the original first."""
     shown = [_said(m, "") if is_malformed(m) else m for m in messages]
     yield shown
     yield joined(shown)
@@ -93,7 +93,7 @@ def history_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _told(message: Message) -> Message:
-    """A message without calls: where it holds nothing else, they are written as JSON."""
+    """Return the message without calls; if it has no content, the calls become its content as JSON."""
     if "tool_calls" not in message:
         return message
     calls = "\n".join(json.dumps(call["function"]) for call in message["tool_calls"])
@@ -101,21 +101,27 @@ def _told(message: Message) -> Message:
 
 
 def first_rendered(render: Render, forms: Iterable[tuple[T, Sequence[Message]]]) -> tuple[T, str]:
-    """Return the first form that the template takes, and its text; raise the error of the first form if all fail."""
+    """Return the first form that the template accepts, and its text; raise the error of the first form if all fail."""
     refused: Exception | None = None
     for form, messages in forms:
         try:
             return form, render(messages)
-        except Exception as error:  # Templates raise what they like.
+        except Exception as error:  # Templates can raise anything.
             refused = refused or error
     assert refused is not None
     raise refused
 
 
 def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: bool = False) -> None:
-    """Raise ValueError, with the field's name, for a message that templates would drop or fail at.
+    """Check for messages that templates would drop or fail on.
 
-    With `sees`, images are taken.
+    Args:
+        messages: The messages.
+        answers: Whether they answer a turn, so that the role "assistant" isn't allowed.
+        sees: Whether images are allowed.
+
+    Raises:
+        ValueError: If a role or content isn't allowed; the message names the field.
     """
     roles = _ANSWERS if answers else _ROLES
     for i, message in enumerate(messages):
@@ -126,7 +132,7 @@ def check_messages(messages: Sequence[Message], *, answers: bool = False, sees: 
             if first_image([message]) is None:
                 raise ValueError(f"messages[{i}].content: must be text, got {type(content).__name__}")
             raise ValueError(
-                f"messages[{i}].content: holds an image, and this engine reads text alone, in training, too; "
+                f"messages[{i}].content: contains an image, but this engine supports only text, also in training; "
                 f"{SEE_ELSEWHERE}"
             )
 
@@ -136,7 +142,7 @@ _ROLES = (*_ANSWERS, "assistant")
 
 
 def wants_calls(render: Render) -> bool:
-    """Whether the template refuses a tool's message without a call before it, and takes it with one."""
+    """Return whether the template rejects a tool message without a call before it, and accepts it with one."""
     broken = Message(role="assistant", content="look(")
     bare = Message(role="tool", content="error", name="look", tool_call_id="call00100")
     asked = Message(
@@ -150,6 +156,6 @@ def wants_calls(render: Render) -> bool:
 def _takes(render: Render, messages: Sequence[Message]) -> bool:
     try:
         render(messages)
-    except Exception:  # Templates raise what they like.
+    except Exception:  # Templates can raise anything.
         return False
     return True

@@ -1,4 +1,4 @@
-"""The conversation of one segment with an engine that is asked with messages: its ids only count tokens."""
+"""One segment's conversation with an engine that takes messages: its ids only count tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,15 @@ from agentgym.chat.fitting import check_messages
 from agentgym.types.messages import Message, is_image
 
 CHARACTERS = 4.0
-"""Characters of a token, where the engine has not counted them yet."""
+"""Characters per token, until the engine has counted the tokens."""
 IMAGE_TOKENS = 1000
-"""Tokens of an image, where the engine has not counted them yet: models take from 85 to 1,600 for one of usual size."""
+"""Tokens per image, until the engine has counted them; models use 85 to 1,600 for an image of usual size."""
 FILL = 0
-"""The id that stands for every token: the engine gives none."""
+"""The id that represents every token, because the engine returns none."""
 
 
 def estimated_tokens(value: object) -> int:
-    """Estimate how many tokens a value takes in a prompt; the engine's own count comes with its answer."""
+    """Estimate how many tokens a value takes in a prompt; the engine's response has the actual count."""
     images = 0
 
     def plain(inner: Any) -> Any:
@@ -33,18 +33,18 @@ def estimated_tokens(value: object) -> int:
 
 
 class MessageChat:
-    """Does what `Chat` does, with one FILL for each token that the new messages are likely to take."""
+    """The counterpart of `Chat` for such engines: returns one FILL for each estimated token of the new messages."""
 
     def __init__(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None:
         self.tools, self.messages = tools, list(messages)
 
     def prompt_ids(self) -> list[int]:
-        """Return a FILL for each token that the whole chat is likely to take."""
+        """Return one FILL for each estimated token of the whole chat."""
         check_messages(self.messages, sees=True)
         return [FILL] * estimated_tokens([*self.tools, *self.messages])
 
     def branch(self) -> "MessageChat":
-        """Return a copy that goes on from here by itself."""
+        """Return an independent copy of the chat."""
         return MessageChat(self.tools, self.messages)
 
     def extend(
@@ -56,7 +56,7 @@ class MessageChat:
         *,
         stopped: bool = True,
     ) -> list[int]:
-        """Take up a turn and its answer; return a FILL for each token that the answer is likely to take."""
+        """Append a turn and its answer, and return one FILL for each estimated token of the answer."""
         check_messages(new, answers=True, sees=True)
         self.messages += [reply, *new]
         return [FILL] * estimated_tokens(list(new))

@@ -1,6 +1,6 @@
 """Parsing of a model's text into an assistant message: reasoning, content and tool calls. Nothing here raises.
 
-A call that is no valid JSON keeps the model's text as its `arguments`, so that a tool message can say what was wrong.
+A call that isn't valid JSON keeps the model's text as its `arguments`, so that a tool message can report the error.
 """
 
 import json
@@ -13,7 +13,7 @@ from agentgym.types.messages import Message, ToolCall
 
 
 def _scan(**hooks: Any) -> Any:
-    """What json.loads does, at half the cost of its wrappers."""
+    """Return the scanner that json.loads uses, which costs half as much without the wrappers."""
     return vars(json.JSONDecoder(**hooks))["scan_once"]
 
 
@@ -26,18 +26,19 @@ def _finite(text: str) -> float:
 
 _scanned = _scan()
 _scanned_finite = _scan(parse_float=_finite, parse_constant=_finite)
-"""The same, but NaN, an infinity and a number that is read as one are no JSON, as JSON has it."""
+"""The same, but NaN, infinities and numbers that overflow to infinity are rejected, as standard JSON requires."""
 _BLANKS = " \t\n\r"
-"""What JSON takes for blanks around a value."""
+"""The characters that JSON allows as whitespace around a value."""
 _CAST: dict[type, str] = {str: "string", list: "array"}
-"""Types of arguments that transformers' parser may cast, and the schema type for which it does not."""
+"""Argument types that transformers' parser may cast, and the schema type for which it doesn't."""
 
 
 def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
-    """Parse text that is followed by whole, valid calls, as the Hermes format does, at a tenth of the cost.
+    """Parse text followed by complete, valid calls in the Hermes format, at a tenth of the full parser's cost.
 
-    None for anything else: reasoning, a tag that is not closed, text behind a call, or an argument that transformers'
-    parser would cast to the type in its schema.
+    Returns:
+        The message, or None for anything else: reasoning, an unclosed tag, text after a call, or an argument that
+        transformers' parser would cast to the type in its schema.
     """
     if "think>" in text:
         return None
@@ -53,21 +54,22 @@ def plain_hermes(text: str, tools: Sequence[dict[str, Any]]) -> Message | None:
         name, arguments = made.get("name"), made.get("arguments")
         if type(name) is not str or type(arguments) is not dict:
             return None
-        # What is finite is sound, but for half a character, which only an escape can write, and for its depth.
+        # All numbers are finite here. Only a "\\u" escape can produce a lone surrogate, and only many brackets can
+        # nest deeply.
         if (written.count("{") + written.count("[") > MAX_DEPTH or "\\u" in written) and not _is_sound(made):
             return None
         for tool in tools:
             function = tool["function"]
             if function["name"] == name:
-                name = function["name"]  # the schema's own text, which all calls of the tool then share
+                name = function["name"]  # the schema's own string object, which all calls of the tool then share
                 if _needs_casts(arguments, function):
                     return None
         calls += ({"type": "function", "function": {"name": name, "arguments": arguments}},)
-    return {"role": "assistant", "content": content.strip(), "tool_calls": calls[:]}  # A slice has no spare places.
+    return {"role": "assistant", "content": content.strip(), "tool_calls": calls[:]}  # A slice has no spare capacity.
 
 
 def _needs_casts(arguments: dict[str, Any], function: dict[str, Any]) -> bool:
-    """Whether an argument is text, or a list, and the function's schema does not say that it is."""
+    """Return whether an argument is a string or list but the function's schema declares another type for it."""
     properties: dict[str, Any] | None = None
     for key, value in arguments.items():
         kind = _CAST.get(type(value))
@@ -87,7 +89,7 @@ def parse_hermes(text: str) -> Message:
 
 
 def _hermes_calls(text: str) -> list[str]:
-    """The text between each <tool_call> and the next </tool_call>, or the end; found at a fifth of a pattern's cost."""
+    """Return the text between each <tool_call> and the next </tool_call> or the end, at a fifth of a regex's cost."""
     bodies = []
     at = text.find("<tool_call>")
     while at >= 0:
@@ -112,17 +114,17 @@ def _is_sound(function: dict[str, Any]) -> bool:
 
 
 def thinks(opening: str) -> bool:
-    """Whether an assistant's turn opens inside its reasoning."""
+    """Return whether an assistant turn starts inside its reasoning."""
     return opening.rfind("<think>") > opening.rfind("</think>")
 
 
 def raw_call(text: str) -> ToolCall:
-    """Return a malformed call that keeps the model's text, for the tool message that says what was wrong."""
+    """Return a malformed call that keeps the model's text, for the tool message that reports the error."""
     return ToolCall(type="function", function={"name": "", "arguments": text})
 
 
 def message_of(text: str, parsed: dict[str, Any]) -> Message:
-    """Return the message of parsed fields; where a call is malformed, the whole `text` is its content."""
+    """Return the message with the parsed fields; if a call is malformed, the whole `text` becomes the content."""
     calls = [_tool_call(call) for call in parsed.get("tool_calls") or ()]
     if any(isinstance(call["function"]["arguments"], str) for call in calls):
         return Message(role="assistant", content=text, tool_calls=calls)

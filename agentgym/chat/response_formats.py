@@ -1,9 +1,9 @@
 # ruff: noqa: RUF001  DeepSeek's marks are written with a fullwidth bar
-"""Response formats: the reasoning and tool calls of the common model families, as data.
+"""Response formats of the common model families, as data: how reasoning and tool calls are written.
 
-A tokenizer's own `response_template` comes first. Where it has none, its chat template is recognized by the marks that
-it writes, and the response format with these marks is used. Formats are written for transformers' `parse_response`.
-A malformed call keeps its text in every format, so that the model can be told.
+A tokenizer's own `response_template` takes precedence. If it has none, its chat template is recognized by the
+delimiters that it writes, and the response format with these delimiters is used. Formats are written for transformers'
+`parse_response`. A malformed call keeps its text in every format, so that the error can be reported to the model.
 """
 
 import json
@@ -76,7 +76,7 @@ MISTRAL = _response_format(
     transform=_CALL | {"id": "{id}"},
     **_JSON,
 )
-"""Mistral from its tokenizer v11 on: [TOOL_CALLS]name[ARGS]{..}, once for each call; v11 has [CALL_ID]id too."""
+"""Mistral since tokenizer v11: [TOOL_CALLS]name[ARGS]{..} for each call; v11 also has [CALL_ID]id."""
 
 MISTRAL_LIST = _response_format(
     "[/INST]",
@@ -97,7 +97,7 @@ DEEPSEEK = _response_format(
     transform=_CALL,
     **_JSON,
 )
-"""DeepSeek V3 and R1 (a fenced JSON block behind the name) and V3.1 (bare JSON)."""
+"""DeepSeek V3 and R1 (a fenced JSON block after the name) and V3.1 (bare JSON)."""
 
 GLM = _response_format(
     "<|assistant|>",
@@ -107,7 +107,7 @@ GLM = _response_format(
     repeats=True,
     content="xml-inline",
     content_args={
-        # Possessive: a run of blanks is read once, however many there are.
+        # Possessive, so that a run of whitespace is read once, no matter how long it is.
         "tag_pattern": r"<arg_key>\s*+(?P<key>[^\s<]++(?:\s[^\s<]++)*+)\s*+</arg_key>\s*+"
         r"<arg_value>(?P<value>.*?)</arg_value>",
         "value_parser": {"name": "text", "args": {"strip": False}},
@@ -148,9 +148,9 @@ HARMONY: dict[str, Any] = {
         },
     },
 }
-"""gpt-oss: channels for analysis, calls, what is said before a call, and the final answer.
+"""gpt-oss: channels for analysis, calls, text before a call, and the final answer.
 
-A call's recipient stands behind its channel, or in the role before it; the opening ends within the role.
+A call's recipient follows its channel, or is in the role before it; the turn's opening ends within the role.
 """
 
 RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
@@ -163,7 +163,7 @@ RESPONSE_FORMATS: Mapping[str, dict[str, Any]] = {
     "llama": LLAMA,
     "hermes": HERMES,
 }
-"""The formats by name, those with the most particular marks first."""
+"""The formats by name, those with the most specific delimiters first."""
 
 MARKS: Mapping[str, tuple[str, ...]] = {
     "harmony": ("<|channel|>", "<|message|>"),
@@ -175,27 +175,27 @@ MARKS: Mapping[str, tuple[str, ...]] = {
     "llama": ("<|start_header_id|>", "<|eot_id|>"),
     "hermes": ("<tool_call>",),
 }
-"""The marks that a chat template of each format writes, all of them."""
+"""The delimiters of each format; a chat template of that format writes all of them."""
 
 
 def response_format_of(chat_template: str) -> str | None:
-    """Return the name of the format whose marks a chat template writes; None where it writes those of none."""
+    """Return the name of the format whose delimiters a chat template writes, or None if no format matches."""
     return next((name for name, marks in MARKS.items() if all(mark in chat_template for mark in marks)), None)
 
 
 MAX_TAGS = 64
-"""Tags of arguments that are read in whatever order they stand."""
+"""Maximum number of argument tags that are parsed in any order."""
 _TAGS: Mapping[str, tuple[str, ...]] = {
     "qwen_coder": ("<parameter=", "</parameter>"),
     "glm": ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 }
-"""The tags of an argument in their order, for the formats whose arguments are found by a pattern."""
+"""The tags of an argument in order, for the formats that find arguments with a pattern."""
 
 
 def is_tangled(name: str | None, text: str) -> bool:
-    """Whether a reply has more than MAX_TAGS tags of arguments that do not follow each other as they should.
+    """Return whether a reply has more than MAX_TAGS argument tags that are not in the expected order.
 
-    A pattern looks for the end of each argument up to the end of the text, so that 2,000 arguments without an end would
+    For each argument, the pattern searches for the end tag up to the end of the text, so 2,000 unclosed arguments would
     take seconds to hours.
     """
     tags = _TAGS.get(name or "", ())
@@ -206,16 +206,16 @@ def is_tangled(name: str | None, text: str) -> bool:
 
 
 _ID = re.compile(r"[A-Za-z0-9]{9}")
-"""A call's id as Mistral's templates take it."""
+"""The form of a call id that Mistral's templates accept."""
 
 
 def may_call(name: str | None, text: str, tools: Sequence[dict[str, Any]]) -> bool:
-    """Whether a reply in this format can hold a call: Llama's bare JSON is one only where tools are offered."""
+    """Return whether a reply in this format can contain a call: Llama's bare JSON is a call only if there are tools."""
     return name != "llama" or bool(tools) or "<|python_tag|>" in text
 
 
 def completed(name: str | None, text: str, message: Message) -> Message:
-    """Add to the message what `parse_response` cannot read in this format; a call that was cut off is malformed."""
+    """Add to the message what `parse_response` can't read in this format; a truncated call becomes malformed."""
     if name == "mistral_list":
         _take_ids(text, message)
     elif name in ("glm", "qwen_coder") and "tool_calls" in message and _is_cut(RESPONSE_FORMATS[name], text):
@@ -226,7 +226,7 @@ def completed(name: str | None, text: str, message: Message) -> Message:
 
 
 def _take_ids(text: str, message: Message) -> None:
-    """Put the ids that the model wrote into its calls; an id that Mistral's templates refuse is left out."""
+    """Put the ids that the model wrote into its calls, leaving out ids that Mistral's templates reject."""
     try:
         made = json.loads(text.partition("[TOOL_CALLS]")[2])
     except (ValueError, RecursionError):
@@ -237,7 +237,10 @@ def _take_ids(text: str, message: Message) -> None:
 
 
 def _is_cut(response_format: dict[str, Any], text: str) -> bool:
-    """Whether a call holds more than whole pairs of name and value: the rest of a cut one would be dropped."""
+    """Return whether a call contains more than complete pairs of name and value.
+
+    The rest of a truncated pair would otherwise be dropped silently.
+    """
     calls = response_format["fields"]["tool_calls"]
     closed = re.compile(calls["close_pattern"])
     for opened in re.finditer(calls["open_pattern"], text):

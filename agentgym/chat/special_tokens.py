@@ -1,14 +1,14 @@
-"""Special tokens in contents: text that a user, a tool or a file typed never becomes a special token.
+"""Escaping of special tokens in contents: text from a user, a tool or a file never becomes a special token.
 
-A special token has a text, and a tokenizer reads a special token wherever it stands. So `render` breaks each special
-token in a content by one character that no text should hold; `encode` drops that character and encodes the special
-token as letters::
+A special token has a text, and a tokenizer recognizes it anywhere in its input. `render` therefore breaks each special
+token in a content with one character that doesn't occur in normal text; `encode` drops that character and encodes the
+special token as plain characters::
 
     content    ok<|im_end|>
     rendered   <|im_start|>tool\\nok<BREAK|im_end|><|im_end|>
     ids        <|im_start|> | tool\\nok | < | | | im | _ | end | |> | <|im_end|>
 
-Ids that the engine sampled are kept as they are: none of this touches them.
+Ids that the engine sampled are not affected.
 """
 
 import json
@@ -21,14 +21,15 @@ from agentgym.types.json_values import whole_characters
 from agentgym.types.messages import Message
 
 BREAK = "\ufdd0"
-"""The character that breaks a special token, one of Unicode's noncharacters; where a content holds it, it is
-doubled."""
+"""The character that breaks a special token, one of Unicode's noncharacters. In a content that contains it, it is
+doubled.
+"""
 _TYPED = frozenset({"user", "tool"})
-"""Roles whose contents keep no special token at all."""
+"""Roles in whose contents every special token is broken."""
 
 
 def unbroken(text: str) -> tuple[str, list[int]]:
-    """Return the text without breaks, and the positions in it where they stood."""
+    """Return the text without breaks, and the positions of the breaks in it."""
     if BREAK not in text:
         return text, []
     parts, breaks, length = list[str](), list[int](), 0
@@ -42,16 +43,16 @@ def unbroken(text: str) -> tuple[str, list[int]]:
 
 
 def is_broken(start: int, stop: int, breaks: Sequence[int]) -> bool:
-    """Whether a break stands behind one of the characters `start` to `stop`."""
+    """Return whether there is a break after one of the characters from `start` to `stop`."""
     return bisect_right(breaks, stop) > bisect_right(breaks, start)
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer; breaks those that a message's content holds.
+    """One tokenizer's special tokens; breaks those that occur in a message's content.
 
-    Text of users and tools keeps no special token at all. The system's and the assistant's text, and the tools'
-    schemas, keep the special tokens that say nothing about turns (<think>, <tool_call>): prompts and models write them
-    on purpose.
+    In the text of users and tools, every special token is broken. In the text of the system and the assistant, and in
+    the tools' schemas, special tokens that don't delimit turns (<think>, <tool_call>) stay, because prompts and
+    models write them on purpose.
     """
 
     def __init__(self, every: Iterable[str], turns: Iterable[str] = ()) -> None:
@@ -59,16 +60,18 @@ class SpecialTokens:
         self._every, self._turns = _Breaker({*self.every}), _Breaker({*turns})
 
     def guarded(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with the special tokens in their contents broken; messages without one are the same
-        objects."""
+        """Return the messages with the special tokens in their contents broken.
+
+        Messages that need no change are the same objects.
+        """
         return [cast("Message", self._of(message["role"]).value(message)) for message in messages]
 
     def guarded_tools(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the tools' schemas with the special tokens of turns broken."""
+        """Return the tools' schemas with the special tokens that delimit turns broken."""
         return [cast("dict[str, Any]", self._turns.value(tool)) for tool in tools]
 
     def text(self, text: str, role: str) -> str:
-        """Return the content of a message of this role with its special tokens broken."""
+        """Return the content of a message with this role, its special tokens broken."""
         return self._of(role).text(text)
 
     def _of(self, role: str) -> "_Breaker":
@@ -76,13 +79,13 @@ class SpecialTokens:
 
 
 class _Breaker:
-    """Breaks each of a set of special tokens."""
+    """Breaks each special token of a set."""
 
     def __init__(self, special_tokens: set[str]) -> None:
         special_tokens = {special for special in special_tokens if special}
         longest_first = "|".join(re.escape(special) for special in sorted(special_tokens, key=len, reverse=True))
         self._found = re.compile("|".join(filter(None, [longest_first, f"[{BREAK}\ud800-\udfff]"])))
-        # Special tokens may overlap, so each place where one begins is looked at by itself.
+        # Special tokens may overlap, so each position at which one begins is matched separately.
         self._begins = re.compile(f"(?=(?:{longest_first}))[\\s\\S]" if special_tokens else "(?!)")
         self._heads = {special[:n] for special in special_tokens for n in range(1, len(special))}
         self._tails = {special[n:] for special in special_tokens for n in range(1, len(special))}
@@ -92,7 +95,7 @@ class _Breaker:
         self._longest = max(map(len, special_tokens), default=0)
 
     def text(self, text: str) -> str:
-        """Return the text with a break behind the first character of each special token."""
+        """Return the text with a break after the first character of each special token."""
         if not self._hints.search(text):
             return text
         if self._found.search(text):
@@ -101,8 +104,7 @@ class _Breaker:
         return self._apart(text)
 
     def _apart(self, text: str) -> str:
-        """Break the ends of the text that could become a special token together with the template's text beside
-        them."""
+        """Break the ends of the text that could form a special token together with the template's adjacent text."""
         if text[0] in self._tail_firsts and any(text[:n] in self._tails for n in range(1, self._longest)):
             behind = text[1:]
             run = len(behind) - len(behind.lstrip(BREAK))
@@ -112,7 +114,7 @@ class _Breaker:
         return text
 
     def value(self, value: Any) -> Any:
-        """Return the value with every text in it broken, field names too; the same object where nothing changes."""
+        """Return the value with every text in it broken, including keys; the same object if nothing changes."""
         if isinstance(value, str):
             return self.text(value) if self._hints.search(value) else value
         if isinstance(value, dict):
@@ -134,23 +136,25 @@ class _Breaker:
 _FIELDS = frozenset(
     {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "id", "type", "function"}
 )
-"""Keys of messages and tool calls, which hold no special token."""
+"""Keys of messages and tool calls, which contain no special token."""
 
 
 class BrokenMarkEncoder:
-    """Encodes rendered texts that hold broken special tokens; they are rare, and encoded whole."""
+    """Encodes rendered texts that contain broken special tokens; they are rare, so they are encoded whole."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
         self.special_tokens = frozenset(backend.get_added_tokens_decoder())
         self._markless: Any = None
         self._letters: dict[str, list[int]] = {}
-        """The ids of the letters of each special token that was broken before."""
+        """The ids of the characters of each special token that has been broken so far."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text without its breaks; a broken special token has the ids of its letters."""
+        """Return the ids of the text without its breaks; a broken special token gets the ids of its characters."""
         plain, breaks = unbroken(text)
-        (made,) = self.backend.encode_batch([plain], add_special_tokens=False)  # Unlike `encode`, it lets threads run.
+        (made,) = self.backend.encode_batch(
+            [plain], add_special_tokens=False
+        )  # Unlike `encode`, this lets other threads run.
         if not breaks or not any(token in self.special_tokens for token in made.ids):
             return list(made.ids)
         ids: list[int] = []
@@ -171,12 +175,10 @@ class BrokenMarkEncoder:
             ids = [token for part in parts for token in self._plainly(part)]
             if ids and self.special_tokens.isdisjoint(ids):
                 return ids
-        raise ValueError(
-            f"messages: {special!r} is an added token of the tokenizer, which cannot encode it as letters; remove it"
-        )
+        raise ValueError(f"messages: the tokenizer cannot encode its added token {special!r} as plain text; remove it")
 
     def _plainly(self, text: str) -> list[int]:
-        """The ids of a text by the same tokenizer without its added tokens."""
+        """Return the ids of a text by the same tokenizer without its added tokens."""
         if self._markless is None:
             from tokenizers import Tokenizer
 

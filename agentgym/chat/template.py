@@ -1,4 +1,4 @@
-"""Facts about a chat template, found once: words it looks for, chats it refuses, text it writes behind a turn."""
+"""Facts about a chat template, found once: words it searches for, chats it rejects, text it writes after a turn."""
 
 import logging
 import re
@@ -15,37 +15,45 @@ from agentgym.types.messages import Message
 _LOG = logging.getLogger(__name__)
 _ASK = Message(role="user", content="?")
 _OPENINGS = 64
-"""First prompts that are remembered for each tokenizer."""
+"""Maximum number of cached first prompts per tokenizer."""
 _SHOWN = "Qzx0xzQ"
-"""A content that no template holds itself."""
+"""A content that no template contains itself."""
 
 
 class Renders(Protocol):
     """The part of a ChatTokenizer that a Template uses."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, generation: bool) -> str:
-        """Return the chat as text; `generation` opens the assistant's turn at its end.
+        """Return the chat as text.
 
-        Every special token that a content holds is broken (`SpecialTokens.guarded`), so that `encode` gives it the ids
-        of its letters.
+        Every special token in a content is broken (`SpecialTokens.guarded`), so that `encode` gives it the ids of its
+        characters.
+
+        Args:
+            messages: The messages of the chat.
+            tools: The schemas of the tools.
+            generation: Whether the text ends with the opening of an assistant turn.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of rendered text: whole special tokens have their own ids, broken ones those of
-        their letters; nothing is added.
+        """Return the ids of rendered text, with nothing added.
 
-        Half a character, which no bytes stand for, is encoded as U+FFFD.
+        Whole special tokens have their own ids, broken ones the ids of their characters. A lone surrogate, which UTF-8
+        can't encode, is encoded as U+FFFD.
+
+        Args:
+            text: Text that `render` returned, or a part of it.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, special tokens kept."""
+        """Return the text of the ids, including special tokens."""
         ...
 
 
 class Opening(NamedTuple):
-    """A first prompt: its text, the messages in the form that the template took, and its ids."""
+    """A first prompt: its text, the messages in the form that the template accepted, and its ids."""
 
     text: str
     shown: Sequence[Message]
@@ -53,50 +61,52 @@ class Opening(NamedTuple):
 
 
 class Template:
-    """Facts about one tokenizer's template, and what was learned of it; facts are found by rendering made-up chats.
+    """Facts about one tokenizer's template and what was learned about it; facts are found by rendering test chats.
 
-    It is kept for as long as its tokenizer, so it must not refer to that.
+    It lives as long as its tokenizer, so it must not refer to it.
     """
 
     def __init__(self, tokenizer: Renders) -> None:
         self.sought: re.Pattern[str] | None = any_of(getattr(tokenizer, "sought", ()))
-        """A pattern of the words that change what the template writes; a tokenizer lists them in `sought`."""
+        """A pattern of the words that change the template's output; a tokenizer lists them in `sought`."""
         self.alone: bool = getattr(tokenizer, "splits_at_special_tokens", False)
-        """Whether text behind a special token has the ids that it has alone; a tokenizer says so in
-        `splits_at_special_tokens`."""
+        """Whether text after a special token has the same ids as when encoded alone.
+
+        A tokenizer declares this in `splits_at_special_tokens`.
+        """
         literals: Collection[str] | None = getattr(tokenizer, "literals", None)
         self._literals = any_of(literals or ())
         self._special_tokens: SpecialTokens | None = (
             None if literals is None else getattr(tokenizer, "special_tokens", None)
         )
         self.asked = "\0"
-        """The render of one question; a character that starts no render until it is known."""
+        """The render of one question; until it is known, a character that no render starts with."""
         self.deltas = TemplateDeltaCache(self.passes)
         self.openings: dict[Hashable, Opening] = {}
-        """First prompts, by all that they are made of: the rollouts of a group begin with the same one."""
+        """First prompts by everything that they are made of, since all rollouts of a group start with the same one."""
         self._makes_arrays = _makes_arrays(type(tokenizer))
         self._wants_calls: bool | None = None
         self._ends: dict[tuple[str, str, bool], bool] = {}
         self._texts: dict[int, str] = {}
 
     def encode(self, tokenizer: Renders, text: str) -> "array[int]":
-        """Return the ids of a rendered text; a tokenizer that has `id_array` makes them without a list."""
+        """Return the ids of a rendered text; a tokenizer with an `id_array` method creates them without a list."""
         if self._makes_arrays:
             made: array[int] = tokenizer.id_array(text)  # type: ignore[attr-defined]
             return made
         return array("q", [*tokenizer.encode(text)])
 
     def remember(self, key: Hashable, opening: Opening) -> None:
-        """Keep a first prompt; of too many, all are forgotten."""
+        """Store a first prompt; if there are too many, clear the cache first."""
         if len(self.openings) >= _OPENINGS:
             self.openings.clear()
         self.openings[key] = opening
 
     def passes(self, message: Message) -> bool:
-        """Whether a content holds neither a special token nor a text that the template itself is written with.
+        """Return whether a content contains no special token and no text from the template's own source.
 
-        A template can look for nothing else. False where the tokenizer does not say these (`special_tokens`,
-        `literals`).
+        A template can't search for anything else. Returns False if the tokenizer doesn't declare these
+        (`special_tokens`, `literals`).
         """
         text = message["content"]
         if self._special_tokens is None or (self._literals is not None and self._literals.search(text)):
@@ -104,8 +114,10 @@ class Template:
         return bool(self._special_tokens.text(text, message["role"]) == text)
 
     def end_text(self, tokenizer: Renders, last: int) -> str:
-        """Return the text of the id that ended a turn; each is decoded once."""
-        text = self._texts.get(last)  # Once: a thread that renders a large request may clear them at any time.
+        """Return the text of the id that ended a turn; each id is decoded once."""
+        text = self._texts.get(
+            last
+        )  # One lookup: a thread that renders a large request may clear the dict at any time.
         if text is None:
             if len(self._texts) >= 64:
                 self._texts.clear()
@@ -113,15 +125,15 @@ class Template:
         return text
 
     def wants_calls(self, tokenizer: Renders) -> bool:
-        """Whether the template needs a call before a tool's message, even where the model's call was malformed."""
+        """Return whether the template needs a call before a tool message, even if the model's call was malformed."""
         if self._wants_calls is None:
             self._wants_calls = wants_calls(lambda messages: tokenizer.render(messages, [], generation=True))
         return self._wants_calls
 
     def ends(self, tokenizer: Renders, end: str, reply: Message, new: Sequence[Message]) -> bool:
-        """Whether the template writes `end` directly behind a reply like this, before the answer to it.
+        """Return whether the template writes `end` directly after a reply like this, before the answer to it.
 
-        Some models end a turn with the special token of who speaks next, and may name the wrong one.
+        Some models end a turn with the special token of the next speaker, and may choose the wrong one.
         """
         if not new:
             return True
@@ -139,7 +151,7 @@ class Template:
         try:
             before = tokenizer.render([_ASK], [], generation=True)
             whole = tokenizer.render([_ASK, reply, answer], [], generation=True)
-        except Exception:  # The template refuses these messages: nothing is known.
+        except Exception:  # The template rejects these messages, so we can't tell.
             return True
         if not whole.startswith(before) or _SHOWN not in whole:
             return True
@@ -148,13 +160,17 @@ class Template:
 
 
 def _makes_arrays(kind: type) -> bool:
-    """Whether `id_array` is how a class of tokenizers encodes, and no `encode` of a subclass's own."""
+    """Return whether a tokenizer class encodes with `id_array`, and no subclass overrides `encode`."""
     own = next((names for each in kind.__mro__ if {"encode", "id_array"} & (names := vars(each).keys())), ())
     return "id_array" in own
 
 
 def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template's variables; ValueError for one that a chat sets itself."""
+    """Return the template's variables.
+
+    Raises:
+        ValueError: If one of them is a variable that the chat sets itself.
+    """
     own = sorted(given.keys() & _OWN)
     if own:
         raise ValueError(f"chat_template_kwargs: {', '.join(own)} cannot be set here; the chat sets them itself")
@@ -162,23 +178,25 @@ def template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_unused(variables: Collection[str], template: str) -> None:
-    """Log a warning that names the variables of which the template's source has nothing."""
+    """Log a warning that names the variables that don't occur in the template's source."""
     unused = sorted(name for name in variables if re.search(rf"\b{re.escape(name)}\b", template) is None)
     if unused:
-        _LOG.warning(
-            "chat_template_kwargs: the chat template does not use %s; see how it is written there", ", ".join(unused)
-        )
+        _LOG.warning("chat_template_kwargs: the chat template does not use %s; check the spelling", ", ".join(unused))
 
 
 def template_text(given: Path | str) -> str:
-    """Return a chat template: the text of the file of that name, or the text itself; ValueError where it is neither."""
+    """Return a chat template: the contents of the file with that name, or the text itself.
+
+    Raises:
+        ValueError: If it is neither a template's text nor a readable file.
+    """
     if "{" in str(given):
         return str(given)
     try:
         return Path(given).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"chat_template: {given} cannot be read ({type(error).__name__}); give a Jinja file, or the template itself"
+            f"chat_template: {given} cannot be read ({type(error).__name__}); give a Jinja file or the template's text"
         ) from None
 
 
@@ -199,11 +217,11 @@ _KEYS = frozenset(
     | {"arguments", "parameters", "id", "type", "text", "image", "image_url", "video", "audio", "properties", "items"}
     | {"required", "description", "return", "enum"}
 )
-"""Field names: a template that asks whether a message has such a field does not look into its text."""
+"""Field names: a template that checks whether a message has such a field doesn't search its text."""
 
 
 def sought_words(template: str) -> set[str]:
-    """Return the words that the template's source compares texts with, without the names of a message's fields."""
+    """Return the words that the template's source compares texts with, except names of message fields."""
     found = {match[2] for pattern in (_IN, _ASKED) for match in pattern.finditer(template)}
     words = {word.replace("\\n", "\n") for word in found - _KEYS}
     return {word for word in words if word.strip()}
@@ -214,7 +232,7 @@ _LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
 
 
 def literals(template: str) -> set[str]:
-    """Return the texts in quotes that the template's source holds, those apart that are letters and spaces alone."""
+    """Return the quoted texts in the template's source, except names and words (only letters, digits, _ and spaces)."""
     found = {
         (one or other).replace("\\n", "\n").strip()
         for block in _BLOCK.findall(template)
@@ -224,6 +242,6 @@ def literals(template: str) -> set[str]:
 
 
 def any_of(words: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that finds each of the words; None where there are none."""
+    """Return a pattern that matches any of the words, or None if there are none."""
     longest_first = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None

@@ -1,18 +1,18 @@
-"""A cache of the text that a chat template adds behind a finished turn, by the shape of the turn.
+"""A cache of the text that a chat template adds after a finished turn, by the shape of the turn.
 
-Rendering a whole chat to learn what its last message added costs more than all other work of a turn. Most of the added
-text is the same each time::
+Rendering a whole chat to find out what its last message added costs more than all other work of a turn. Most of the
+added text is the same each time::
 
     \\n<user>\\n<tool_response>\\n | 57 | \\n</tool_response><end>\\n<assistant>\\n
     piece                        slot  piece
 
-The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning, tools) are a
-`MessageTemplate`. It is used for plain contents only, and only after renders of the whole chat with other contents gave
-the same text. Contents with other signs, as code and JSON have them, are used as well where a render with such signs
-gave the same text, and where they hold nothing that the template itself is written with. What is left is rendered
-behind one question instead of the whole chat, where whole renders showed that this makes no difference. All of it is
-checked again on uses 1, 2, 4, 8, ...; what is wrong is discarded. The ids that are trained do not depend on the cache:
-they are what the engine was given and what it sampled. A wrong entry could only change how a message is shown.
+The pieces and slots of one shape of turn (roles, names, whether there are calls, reasoning or tools) form a
+`MessageTemplate`. It is used only for plain contents, and only after whole-chat renders with other contents gave the
+same text. Contents with other characters, such as code and JSON, also use it if a render with such characters gave
+the same text, and if they contain nothing that the template itself is written with. All other turns are rendered
+after one question instead of the whole chat, if whole renders showed that this makes no difference. Each entry is
+checked again on uses 1, 2, 4, 8, ..., and discarded if it is wrong. The ids used for training don't depend on the
+cache: they are the engine's actual inputs and samples. A wrong entry could only change how a message is rendered.
 """
 
 import re
@@ -25,32 +25,32 @@ from agentgym.types.messages import Message
 Slot = tuple[int, str]
 """A field of one of the new messages: its index and its key."""
 Render = Callable[[Sequence[Message]], str | None]
-"""A function that renders the text added for new messages; None where the template rewrote earlier text."""
+"""A function that renders the text added for new messages; it returns None if the template rewrote earlier text."""
 
 Passes = Callable[[Message], bool]
 
 PLAIN = re.compile(r"[\w.,:;!?()+*/=%-](?:[\w .,:;!?()+*/=%\n-]*[\w.,:;!?()+*/=%-])?")
-"""Text that no template is known to trim, escape, split or look into."""
+"""Text that no template is known to trim, escape, split or search."""
 SIGNS = re.compile(r"[\w!-~](?:[\w\t\n -~]*[\w!-~])?")
-"""Text with any visible sign of ASCII; neither it nor a plain text begins or ends with a space."""
+"""Text with any visible ASCII character; neither it nor a plain text starts or ends with a space."""
 _SAMPLE = """{} 'a' "b" [c] {{{{d}}}} <e> f&g h|i j\\k #l @m $n ^o ~p `q` </r> "s": [1, {{"t": "u"}}];\n\t<v>"""
-"""A text that holds every sign once."""
+"""A text that contains each punctuation character at least once."""
 _FIELDS = ("content", "tool_call_id")
 _KNOWN = 1024
-"""Shapes that are remembered at most: a model can make up names without end."""
+"""Maximum number of cached shapes, since a model can invent an unlimited number of names."""
 
 
 @dataclass(slots=True)
 class MessageTemplate:
-    """The text that is added for one shape of turn: one more piece than there are slots between them."""
+    """The text that is added for one shape of turn; there is one more piece than slots."""
 
     pieces: tuple[str, ...]
     slots: tuple[Slot, ...]
     passes: Passes | None = None
-    """A function that says whether a content with signs passes through unchanged; None where only plain ones do."""
+    """A predicate: whether a content that isn't plain passes through unchanged; None if only plain ones do."""
 
     def fill(self, new: Sequence[Message]) -> str | None:
-        """Return the added text for these messages; None where the text of a slot may not pass through unchanged."""
+        """Return the added text for these messages, or None if a slot's text might not pass through unchanged."""
         parts = [self.pieces[0]]
         for (index, field), piece in zip(self.slots, self.pieces[1:], strict=True):
             text: str = new[index][field]  # type: ignore[literal-required]
@@ -68,30 +68,31 @@ class KnownTemplate:
     """One shape of turn in the cache, with its number of uses."""
 
     template: MessageTemplate | None
-    """The pieces and slots; None where contents do not pass through the chat template unchanged."""
+    """The pieces and slots; None if contents don't pass through the chat template unchanged."""
     short: bool
-    """Whether a render behind one question adds the same text as a render of the whole chat."""
+    """Whether a render after one question adds the same text as a render of the whole chat."""
     uses: int = 0
 
     def recall(self, new: Sequence[Message], short: Render) -> str | None:
-        """Return the text that is added for these messages; None where the whole chat must be rendered."""
+        """Return the text that is added for these messages, or None if the whole chat must be rendered."""
         self.uses += 1
-        if self.uses & (self.uses - 1) == 0:  # it is time to check
+        if self.uses & (self.uses - 1) == 0:  # a power of two: time to check the entry
             return None
         filled = self.template.fill(new) if self.template else None
         return short(new) if filled is None and self.short else filled
 
     def check(self, new: Sequence[Message], short: Render, added: str | None) -> None:
-        """Discard what differs from `added`, the text that a render of the whole chat gave."""
+        """Discard what doesn't match `added`, the text from a render of the whole chat."""
         if self.template and self.template.fill(new) not in (None, added):
             self.template = None
         self.short = self.short and short(new) == added
 
 
 class TemplateDeltaCache:
-    """The shapes of turn that are known of one tokenizer's chat template.
+    """The known shapes of turn for one tokenizer's chat template.
 
-    `passes` says whether a content that is not plain holds nothing that the template or the tokenizer looks for.
+    `passes` returns whether a content that isn't plain contains nothing that the template or the tokenizer searches
+    for.
     """
 
     def __init__(self, passes: Passes | None = None) -> None:
@@ -99,7 +100,7 @@ class TemplateDeltaCache:
         self.passes = passes
 
     def recall(self, shape: Hashable, new: Sequence[Message], short: Render) -> str | None:
-        """Return the text added behind a turn of this shape; None where the caller must render it and call `learn`."""
+        """Return the text added after a turn of this shape, or None if the caller must render it and call `learn`."""
         known = self.known.get(shape)
         return None if known is None else known.recall(new, short)
 
@@ -115,7 +116,7 @@ class TemplateDeltaCache:
 
 
 def _message_template(new: Sequence[Message], tail: Render, passes: Passes | None) -> MessageTemplate | None:
-    """The pieces and slots for messages like these; None where contents do not pass through unchanged."""
+    """Return the pieces and slots for messages like these, or None if contents don't pass through unchanged."""
     slots = tuple((i, field) for i, message in enumerate(new) for field in _FIELDS if message.get(field))
     made = _cut(slots, new, tail)
     if made is None:
@@ -128,7 +129,7 @@ def _message_template(new: Sequence[Message], tail: Render, passes: Passes | Non
 
 
 def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> MessageTemplate | None:
-    """SpecialTokenSplitter and slots, read off a render in which every slot holds a mark of its own."""
+    """Return pieces and slots, found in a render in which every slot contains a unique marker, or None."""
     text = tail(_filled(new, slots, "Qzx{}xzQ"))
     if text is None:
         return None
@@ -140,14 +141,14 @@ def _cut(slots: tuple[Slot, ...], new: Sequence[Message], tail: Render) -> Messa
             shown.append(slot)
         elif slot[1] == "content":
             return None
-        else:  # not shown: the rest is still to be cut
+        else:  # the template doesn't render this field: continue with the same text
             text = piece
     made = MessageTemplate((*pieces, text), tuple(shown))
     return None if any("Qzx" in piece for piece in made.pieces) else made
 
 
 def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Sequence[str] = _FIELDS) -> list[Message]:
-    """The messages with a text of this form in each slot of these fields."""
+    """Return the messages with a text of this form in each slot of these fields."""
     filled = [message.copy() for message in new]
     for n, (index, field) in enumerate(slots):
         if field not in fields:
@@ -157,7 +158,7 @@ def _filled(new: Sequence[Message], slots: Sequence[Slot], form: str, fields: Se
 
 
 def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
-    """Return where the mark that follows `skip` other marks ends; None where there are fewer."""
+    """Return the index after the mark that follows `skip` other marks, or None if there are fewer."""
     if not mark:
         return None
     for _ in range(skip + 1):
@@ -171,9 +172,16 @@ def after_nth(text: str, mark: str, start: int, skip: int) -> int | None:
 def ids_behind(
     encode: "Callable[[str], array[int]]", end: str, added: str, last: int, room: int | None = None
 ) -> "array[int]":
-    """Return the ids of the text behind a turn's end, as they are behind it; `last` is the id of the end.
+    """Return the ids of the text that follows a turn's end, as they are encoded after it.
 
-    Only as much of a long text is encoded as fills the room, and some more: the rest would be dropped.
+    Of a long text, only enough to fill the room is encoded, plus a margin; the rest would be dropped anyway.
+
+    Args:
+        encode: Encodes a text.
+        end: The text of the turn's end.
+        added: The text after the turn's end.
+        last: The id of the turn's end.
+        room: Number of ids that the caller can use; None means no limit.
     """
     length = len(added) if room is None else max(16 * room, _LONG)
     while True:
@@ -185,6 +193,6 @@ def ids_behind(
 
 
 _LONG = 1 << 14
-"""Characters that are always encoded."""
+"""Number of characters that are always encoded."""
 _MARGIN = 256
-"""Ids that are encoded beyond the room: near the cut they may differ from those of the whole text."""
+"""Number of ids that are encoded beyond the room, since near a cut they may differ from those of the whole text."""

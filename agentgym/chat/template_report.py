@@ -1,4 +1,4 @@
-"""Checks of a chat template against a conversation that grows turn by turn, for `agentgym doctor --model`."""
+"""Checks of a chat template with a conversation that grows turn by turn, for `agentgym doctor --model`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -40,11 +40,11 @@ class TemplateCheck(NamedTuple):
     name: str
     ok: bool
     detail: str
-    """What is wrong and what follows from it; "" where the check passed."""
+    """The problem and its consequence; "" if the check passed."""
 
 
 def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
-    """Yield each check: whether the template only appends, and whether a tool call is read as it was written."""
+    """Yield each check: whether the template only appends text, and whether tool calls are parsed back as written."""
     yield _checked("appends text", lambda: _appends(tokenizer, [_SAID, _AGAIN, _SAID, _AGAIN], []))
     yield _checked("appends tools", lambda: _appends(tokenizer, [_CALLED, _SEEN, _CALLED, _SEEN], TOOLS))
     yield _checked("appends thought", lambda: _appends(tokenizer, [_THOUGHT, _AGAIN, _THOUGHT, _AGAIN], []))
@@ -53,13 +53,16 @@ def check_template(tokenizer: ChatTokenizer) -> Iterator[TemplateCheck]:
 
 
 def _checked(name: str, ask: Callable[[], str]) -> TemplateCheck:
-    """The check of this name; `ask` returns what is wrong, or "". A template that refuses the chat fails it too."""
+    """Return the check with this name; it also fails if the template rejects the chat.
+
+    `ask` returns the problem, or "".
+    """
     try:
         wrong = ask()
     except _Found as found:
         wrong = str(found)
-    except Exception as error:  # Templates raise what they like.
-        wrong = f"the template refuses: {type(error).__name__}: {error}"
+    except Exception as error:  # Templates can raise anything.
+        wrong = f"the template refuses the chat: {type(error).__name__}: {error}"
     return TemplateCheck(name, not wrong, wrong)
 
 
@@ -68,69 +71,69 @@ def _appends(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Seque
     for n in range(2, len(messages) + 1, 2):
         after = tokenizer.render([_ASK, *messages[:n]], tools, generation=True)
         if not after.startswith(before):
-            return "it rewrites what it rendered before: where it does, a new segment opens (rerender)"
+            return "the template rewrites text that it rendered earlier; each time, a new segment opens (rerender)"
         before = after
     return ""
 
 
 class _Found(Exception):
-    """A fault that was found on the way to another question."""
+    """A problem that a helper of a check found."""
 
 
 def _turn(tokenizer: ChatTokenizer, told: Sequence[Message], tools: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The text of the assistant's turn that answers the question, and the mark that ends it."""
+    """Return the text of the assistant turn that answers the question, and the delimiter that ends it."""
     opened = tokenizer.render([_ASK], tools, generation=True)
     whole = tokenizer.render([_ASK, *told], tools, generation=False)
     if not whole.startswith(opened):
         what = "a turn with a call" if "tool_calls" in told[0] else "an assistant's turn"
-        raise _Found(f"{what} does not begin as the generation prompt says")
+        raise _Found(f"{what} does not start with the generation prompt")
     end = _end_mark(tokenizer)
     body, _, _ = whole[len(opened) :].partition(end)
     return body, end
 
 
 def _end_mark(tokenizer: ChatTokenizer) -> str:
-    """The mark directly behind an assistant's text: the end of its turn, or the start of the next one."""
+    """Return the delimiter directly after an assistant's text: the end of its turn, or the start of the next one."""
     opened = tokenizer.render([_ASK], [], generation=True)
     for messages in ([_ASK, _SAID], [_ASK, _SAID, _AGAIN]):
         told = tokenizer.render(messages, [], generation=False)
         if not told.startswith(opened) or _SAID["content"] not in told[len(opened) :]:
-            raise _Found("an assistant's turn does not begin as the generation prompt says")
+            raise _Found("an assistant's turn does not start with the generation prompt")
         behind = told[len(opened) :].partition(_SAID["content"])[2]
         if behind:
             return tokenizer.decode(tokenizer.encode(behind)[:1])
-    raise _Found("nothing ends an assistant's turn: the engine cannot know where to stop")
+    raise _Found("nothing ends an assistant's turn, so the engine cannot know where to stop")
 
 
 def _exact(tokenizer: ChatTokenizer) -> str:
-    """Check that the opening, the sampled turn and the appended ids are the ids of the whole conversation."""
+    """Check that the ids of the opening, the sampled turn and the appended text equal those of the whole chat."""
     body, end = _turn(tokenizer, [_SAID, _AGAIN], [])
     chat = Chat(tokenizer, [], [_ASK])
     opened = chat.prompt_ids().tolist()
     with_body = tokenizer.encode(chat.text + body)
     if with_body[: len(opened)] != opened:
-        return "the beginning of a turn is encoded otherwise after its opening than in the whole conversation"
-    # A model goes on from the opening: its words are encoded as they are there, and not alone.
+        return "the start of a turn is encoded differently after its opening than in the whole conversation"
+    # A model continues from the opening, so its text is encoded after it and not alone.
     sampled = [*with_body[len(opened) :], *tokenizer.encode(end)]
     added = chat.extend(sampled, _SAID, [_AGAIN])
     if added is None:
-        return "it rewrites the turn before, so there is no separator to keep"
+        return "the template rewrites the previous turn, so there is no separator to check"
     whole = tokenizer.encode(tokenizer.render([_ASK, _SAID, _AGAIN], [], generation=True))
     if [*opened, *sampled, *added] != whole:
-        return "what is appended after a turn is encoded otherwise than in the whole conversation"
+        return "the text appended after a turn is encoded differently than in the whole conversation"
     return ""
 
 
 def _round_trip(tokenizer: ChatTokenizer) -> str:
-    """Check that a call and a text are read back from what the template writes for them."""
+    """Check that a call and a text are parsed back from what the template writes for them."""
     body, _ = _turn(tokenizer, [_CALLED], TOOLS)
     read = tokenizer.parse(body, TOOLS)
     calls = [call["function"] for call in read.get("tool_calls", ())]
     if not calls:
-        return f"a call is read as text, {body!r}: give the tokenizer a response_template"
+        return f"a call is parsed as text, {body!r}; give the tokenizer a response_template"
     if calls != [{"name": "note", "arguments": ARGUMENTS}]:
-        return f"a call comes back as {calls[0]}"
+        return f"a call is parsed back as {calls[0]}"
     said = tokenizer.parse(_turn(tokenizer, [_SAID], [])[0], [])
     if said["content"].strip() != _SAID["content"]:
-        return f"the text {_SAID['content']!r} comes back as {said['content']!r}"
+        return f"the text {_SAID['content']!r} is parsed back as {said['content']!r}"
     return ""

@@ -18,20 +18,31 @@ from agentgym.types.messages import Message
 
 
 class ChatTokenizer(Renders, Protocol):
-    """A tokenizer with a chat template and a parser for what the model writes; compared by identity."""
+    """A tokenizer with a chat template and a parser for the model's output; compared by identity."""
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
         """Parse a sampled text into an assistant message; never raises.
 
-        A call that is no valid JSON keeps the model's text as its `arguments`.
+        A call that isn't valid JSON keeps the model's text as its `arguments`.
+
+        Args:
+            text: The text of a turn, without its stop token.
+            tools: The schemas of the tools.
         """
         ...
 
 
 class HuggingFaceTokenizer:
-    """A ChatTokenizer over a fast transformers tokenizer, its chat template and its response template.
+    """A ChatTokenizer for a fast transformers tokenizer, its chat template and its response template.
 
-    `chat_template_kwargs` are variables of the template: {"enable_thinking": False}.
+    Args:
+        tokenizer: The transformers tokenizer; it must have a chat template.
+        response_template: The format that replies are parsed with. None uses the tokenizer's own, or else the known
+            format that the chat template writes; if there is neither, a reply is plain content.
+        chat_template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template, or if a variable is one that the chat sets itself.
     """
 
     def __init__(
@@ -42,13 +53,13 @@ class HuggingFaceTokenizer:
     ) -> None:
         if not tokenizer.chat_template:
             raise ValueError(
-                "tokenizer: has no chat_template; set tokenizer.chat_template, or use the model's chat version"
+                "tokenizer: has no chat_template; set tokenizer.chat_template or use the model's chat version"
             )
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self.tokenizer = tokenizer
         self.variables = template_variables(chat_template_kwargs or {})
-        # The layer below: the wrappers around it cost more than they do, once a turn.
+        # We use the Rust tokenizer directly: per turn, its wrappers cost more than the tokenizer itself.
         self.backend = tokenizer.backend_tokenizer
         source = tokenizer.get_chat_template()
         warn_of_unused(self.variables, source)
@@ -60,7 +71,7 @@ class HuggingFaceTokenizer:
         self._uses_known_format = template is RESPONSE_FORMATS.get(self.response_format or "")
         self._pieces, self._letters = SpecialTokenSplitter(self.backend), BrokenMarkEncoder(self.backend)
         self.stop_ids = _as_set(tokenizer.eos_token_id)
-        """The ids that end a turn by the tokenizer's own files."""
+        """The ids that end a turn according to the tokenizer's files."""
         self.special_token_ids = {token.content: i for i, token in self.backend.get_added_tokens_decoder().items()}
         """The id of each special token, by its text."""
         self.splits_at_special_tokens = self._pieces.pattern is not None
@@ -71,26 +82,26 @@ class HuggingFaceTokenizer:
             special for special in self.special_tokens.every if PLAIN.fullmatch(special)
         }
         self.literals = literals(source)
-        """Texts that the chat template is written with, and so all that it can look for in a content."""
+        """The string literals in the chat template, and so everything that it can search for in a content."""
         self.opening = self._opening()
         self._prefix = self._read_prefix()
         self._quick = template is HERMES and not thinks(self._prefix)
 
     def _special_tokens(self) -> SpecialTokens:
-        """Every added token; the special ones and those around a user's message are special tokens of turns."""
+        """Collect every added token; those marked special or rendered around a user message delimit turns."""
         added = self.backend.get_added_tokens_decoder().values()
         frame = self.render([Message(role="user", content="")], [], generation=False)
         turns = [token.content for token in added if token.special or token.content in frame]
         return SpecialTokens([token.content for token in added], turns)
 
     def _opening(self) -> str:
-        """The text with which the template opens an assistant's turn."""
+        """Return the text with which the template opens an assistant turn."""
         ask = [Message(role="user", content="")]
         closed = self.render(ask, [], generation=False)
         return self.render(ask, [], generation=True).removeprefix(closed)
 
     def _read_prefix(self) -> str:
-        """The text that the parser is given before a reply: the opening, without what it would read as content."""
+        """Return the opening for the parser to read before a reply, without text that would become content."""
         if self.response_template is None:
             return ""
         read = self.tokenizer.parse_response("", self.response_template, prefix=self.opening)
@@ -112,7 +123,10 @@ class HuggingFaceTokenizer:
         return self.id_array(text).tolist()
 
     def id_array(self, text: str) -> "array[int]":
-        """Return what `encode` returns as an array of eight bytes an id: chats ask for that, and `encode` asks here."""
+        """Return the ids of `encode` as an array with eight bytes per id.
+
+        Chats call this method, and so does `encode`.
+        """
         text = whole_characters(text)
         return array("q", self._letters.encode(text)) if BREAK in text else self._pieces.encode(text)
 
@@ -120,7 +134,7 @@ class HuggingFaceTokenizer:
         return self._decoder.decode(token_ids)
 
     def token_bytes(self, token_ids: Sequence[int]) -> dict[int, bytes]:
-        """Return the bytes of each id, part of a character for some; an id that there is not is left out."""
+        """Return the bytes of each id, which may be only part of a character; unknown ids are left out."""
         return self._decoder.pieces(token_ids)
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
@@ -132,7 +146,7 @@ class HuggingFaceTokenizer:
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
         try:
             return self._parsed(text, tools)
-        except Exception:  # The model chose the text, and an agent may choose the schemas of its tools.
+        except Exception:  # The model chose the text, and an agent may choose its tools' schemas.
             return Message(role="assistant", content=text, tool_calls=[raw_call(text)])
 
     def _parsed(self, text: str, tools: Sequence[dict[str, Any]]) -> Message:
@@ -150,11 +164,19 @@ class HuggingFaceTokenizer:
 def chat_tokenizer(
     model: Path | str, *, template: Path | str | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> HuggingFaceTokenizer:
-    """Load the chat tokenizer of a model, a folder or a hub name.
+    """Load the chat tokenizer of a model.
 
-    `template`, the file of a chat template or its text, replaces the model's own. `template_kwargs` are variables of
-    the template: {"enable_thinking": False}. Raises ValueError for a template that is neither file nor text or cannot
-    be rendered, and for a model whose tokenizer cannot be loaded.
+    Args:
+        model: The model's folder or its name on the Hugging Face hub.
+        template: A chat template that replaces the model's own: a file, or the template's text.
+        template_kwargs: Variables of the chat template, such as {"enable_thinking": False}.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If the template is neither a file nor a template's text, or can't be rendered, if a variable is
+            one that the chat sets itself, or if the model's tokenizer can't be loaded or has no chat template.
     """
     with needs_extra():
         from jinja2 import TemplateError, TemplateSyntaxError
@@ -168,7 +190,7 @@ def chat_tokenizer(
         return HuggingFaceTokenizer(tokenizer, chat_template_kwargs=template_kwargs)
     except TemplateError as error:
         line = f" in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-        raise ValueError(f"chat_template: it cannot be rendered{line}: {error}; fix it, or give another one") from error
+        raise ValueError(f"chat_template: it cannot be rendered{line}: {error}; fix it or give another one") from error
 
 
 def _as_set(ids: int | list[int] | None) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """A cache of words' token ids: byte-level BPE never merges across the end of a word.
 
-A byte-level tokenizer first cuts a text into words by one pattern, then merges inside each word. So a word has the same
-ids wherever it stands, and most words can be looked up instead of encoded. A new word is merged by the tokenizer's
-model alone, at a sixth of what the whole tokenizer takes for it::
+A byte-level tokenizer first splits a text into words with one pattern, then merges inside each word. A word therefore
+has the same ids everywhere, and most words can be looked up instead of encoded. A new word is merged by the
+tokenizer's model alone, in a sixth of the time that the whole tokenizer needs for it::
 
     "The sum of 3 and 4"    The |  sum |  of |  3 |  and |  4
 """
@@ -15,7 +15,10 @@ from typing import Any
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The character of each byte in byte-level vocabularies: visible ones are themselves, others follow U+0100."""
+    """Return the byte that each character of byte-level vocabularies represents.
+
+    Visible bytes are represented by themselves, the others by the characters from U+0100 on.
+    """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
@@ -23,17 +26,17 @@ def _byte_of_char() -> dict[str, int]:
 
 BYTE_OF_CHAR = _byte_of_char()
 _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
-"""What byte-level vocabularies write for each byte, and so for each character of ASCII."""
+"""The character that byte-level vocabularies write for each byte, and so for each ASCII character."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The pattern of a ByteLevel pre-tokenizer that has no other."""
+"""The pattern of a ByteLevel pre-tokenizer without a custom pattern."""
 _USUAL = re.compile(r"[ -~\t\r\n]*")
-"""Text that all regular expression engines cut alike, and that NFC normalization leaves unchanged."""
+"""Text that all regular expression engines split the same way, and that NFC normalization doesn't change."""
 _LONGEST = 1 << 17
-"""Characters of the longest text that is encoded word by word: the list of its words takes memory."""
+"""Length in characters of the longest text that is encoded word by word, since the list of its words needs memory."""
 _KNOWN = 1 << 16
-"""Words that are remembered; then the cache starts again."""
+"""Maximum number of cached words; when it is reached, the cache is cleared."""
 _WORD = 64
-"""Characters of the longest word that is remembered: longer ones seldom come twice, and would fill the memory."""
+"""Length in characters of the longest cached word; longer ones seldom occur twice, and would fill the memory."""
 _PROBES = (
     "it's 12345 o'clock, said I'LL  be\t\tback\n\n  (now)   \r\n x=1;y_z+=2 [a.b]{c}  ",
     "   leading\n\n\ntrailing   \n",
@@ -43,19 +46,19 @@ _PROBES = (
 
 
 def raw_ids(ids: Iterable[int]) -> bytes:
-    """Return the ids as the bytes of an array of type "q", eight an id: they are put together at once."""
+    """Return the ids as the bytes of an array of type "q", eight bytes per id, which are fast to concatenate."""
     return array("q", ids).tobytes()
 
 
 class WordCache:
-    """Encodes plain texts exactly as the tokenizer does, and remembers the ids of their words."""
+    """Encodes plain texts exactly as the tokenizer does, and caches the ids of their words."""
 
     def __init__(self, backend: Any, pattern: Any) -> None:
         self.words, self.ids = pattern.findall, _Words(backend.model.tokenize)
 
     @classmethod
     def of(cls, backend: Any) -> "WordCache | None":
-        """Return a tokenizer's cache; None where its pattern is not known, or it encodes a probe in another way."""
+        """Return a tokenizer's cache, or None if its pattern is unknown or a probe text is encoded differently."""
         pattern = _pattern(backend)
         if pattern is None:
             return None
@@ -66,14 +69,14 @@ class WordCache:
         return words if same else None
 
     def encode(self, text: str) -> bytes | None:
-        """Return the raw ids of a text without special tokens; None where the tokenizer should encode it whole."""
+        """Return the raw ids of a text without special tokens, or None if the tokenizer should encode it whole."""
         if len(text) > _LONGEST or not _USUAL.fullmatch(text):
             return None
         return b"".join(map(self.ids.__getitem__, self.words(text)))
 
 
 class _Words(dict[str, bytes]):
-    """The raw ids of each word; those of a new one are merged when it is looked up."""
+    """The raw ids of each word; a new word is merged when it is looked up."""
 
     def __init__(self, merge: Callable[[str], Any]) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class _Words(dict[str, bytes]):
 
 
 def _pattern(backend: Any) -> Any | None:
-    """The compiled pattern that cuts a text into words; None where the tokenizer does more than that."""
+    """Return the compiled pattern that splits a text into words, or None if the tokenizer does more than that."""
     from tokenizers import models
 
     if not isinstance(backend.model, models.BPE) or backend.model.dropout:
@@ -110,7 +113,7 @@ def _pattern(backend: Any) -> Any | None:
 
 
 def _written(cut: dict[str, Any]) -> str | None:
-    """The pattern of a byte-level pre-tokenizer, alone or behind one split into the pattern's matches."""
+    """Return the pattern of a byte-level pre-tokenizer that is alone or follows one plain split; otherwise None."""
     parts = cut["pretokenizers"] if cut.get("type") == "Sequence" else [cut]
     *splits, level = parts or [{}]
     if level.get("type") != "ByteLevel" or level["add_prefix_space"] or len(splits) > 1:
@@ -120,13 +123,13 @@ def _written(cut: dict[str, Any]) -> str | None:
     (split,) = splits
     plain = split["type"] == "Split" and split["behavior"] == "Isolated" and not split["invert"]
     if level["use_regex"] or not plain or "(" in split["pattern"].get("Regex", "(").replace("(?", ""):
-        return None  # a group that captures would change what findall gives
+        return None  # a capturing group would change what findall returns
     written: str = split["pattern"]["Regex"]
     return written
 
 
 def _ascii(written: str) -> re.Pattern[str] | None:
-    """Return a pattern that cuts ASCII texts as this one does, in half the time; None where it cannot be written so."""
+    """Return a pattern for `re` that splits ASCII texts the same way in half the time, or None if there is none."""
     inside = False
     parts = list[str]()
     for piece in re.findall(r"\\p\{\w+\}|\\.|.", written, re.DOTALL):
@@ -146,10 +149,10 @@ def _ascii(written: str) -> re.Pattern[str] | None:
 
 
 _LETTERS = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "Nd": "0-9", "Lt": "", "Lm": "", "Lo": "", "M": ""}
-"""The ASCII characters of the classes that patterns of tokenizers name."""
+"""The ASCII characters in the character classes that tokenizers' patterns use."""
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """The settings of one part of a tokenizer; empty where it has no such part."""
+    """Return the settings of one part of a tokenizer, or {} if the tokenizer doesn't have this part."""
     state: dict[str, Any] = {} if part is None else json.loads(part.__getstate__())
     return state

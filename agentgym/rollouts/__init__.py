@@ -1,1 +1,1 @@
-"""One attempt at a task: its conversations, segments and limits."""
+"""Runs one attempt at a task: its conversations, segments and limits."""

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class at_exit:
-    """Do this when the block is left; where it fails after another failure, that one stays, with this as a note."""
+    """Do this work when the block exits; if it fails after another failure, add its error to that failure as a note."""
 
     __slots__ = ("_edge", "_work")
 
@@ -21,7 +21,7 @@ class at_exit:
         self._edge, self._work = boundary(kind, where), work
 
     async def __aenter__(self) -> None:
-        """Nothing to open."""
+        """Do nothing; all work happens on exit."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -36,7 +36,7 @@ class at_exit:
 
 
 class leased:
-    """Lease a sandbox until the block is left; SandboxError where it cannot be had, or not be given back."""
+    """Lease a sandbox until the block exits; raise SandboxError if it can't be leased or returned."""
 
     __slots__ = ("_lease", "_sandboxes", "_spec")
 
@@ -54,7 +54,11 @@ class leased:
 
 
 async def within_limit(where: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Do an env's own work after the last turn: EnvError where it takes longer than `limits.seconds`."""
+    """Run an env's own code after the last turn.
+
+    Raises:
+        EnvError: If the code fails, or takes longer than `limits.seconds`.
+    """
     limit = TimeLimit(seconds)
 
     async def awaited() -> T:
@@ -70,5 +74,5 @@ async def within_limit(where: str, seconds: float, work: Callable[[], Awaitable[
 
 
 def too_slow(seconds: float) -> TimeoutError:
-    """Return the error of an env that has used up its time."""
-    return TimeoutError(f"not done after {seconds:g} s, which is limits.seconds")
+    """Return the error for an env that exceeded its time limit."""
+    return TimeoutError(f"not finished after {seconds:g} s (limits.seconds)")

@@ -1,4 +1,4 @@
-"""One attempt of a rollout while it runs: its sandbox, its env, its turns and its end."""
+"""One running attempt of a rollout: its sandbox, its env, its turns and its end."""
 
 import asyncio
 import math
@@ -49,20 +49,22 @@ from agentgym.types.rollout import Rollout, StopReason
 T = TypeVar("T")
 
 SANDBOX_KILLED = "sandbox_killed"
-"""The stop reason of a rollout whose env met the end of its sandbox in a step, and the metric that counts such
-rewards."""
+"""The stop reason of a rollout whose sandbox was terminated during a step.
+
+Also the metric that counts rewards whose sandbox was terminated.
+"""
 
 
 class Ending(NamedTuple):
-    """The end of the turns of an attempt."""
+    """The end of an attempt's turns."""
 
     stop_reason: str
     is_scored: bool = False
-    """Whether the last step gave the outcome, so that the env is not asked for its score."""
+    """Whether the last step returned the outcome, so that the env's `score` isn't called."""
 
 
 class Attempt:
-    """One attempt while it runs, and what came of it."""
+    """A running attempt and its result."""
 
     def __init__(
         self,
@@ -90,7 +92,7 @@ class Attempt:
         self.seconds = cls.limits.seconds
         """The time limit of its turns."""
         self.at_state: Callable[[Conversation, TimeLimit], Awaitable[None]] | None = None
-        """What is done in each state, before its next turn is sampled."""
+        """A callback for each state, called before the next turn is sampled."""
         self.env: Env[Any] | None = None
         self.digest: str | None = None
         """The digest of the sandbox, once there is one."""
@@ -104,18 +106,18 @@ class Attempt:
         """Whether an action has reached the env."""
         self.may_be_retried = False
         self.retries = 0
-        """The number of attempts before this one."""
+        """Number of attempts before this one."""
         self.closed = False
         self.running: asyncio.Task[Any] | None = None
         self.cancellations = 0
-        """The number of cancellations of the running task when the attempt began."""
+        """Number of cancellations that the running task had when the attempt started."""
 
     async def run(self, sandboxes: SandboxPool | None) -> None:
-        """Play the whole attempt, from the lease of its sandbox to its return; a failure is kept, and not raised."""
+        """Run the whole attempt, from leasing its sandbox to returning it; a failure is stored, not raised."""
         loop = asyncio.get_running_loop()
         keep_time(loop)
         start = loop.time()
-        self.state.began = self.state.began or start  # a branch has that of its rollout
+        self.state.began = self.state.began or start  # a branch has its rollout's start time
         running = asyncio.current_task()
         assert running is not None
         self.running, self.cancellations = running, running.cancelling()
@@ -124,11 +126,11 @@ class Attempt:
                 self.stop_reason = await self._opened(sandboxes)
         except AgentGymError as error:
             if running.cancelling() > self.cancellations:
-                raise asyncio.CancelledError from error  # what failed on the way out must not keep it in
+                raise asyncio.CancelledError from error  # an error during cleanup must not stop the cancellation
             self._fail(error)
             if isinstance(error, ContextOverflow):
                 warn_of_short_context(self.cls, self.state.engine)
-        if running.cancelling() > self.cancellations:  # the env has swallowed it, in `score` for one
+        if running.cancelling() > self.cancellations:  # the env swallowed it, for example in `score`
             raise asyncio.CancelledError
         if self.stop_reason == StopReason.CONTEXT:
             warn_of_short_context(self.cls, self.state.engine)
@@ -144,7 +146,7 @@ class Attempt:
             self.state.metrics["retries"] = self.retries
 
     def rollout(self) -> Rollout:
-        """The attempt as a Rollout, laws checked."""
+        """Return the attempt as a validated Rollout."""
         state = self.state
         return Rollout(
             rollout_id=state.rollout_id,
@@ -161,7 +163,7 @@ class Attempt:
         )
 
     def _fail(self, error: AgentGymError) -> None:
-        """Keep the error that ended the attempt, and what the env had counted until then."""
+        """Store the error that ended the attempt, and the env's metrics up to then."""
         try:
             self._read_metrics()
         except EnvError as worse:
@@ -172,7 +174,7 @@ class Attempt:
         self.may_be_retried = not self.touched and isinstance(error, EngineError | MachineError | SandboxError)
 
     async def _opened(self, sandboxes: SandboxPool | None) -> str:
-        """Make the env and lease its sandbox, play, and close what was opened, whatever happens; the stop reason."""
+        """Create the env, lease its sandbox, run the turns, always close everything, and return the stop reason."""
         async with at_exit(EngineError, "release", self.state.release_all):
             env = self._made()
             async with at_exit(EnvError, f"{self.name}.close", self._close):
@@ -181,7 +183,7 @@ class Attempt:
                     return await self._play_and_score(env)
                 async with leased(sandboxes, spec) as env.sandbox:
                     self.digest = env.sandbox.digest
-                    # Once more, for it is called once: before the sandbox goes back.
+                    # `close` runs only once: here, before the sandbox is returned, or above if there is no sandbox.
                     async with at_exit(EnvError, f"{self.name}.close", self._close):
                         return await self._play_and_score(env)
 
@@ -193,7 +195,7 @@ class Attempt:
         return env
 
     async def _play_and_score(self, env: Env[Any]) -> str:
-        """Play within the limit, then score once, within as long again; the stop reason."""
+        """Run the turns within the time limit, then score once within the same limit, and return the stop reason."""
         deadline = TimeLimit(self.seconds)
         try:
             end = await deadline.bound(self._play(env, deadline))
@@ -215,8 +217,10 @@ class Attempt:
         return end.stop_reason
 
     async def _scores(self, env: Env[Any]) -> Any:
-        """The env's scores; none if the code in the sandbox ended its sandbox or left what cannot be used: nothing is
-        added."""
+        """Return the env's scores.
+
+        If the code in the sandbox terminated its sandbox or left unusable content, they are {} and add nothing.
+        """
         try:
             return await within_limit(f"{self.name}.score", self.cls.limits.seconds, env.score)
         except (SandboxKilledError, EnvError) as error:
@@ -226,19 +230,19 @@ class Attempt:
             return {}
 
     def _read_metrics(self) -> None:
-        """Take the env's metrics over into the rollout's."""
+        """Copy the env's metrics into the rollout's."""
         if self.env is not None:
             with boundary(EnvError, f"{self.name}.metrics"):
                 self.state.metrics |= read_metrics(self.env.metrics, f"{self.name}.metrics")
 
     async def _play(self, env: Env[Any], deadline: TimeLimit) -> Ending:
-        """Reset, then turn after turn."""
+        """Reset the env, then run turn after turn."""
         if isinstance(env, AgentEnv):
             return await self._serve(env)
         return await self._turns(env, await self._reset(env), deadline)
 
     async def _turns(self, env: Env[Any], conversation: Conversation, deadline: TimeLimit) -> Ending:
-        """Turn after turn: query the model, act in the env, observe its answer."""
+        """Repeat: query the model, act in the env, observe its answer."""
         while not conversation.out_of_turns():
             if self.at_state is not None:
                 await self.at_state(conversation, deadline)
@@ -251,7 +255,7 @@ class Attempt:
         return Ending(StopReason.TURNS)
 
     async def _serve(self, env: AgentEnv[Any]) -> Ending:
-        """Reset, then answer the env's agent until it ends."""
+        """Reset the env, then answer its agent's requests until the agent ends."""
         first, policy = await self._first(env), PromptedPolicy(self.state)
         with boundary(EnvError, f"{self.name}.play"):
             return Ending(await env.play(policy, first))
@@ -263,7 +267,7 @@ class Attempt:
         return read_reset(answer, f"{self.name}.reset")
 
     async def _reset(self, env: Env[Any]) -> Conversation:
-        """The root conversation, open with the first messages of the env."""
+        """Return the root conversation, opened with the env's first messages."""
         first = await self._first(env)
         with boundary(EnvError, f"{self.name}: first prompt"):
             conversation = open_root(self.state, env, first)
@@ -271,7 +275,7 @@ class Attempt:
         return conversation
 
     async def _act(self, env: Env[Any], message: Message) -> Step:
-        """The env's answer to one message of the model, read and checked."""
+        """Return the env's validated answer to one message of the model."""
         self.touched = True
         try:
             answer = await env.step(message)
@@ -281,7 +285,7 @@ class Attempt:
         return read_step(answer, self._step.where)
 
     async def _observe(self, conversation: Conversation, step: Step, deadline: TimeLimit) -> Ending | None:
-        """Take in the env's answer; None: the next turn may be sampled."""
+        """Process the env's answer; return None if the next turn may be sampled."""
         conversation.segment.answer(step.messages, reward=step.reward)
         if step.reward or step.rewards:
             self._credit(step.reward + sum(step.rewards.values()), step.rewards)
@@ -289,23 +293,23 @@ class Attempt:
             return Ending(step.stop_reason, bool(step.rewards))
         if conversation.out_of_turns():
             return Ending(StopReason.TURNS)
-        if deadline.expired():  # a tool has swallowed it, by a bare `except`
+        if deadline.expired():  # a tool swallowed the timeout with a bare `except`
             return Ending(StopReason.SECONDS)
-        if self.running is not None and self.running.cancelling() > self.cancellations:  # a tool has swallowed it
+        if self.running is not None and self.running.cancelling() > self.cancellations:  # a tool swallowed it
             raise asyncio.CancelledError
         ended = await conversation.answer(step.messages)
         return None if ended is None else Ending(ended)
 
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
-        """Add a reward, and what it is made of by name."""
+        """Add a reward and its named parts."""
         self.reward += reward
         if not math.isfinite(self.reward):
-            raise EnvError(f"{self.name}: the reward is {self.reward}, {rewards}")
+            raise EnvError(f"{self.name}: the reward must be finite, got {self.reward} from {rewards}")
         for name, value in rewards.items():
             self.rewards[name] = self.rewards.get(name, 0.0) + value
 
     async def _close(self) -> None:
-        """Close the env once, when its threads have ended."""
+        """Close the env once, after its threads have ended."""
         env = self.env
         if self.closed or env is None:
             return
@@ -313,15 +317,17 @@ class Attempt:
         try:
             await threads_ended(env)
         finally:
-            if getattr(env.close, "__func__", None) is not Env.close:  # That one does nothing.
+            if getattr(env.close, "__func__", None) is not Env.close:  # The default does nothing.
                 try:
                     await within_limit(f"{self.name}.close", self.cls.limits.seconds, env.close)
-                except (SandboxKilledError, EnvError) as error:  # It has been counted where it mattered.
+                except (SandboxKilledError, EnvError) as error:  # It is already counted elsewhere if it mattered.
                     if not _counted(error, env.close):
                         raise
 
 
 def _counted(error: SandboxKilledError | EnvError, method: Callable[..., Any]) -> str:
-    """Return what counts an error that the policy is behind: its code ended the sandbox, or left what cannot be
-    used."""
+    """Return the metric that counts an error caused by the policy's code, or "" for any other error.
+
+    Such code terminated its sandbox or left unusable content.
+    """
     return SANDBOX_KILLED if isinstance(error, SandboxKilledError) else counted_content(error, error.where, method)

@@ -1,6 +1,6 @@
 """Conversations: turns that are sampled and answered, in one segment after another.
 
-The root is a conversation, and so is every fork and sub-agent; those of one rollout share a RolloutState.
+The root is a conversation, and so is every fork and sub-agent; all conversations of a rollout share a RolloutState.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import SegmentKind, StopReason
 
 SUMMARY_SHARE = 0.1
-"""The share of the context that is kept free for the next summary; a turn's own limit where that is less."""
+"""Fraction of the context that is reserved for the next summary, or the limit of a turn if that is less."""
 
 
 _Sampled: TypeAlias = tuple[Completion, "array[int]", Message]
-"""What an engine sampled: the completion, its ids, and its message."""
+"""The result of an engine call: the completion, its ids and its message."""
 
 
 class Reply(NamedTuple):
@@ -58,13 +58,13 @@ class Conversation:
         self.turns_left = turns
         self.opened = self.forks = 0
         self.reply: Reply | None = None
-        """The last turn, while it is unanswered."""
+        """The last turn, as long as it is unanswered."""
         self.segment: OpenSegment
 
     def open(
         self, kind: SegmentKind, messages: Sequence[Message], token_ids: Sequence[int], parent: int | None
     ) -> None:
-        """Begin a segment with messages and their ids, which are not trained."""
+        """Open a segment with messages and their ids, which are not trained."""
         limits = self.state.limits
         self.segment = OpenSegment(
             index=len(self.state.segments),
@@ -85,12 +85,18 @@ class Conversation:
     async def query(
         self, *, counts: bool = True, max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Message | StopReason:
-        """Sample one turn into the open segment; StopReason where none could be finished.
+        """Sample one turn into the open segment.
 
-        `max_tokens` ends this turn alone, if it comes before the limits; `sampling` stands in for the rollout's own.
+        A turn counts from the moment it is requested, and a cancelled one doesn't count. The limits therefore apply
+        to all conversations of a rollout, including concurrent ones.
 
-        The turn counts from when it is asked for, and a cancelled one does not count: so the limits hold for all
-        conversations of a rollout, also for those that play at once.
+        Args:
+            counts: Whether the turn counts toward the limits of turns.
+            max_tokens: Limit for this turn only, in addition to the other limits.
+            sampling: Sampling settings that replace the rollout's own.
+
+        Returns:
+            The message, or the StopReason if no turn could be finished.
         """
         state, segment, chat = self.state, self.segment, self.chat
         room = segment.room
@@ -113,7 +119,7 @@ class Conversation:
         finally:
             if not sampled:
                 self._count(-counts)
-        # Whatever was parsed: a malformed call was sampled too, and must be trained on.
+        # Independent of the parsed message, since malformed calls were also sampled and must be trained on.
         segment.append(
             completion,
             ids,
@@ -135,7 +141,7 @@ class Conversation:
             self.turns_left -= turns
 
     async def _generate(self, chat: Chat, budget: int, sampling: Sampling | None) -> _Sampled:
-        """Ask the engine with ids for a turn."""
+        """Request a turn from the engine with token ids."""
         state, segment, used = self.state, self.segment, 0
         try:
             completion = await self.engine.generate(
@@ -155,7 +161,7 @@ class Conversation:
         return completion, ids, chat.parse(ids, stopped=completion.finish_reason == "stop")
 
     async def _reply(self, chat: MessageChat, budget: int) -> _Sampled:
-        """Ask the engine with messages; from then on the segment holds as many ids as it counted in the prompt."""
+        """Request a turn from the engine with messages; the segment then has as many ids as the engine counted."""
         state, segment, used = self.state, self.segment, 0
         assert isinstance(self.engine, MessageEngine)
         try:
@@ -179,13 +185,16 @@ class Conversation:
         return completion, array("q", completion.token_ids.tobytes()), reply.message
 
     def out_of_turns(self) -> bool:
-        """Whether the rollout has had all its turns, or this conversation has."""
+        """Return whether the rollout or this conversation has used all its turns."""
         return self.state.turns >= self.state.limits.turns or self.turns_left == 0
 
     async def answer(self, new: Sequence[Message]) -> StopReason | None:
-        """Go on from the last turn with its answer; StopReason where a summary of them could not be finished.
+        """Continue after the last turn with its answer.
 
-        What does not fit the context is cut, and `query` says so.
+        If the answer doesn't fit the context, it is truncated, and the next `query` returns the stop reason.
+
+        Returns:
+            None, or the StopReason if a summary could not be finished.
         """
         policy = self.state.context
         if policy is None:
@@ -203,23 +212,23 @@ class Conversation:
         return None
 
     def _append(self, delta: Sequence[int] | None) -> None:
-        """Append what the template puts behind the turn, in this segment or, if it rewrote that, in a new one."""
+        """Append the ids after the turn to this segment, or open a new one if the template rewrote earlier text."""
         if delta is None:
             self.rerender()
         else:
             self.segment.extend(delta)
 
     def _length(self, delta: Sequence[int] | None) -> int:
-        """The number of ids in the context once `delta` is appended to it."""
+        """Return the number of ids in the context after appending `delta`."""
         return len(self.chat.prompt_ids()) if delta is None else len(self.segment.token_ids) + len(delta)
 
     @property
     def _summary_room(self) -> int:
-        """The number of ids that are kept free for a summary."""
+        """Number of ids that are reserved for a summary."""
         return self.state.budget(int(SUMMARY_SHARE * self.segment.context_tokens))
 
     def carried(self, new: Sequence[Message]) -> tuple[AnyChat, Sequence[int]]:
-        """The chat and ids of this conversation as if answered with `new`; for a fork, which leaves it as it is."""
+        """Return the chat and ids of this conversation as if answered with `new`, for a fork; it isn't changed."""
         chat = self.chat.branch()
         if self.reply is None:
             chat = open_chat(self.engine, chat.tools, [*chat.messages, *new])
@@ -238,9 +247,10 @@ class Conversation:
             raise
 
     def rerender(self, prompt: Sequence[int] | None = None) -> None:
-        """Go on from the conversation as the template has rewritten it; keep of the segment what still holds.
+        """Continue from the conversation as the template rewrote it; reuse the part of the segment that still matches.
 
-        `prompt` are its ids, if they were encoded already.
+        Args:
+            prompt: The ids of the conversation; None encodes them.
         """
         prompt, segment = self.chat.prompt_ids() if prompt is None else prompt, self.segment
         match = reconcile(segment, prompt)
@@ -254,10 +264,11 @@ class Conversation:
             segment.extend(prompt[match.shared :])
 
     async def _compact(self, policy: Compact, new: Sequence[Message]) -> StopReason | None:
-        """Let the model write a summary, then go on from what the policy keeps.
+        """Let the model write a summary, then continue from the messages that the policy keeps.
 
-        The summary is asked for behind `new`. Where `new` does not fit, it is asked for behind the turn before it, and
-        that turn and `new` follow what is kept: an answer that is too long for this segment is read in the next.
+        The summary is requested after `new`. If `new` doesn't fit, it is requested after the turn before `new`
+        instead; that turn and `new` then follow the kept messages. An answer too long for this segment thus goes into
+        the next one.
         """
         assert self.reply is not None
         segment, asked = self.segment, len(self.segment.turns) - 1
@@ -277,14 +288,14 @@ class Conversation:
             return summary
         with boundary(EnvError, f"{self.state.name}: keep"):
             kept = policy.keep(self.first, since, summary["content"])
-        if carried:  # The answer stands in the next segment, and this one went on without it.
+        if carried:  # The answer is in the next segment, and this one continued without it.
             segment.set_answer(asked, [ask])
         self.state.count("compactions")
         self._restart("compaction", [*read_messages(kept, f"{self.state.name}: keep"), *carried])
         return None
 
     def _slide(self, policy: Window, delta: Sequence[int] | None) -> None:
-        """Go on from the first prompt and the last turns; in this segment where it holds nothing else."""
+        """Continue from the first prompt and the last turns, in this segment if it contains nothing else."""
         since = self.chat.messages[len(self.first) :]
         last = last_turns(since, policy.keep)
         if len(last) == len(since):
@@ -301,13 +312,17 @@ class Conversation:
         self.open(kind, messages, prompt, self.segment.index)
 
     def _seed(self) -> int:
-        """The seed of this turn alone, so that its draws do not depend on any other turn or rollout."""
-        place = self.opened - 1  # that of the open segment
+        """Return a seed for this turn only, so that its samples don't depend on any other turn or rollout."""
+        place = self.opened - 1  # the open segment's
         return seed_for("turn", self.state.seed, self.state.rollout_id, self.name, place, len(self.segment.turns))
 
 
 def open_root(state: RolloutState, env: Env[Any], first: Sequence[Message]) -> Conversation:
-    """Open the first conversation of a rollout; ContextOverflow where its prompt leaves no room."""
+    """Open the first conversation of a rollout.
+
+    Raises:
+        ContextOverflow: If the prompt fills the context.
+    """
     model = env.root_engine or ""
     speaker = Speaker(model=model, trained=env.root_trained and not model)
     chat = open_chat(state.engine_of(model), env.tools, first)
@@ -325,11 +340,15 @@ _GENERATE = boundary(EngineError, "generate")
 
 
 def _ids_of(completion: Any, budget: int) -> "array[int]":
-    """The ids of an engine's answer; EngineError for a turn that was aborted or is longer than was asked for."""
+    """Return the ids of an engine's response.
+
+    Raises:
+        EngineError: If it isn't a Completion, was aborted, or is longer than the budget.
+    """
     if not isinstance(completion, Completion):
-        raise EngineError(f"the engine must answer with an agentgym.types.Completion, got {completion!r:.80}")
+        raise EngineError(f"the engine must return an agentgym.types.Completion, got {completion!r:.80}")
     if completion.finish_reason == "abort":
         raise EngineError("the engine aborted the turn")
     if len(completion.token_ids) > budget:
-        raise EngineError(f"the engine sampled {len(completion.token_ids)} ids where {budget} were asked for")
+        raise EngineError(f"the engine sampled {len(completion.token_ids)} ids, but at most {budget} were requested")
     return array("q", completion.token_ids.tobytes())

@@ -19,12 +19,12 @@ from agentgym.types.rollout import StopReason
 
 
 class ConversationForks:
-    """Opens the forks of an env, or of a forked copy of it; it knows the conversation that this belongs to."""
+    """Opens the forks of an env, or of a forked copy of it, from the conversation that it belongs to."""
 
     def __init__(self, conversation: Conversation, tools: Sequence[str] | None = None) -> None:
         self.conversation = conversation
         self.tools = tools
-        """The names of the conversation's tools; None for those of the root."""
+        """The names of the conversation's tools; None for the root's tools."""
 
     @asynccontextmanager
     async def __call__(
@@ -40,8 +40,9 @@ class ConversationForks:
         train: bool | None,
         role: str | None,
     ) -> AsyncIterator["RunningAgent"]:
-        """Open a forked agent; it is closed, with its branch of the sandbox, when the block is left."""
-        # Before anything waits: the numbers, and with them the draws, follow the order of the calls.
+        """Open a forked agent; when the block exits, the agent and its branch of the sandbox are closed."""
+        # Before the first await, so that fork numbers, and the samples that depend on them, follow the order of the
+        # calls.
         if kind == "fork":
             tools = self.tools
         speaker = _speaker(self.conversation.speaker, engine, train, role)
@@ -84,7 +85,7 @@ class ConversationForks:
 
 
 class RunningAgent:
-    """A fork or a sub-agent while it runs; see `agentgym.environments.forks.ForkedAgent`."""
+    """A running fork or sub-agent; see `agentgym.environments.forks.ForkedAgent`."""
 
     def __init__(self, env: Env[Any], conversation: Conversation, tools: Collection[str] | None) -> None:
         self.env, self.conversation, self.tools = env, conversation, tools
@@ -93,12 +94,12 @@ class RunningAgent:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, prompt included."""
+        """The messages of the conversation so far, including the prompt."""
         unanswered = [] if self.conversation.reply is None else [self.conversation.reply.message]
         return [*self.conversation.chat.messages, *unanswered]
 
     async def run(self) -> str:
-        """Let it run until it answers without a call or a tool stops it; "" where a limit ended it first."""
+        """Run until the agent answers without a call or a tool stops it; return "" if a limit ended it first."""
         while (message := await self.turn()) is not None:
             calls = message.get("tool_calls")
             if not calls:
@@ -106,8 +107,8 @@ class RunningAgent:
                 return str(message["content"])
             if not isinstance(self.env, ToolEnv):
                 raise EnvError(
-                    f"{type(self.env).__name__}: a forked agent called a tool, and run() calls the tools of a ToolEnv "
-                    "alone; play it with turn() and reply(), or make the env a ToolEnv"
+                    f"{type(self.env).__name__}: a forked agent called a tool, but run() supports only the tools of a "
+                    "ToolEnv; use turn() and reply() instead, or make the env a ToolEnv"
                 )
             answers, stop = await self.env.call_tools(calls, self.tools)
             if stop is not None:
@@ -118,7 +119,7 @@ class RunningAgent:
         return ""
 
     async def turn(self) -> Message | None:
-        """Sample one assistant message; None where a limit ended it, and `stop_reason` says which."""
+        """Sample one assistant message; return None if a limit ended the agent (see `stop_reason`)."""
         if self.stop_reason is None and self._answer is not None:
             answer, self._answer = self._answer, None
             self.stop_reason = await self.conversation.answer(answer)
@@ -133,19 +134,21 @@ class RunningAgent:
         return sampled
 
     def reply(self, messages: Sequence[Message]) -> None:
-        """Answer its last turn; the next `turn` reads it."""
+        """Answer the agent's last turn; the next `turn` uses the answer."""
         if self.conversation.reply is None:
-            raise EnvError("reply: the forked agent has no turn that is unanswered")
+            raise EnvError("reply: the forked agent has no unanswered turn")
         read = read_messages(messages, f"{self.conversation.state.name}: reply")
         self._answer = [*(self._answer or ()), *read]
         self.conversation.segment.answer(read)
 
 
 def _speaker(parent: Speaker, engine: str | None, train: bool | None, role: str | None) -> Speaker:
-    """What a fork or a sub-agent is told, and its parent's for what it is not told."""
+    """Return the speaker of a fork or sub-agent; arguments that are None are inherited from the parent."""
     model = parent.model if engine is None else engine
     if model and train:
-        raise ValueError(f"train: the policy is not trained on what the model {model!r} samples; leave it out")
+        raise ValueError(
+            f"train: the policy cannot be trained on tokens that the model {model!r} samples; leave it out"
+        )
     trained = not model and (parent.trained if train is None else train)
     return Speaker(parent.role if role is None else role, model, trained)
 

@@ -1,16 +1,17 @@
-"""Conversations of an agent that sends all of its messages each time, found again by what they begin with.
+"""Conversations of an agent that sends all its messages with each request, matched by their first messages.
 
 ::
 
-    sent before   S U                      answered with a, which was sampled
-    sent now      S U a V      extends     goes on in the segment: the ids of a as they were sampled, then V
-    sent now      S U a W      extends it, too: a fork, whose prefix has the same ids and is not trained again
-    sent now      S U          again: a fork, and another draw
-    sent now      S U b V      edited: a new segment, rendered whole
-    sent now      S X          the same head, and no turn of before: a compaction
-    sent now      T Y          another head: a sub-agent
+    earlier       S U                      answered with a, which was sampled
+    request       S U a V      extends: continues the segment with the ids of a as they were sampled, then V
+    request       S U a W      also extends: a fork, whose prefix has the same ids and is not trained again
+    request       S U          repeats: a fork, sampled again
+    request       S U b V      edited: a new segment, rendered whole
+    request       S X          the same head, but no earlier turn: a compaction
+    request       T Y          another head: a sub-agent
 
-Messages are compared as the agent sees them. What it leaves out of a turn, such as its reasoning, is in the ids.
+Messages are compared as the agent sees them. Parts of a turn that it leaves out, such as reasoning, are still in the
+ids.
 """
 
 from collections.abc import Sequence
@@ -33,23 +34,23 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import SegmentKind, StopReason
 
 MAX_CHARACTERS = 64
-"""Characters of text for each token of the context: no longer conversation is rendered, for it cannot fit."""
+"""Maximum characters of text per token of the context; longer conversations can't fit and are not rendered."""
 MAX_WAITING = 64
-"""Conversations whose turn was asked for and given up: each keeps a segment."""
-_TEMPLATE = "messages: the model's chat template refuses them"
+"""Maximum number of conversations whose turn was requested and then abandoned, since each retains a segment."""
+_TEMPLATE = "messages: the model's chat template rejects them"
 
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """A sampled turn, and all that a request which goes on behind it needs."""
+    """A sampled turn, and everything that a request needs to continue after it."""
 
     conversation: Conversation
     segment: OpenSegment
     chat: Chat
-    """As it was before the turn; it is branched before it is changed."""
+    """The chat before the turn; it is branched before it is changed."""
     reply: Reply
     number: int
-    """The place of the turn among those of its segment."""
+    """Index of the turn in its segment."""
     stop: int
     """The end of the turn in its segment, as it was sampled."""
 
@@ -63,55 +64,58 @@ class _Sampled:
 
     @property
     def holds(self) -> bool:
-        """Whether its segment still has all ids that were sampled."""
+        """Whether its segment still has all sampled ids."""
         return self.segment.turns[self.number].stop == self.stop
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a request becomes, before it becomes it."""
+    """The result of preparing a request, before any state changes."""
 
     chat: Chat
     prompt: Sequence[int]
     behind: _Sampled | None = None
-    """The turn of before that it goes on behind, if there is one."""
+    """The earlier turn that the request continues, if any."""
     new: Sequence[Message] | None = None
-    """The messages behind that turn; None where the turns behind it were changed."""
+    """The messages after that turn; None if later turns were edited."""
     holds: bool = False
-    """Whether the prompt begins with the ids up to that turn, as they were sampled and read."""
+    """Whether the prompt starts with the ids up to that turn, as they were sampled and encoded."""
 
 
 class PromptedPolicy:
-    """The policy of one rollout, asked with whole conversations; every sampled id stands in one segment.
+    """One rollout's policy for requests with whole conversations; each sampled id is trained in one segment.
 
-    Requests may come at once. One that is cancelled, or meets a limit, leaves its conversation where the same request
-    goes on.
+    Requests may be concurrent. A request that is cancelled or reaches a limit leaves its conversation in a state in
+    which the same request can continue.
     """
 
     def __init__(self, state: RolloutState) -> None:
-        """Raise EngineError for an engine that is asked with messages, which knows no ids."""
+        """Raise EngineError for an engine that takes messages, since it has no token ids."""
         if isinstance(state.engine, MessageEngine):
             raise EngineError(
-                f"{state.name}: an agent's requests become segments of token ids, which {type(state.engine).__name__} "
-                "has none of; give the agent's program the endpoint's own address, or play it on another engine"
+                f"{state.name}: an agent's requests become segments of token ids, but {type(state.engine).__name__} "
+                "returns no ids; give the agent's program the address of the endpoint itself, or use another engine"
             )
         self.state = state
         self._sampled: dict[str, list[_Sampled]] = {}
         """The sampled turns by the key of the conversation that ends with them."""
         self._waiting: dict[str, list[Conversation]] = {}
-        """Conversations whose turn was asked for and not sampled."""
+        """Conversations whose turn was requested but not sampled."""
         self._openings: dict[str, int] = {}
-        """The segments that opened without a turn of before, by the key of what they opened with."""
+        """The segments that were opened without an earlier turn, by the key of their first messages."""
         self._heads: dict[str, int] = {}
-        """The segment that was used last, by the key of its tools and system messages."""
+        """The most recently used segment by the key of its tools and system messages."""
         self._last: int | None = None
-        """The segment that was used last."""
+        """The most recently used segment."""
         self._large = LargeRequests()
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:
-        """Sample the next turn of a conversation; RefusedError where the request or a limit does not allow it.
+        """Sample the next turn of a conversation.
 
-        Whatever is wrong with the request is a RefusedError, too: only an engine that was asked makes a rollout fail.
+        Only an engine error makes the rollout fail.
+
+        Raises:
+            RefusedError: If the request is invalid, or a limit doesn't allow it.
         """
         with _refusing("the request"):
             self._check_turns()
@@ -130,7 +134,7 @@ class PromptedPolicy:
             return self._note(request, key, conversation)
 
     async def count(self, request: AgentRequest) -> int:
-        """Return how many ids the conversation of a request has, rendered whole."""
+        """Return the number of ids in the request's conversation, rendered whole."""
         with _refusing("the request"):
             self._check_size(request)
             return len(await self._large.work(request.size, lambda: self._whole(request).prompt))
@@ -144,7 +148,7 @@ class PromptedPolicy:
         return min(self.state.limits.context_tokens, self.state.engine.context_tokens)
 
     def _check_size(self, request: AgentRequest) -> None:
-        """Refuse, before anything is rendered, a conversation that cannot fit the context."""
+        """Reject a conversation that can't fit the context, before anything is rendered."""
         messages, limit = request.messages, self._context
         characters = sum(len(message["content"]) for message in messages)
         if len(messages) > limit or characters > limit * MAX_CHARACTERS:
@@ -152,26 +156,29 @@ class PromptedPolicy:
 
     def _check_room(self, prompt: Sequence[int]) -> None:
         if len(prompt) >= self._context:
-            raise _too_long(self._context, f"the messages have {len(prompt)}")
+            raise _too_long(self._context, f"the messages have {len(prompt)} tokens")
 
     def _sampling(self, request: AgentRequest) -> Sampling:
-        """The rollout's sampling, with the texts that end this turn."""
+        """Return the rollout's sampling settings with the texts that end this turn."""
         sampling = self.state.sampling
         stop = tuple(dict.fromkeys([*sampling.stop, *request.stop]))
         if len(stop) > MAX_STOPS:
-            said = f"stop: must hold at most {MAX_STOPS - len(sampling.stop)} texts beside those of the run's sampling"
+            said = (
+                f"stop: must contain at most {MAX_STOPS - len(sampling.stop)} texts besides those of the run's sampling"
+            )
             raise RefusedError(said, field="stop")
         return replace(sampling, stop=stop) if request.stop else sampling
 
     async def _conversation(self, request: AgentRequest) -> tuple[str, Conversation]:
-        """The key of the request, and the conversation that it goes on in, its prompt in place."""
+        """Return the request's key and the conversation that it continues, with its prompt in place."""
         keys, head = await self._large.work(request.size, lambda: (beginnings(request), head_of(request)))
         key = keys[-1]
         made: _Made | None = None
         if key not in self._waiting:
             found = self._found(request, keys)
             made = await self._large.work(request.size, lambda: self._made(request, found))
-        # No await lies below: nothing changes any more. Other requests may have come before, so it is looked at again.
+        # There is no await below, so the state can't change. Other requests may have come first, so we check it
+        # again.
         self._check_turns()
         if waiting := self._waiting.get(key):
             conversation = waiting.pop()
@@ -181,8 +188,8 @@ class PromptedPolicy:
             assert made is not None
             if sum(map(len, self._waiting.values())) >= MAX_WAITING:
                 raise RefusedError(
-                    f"the agent has stopped waiting for the answers to {MAX_WAITING} requests; send one of those "
-                    "again, and its answer makes room",
+                    f"the agent has stopped waiting for the answers to {MAX_WAITING} requests; send one of them "
+                    "again before a new one",
                     status=429,
                 )
             conversation = self._extended(request, made) if made.behind else self._opened(request, key, head, made)
@@ -190,14 +197,14 @@ class PromptedPolicy:
         return key, conversation
 
     def _found(self, request: AgentRequest, keys: Sequence[str]) -> tuple[_Sampled, Sequence[Message]] | None:
-        """The sampled turn that the request goes on behind, and its new messages; None where it holds no turn."""
+        """Return the sampled turn that the request continues and its new messages, or None if it contains no turn."""
         for place in range(len(keys) - 1, -1, -1):
             if found := self._sampled.get(keys[place]):
                 return next((turn for turn in found if turn.is_last), found[-1]), request.messages[place:]
         return None
 
     def _made(self, request: AgentRequest, found: tuple[_Sampled, Sequence[Message]] | None) -> "_Made":
-        """What a request becomes, its prompt encoded; it changes nothing, and may be called in a thread."""
+        """Prepare a request and encode its prompt; this changes no state and may run in a thread."""
         if found is None:
             made = self._whole(request)
         elif any(message["role"] == "assistant" for message in found[1]):
@@ -213,7 +220,7 @@ class PromptedPolicy:
             return _Made(chat, chat.prompt_ids())
 
     def _behind(self, sampled: _Sampled, new: Sequence[Message]) -> "_Made":
-        """The prompt behind a sampled turn: the ids up to it as they are, if they and the template allow it."""
+        """Return the prompt after a sampled turn, with the ids up to it unchanged if they and the template allow it."""
         chat, reply = sampled.chat.branch(), sampled.reply
         with _refusing(_TEMPLATE, "messages"):
             delta = chat.extend(reply.ids, reply.message, new, stopped=reply.stopped)
@@ -222,7 +229,7 @@ class PromptedPolicy:
         return _Made(chat, sampled.segment.token_ids[: sampled.stop] + id_array(delta), sampled, new, holds=True)
 
     def _extended(self, request: AgentRequest, made: "_Made") -> Conversation:
-        """Go on behind a sampled turn: in its segment where that ends with it, else in another one."""
+        """Continue after a sampled turn, in its segment if the segment ends with it, otherwise in another one."""
         sampled = made.behind
         assert sampled is not None
         if made.holds and not sampled.holds:  # It was realigned while the request was in a thread.
@@ -241,7 +248,7 @@ class PromptedPolicy:
         return conversation
 
     def _opened(self, request: AgentRequest, key: str, head: str, made: "_Made") -> Conversation:
-        """Open a conversation that holds no turn of this rollout."""
+        """Open a conversation that contains no turn of this rollout."""
         kind: SegmentKind = "root"
         parent = None
         if key in self._openings:
@@ -262,7 +269,7 @@ class PromptedPolicy:
         return conversation
 
     def _note(self, request: AgentRequest, key: str, conversation: Conversation) -> AgentAnswer:
-        """Keep the turn that was sampled last, so that later requests find it; the answer that the agent sees."""
+        """Store the last sampled turn so that later requests find it, and return the answer for the agent."""
         segment, chat = conversation.segment, conversation.chat
         assert isinstance(chat, Chat)
         turn = segment.turns[-1]
@@ -284,13 +291,13 @@ class PromptedPolicy:
 
 
 class _refusing:
-    """Turn whatever is raised in the block into RefusedError: what an agent sends makes no rollout fail."""
+    """Convert any error in the block to RefusedError, since an agent's request must not make the rollout fail."""
 
     def __init__(self, what: str, field: str | None = None) -> None:
         self._what, self._field = what, field
 
     def __enter__(self) -> None:
-        """Do nothing: only the end of the block matters."""
+        """Do nothing; only the end of the block matters."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, RefusedError):
@@ -301,7 +308,7 @@ class _refusing:
 
 
 def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
-    """The message as the agent sees it: calls that it can read, or the text that the model wrote."""
+    """Return the message for the agent: with calls that it can read, otherwise with the text that the model wrote."""
     message = reply.message
     if "tool_calls" not in message or (request.tools and not is_malformed(message)):
         return message
@@ -310,10 +317,10 @@ def _shown(request: AgentRequest, chat: Chat, reply: Reply) -> Message:
 
 
 def _cut(answer: AgentAnswer, stop: Sequence[str]) -> AgentAnswer:
-    """The answer without the text that ended it, and what it wrote behind that."""
+    """Return the answer without the text that ended it and everything after that text."""
     content = answer.message["content"]
     found = [(content.index(text), text) for text in stop if text in content]
-    if not found:  # It stands where the message shows it as something else, such as a call's arguments.
+    if not found:  # It is in a part that the message represents differently, such as a call's arguments.
         return replace(answer, end="stop_text")
     at, text = min(found)
     message = answer.message | Message(role="assistant", content=content[:at])
@@ -321,8 +328,8 @@ def _cut(answer: AgentAnswer, stop: Sequence[str]) -> AgentAnswer:
 
 
 def _too_long(limit: int, what: str) -> LimitError:
-    return LimitError(StopReason.CONTEXT, f"This model's maximum context length is {limit} tokens, and {what}.")
+    return LimitError(StopReason.CONTEXT, f"This model's maximum context length is {limit} tokens, but {what}.")
 
 
 def _limit(reason: StopReason, what: str) -> LimitError:
-    return LimitError(reason, f"the rollout is over: {what} of its limits are used up")
+    return LimitError(reason, f"the rollout is over: {what} of its limits are used")

@@ -2,13 +2,13 @@
 
 ::
 
-    held      P P P a b          the segment, its last turn a b
-    CLEAN     P P P a b e e      the prompt extends it: go on
-    REALIGN   P P P a c          it differs inside the last turn, and by little: take the prompt's ids, untrained
-    FORK      P x P a b          it differs earlier, or by much: a new segment, with nothing of the prompt trained
+    held      P P P a b          the segment, whose last turn is a b
+    CLEAN     P P P a b e e      the prompt extends it: continue
+    REALIGN   P P P a c          a small difference inside the last turn: use the prompt's ids, untrained
+    FORK      P x P a b          an earlier or larger difference: a new segment, whose prompt is not trained
 
-Engine tokens are the only truth: what was sampled stays as it was up to where the prompt departs from it, and what was
-not sampled is never trained.
+Engine tokens are authoritative: sampled ids stay unchanged up to the first difference, and ids that were not sampled
+are never trained.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ import numpy as np
 from agentgym.rollouts.segment import OpenSegment
 
 REALIGN_TOKENS = 8
-"""Sampled ids that may be given up at the end of a turn before a new segment is the better choice."""
+"""Maximum number of sampled ids to give up at the end of a turn; beyond that, a new segment is better."""
 
 
 class Drift(Enum):
@@ -32,14 +32,14 @@ class Drift(Enum):
 
 
 class Match(NamedTuple):
-    """The relation, and how many ids segment and prompt have in common."""
+    """The relation, and the number of leading ids that segment and prompt have in common."""
 
     drift: Drift
     shared: int
 
 
 def reconcile(segment: OpenSegment, prompt: Sequence[int], *, realign_tokens: int = REALIGN_TOKENS) -> Match:
-    """Decide how this segment goes on with the prompt; the segment is left as it is."""
+    """Decide how this segment continues with the prompt, without changing the segment."""
     held = segment.token_ids
     shared = _shared(held, prompt)
     if shared == len(held):
@@ -51,7 +51,7 @@ def reconcile(segment: OpenSegment, prompt: Sequence[int], *, realign_tokens: in
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     n = min(len(one), len(other))
     differs = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
     return int(differs[0]) if len(differs) else n

@@ -1,4 +1,4 @@
-"""Rollouts: one env and one engine play one attempt at a task."""
+"""Rollouts: one attempt at a task by one env and one engine."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -21,8 +21,7 @@ from agentgym.types.rollout import Rollout
 
 _BY_DEFAULT = Sampling()
 observers: list[Callable[[Rollout], object]] = []
-"""Functions that are called with each rollout that `rollout` returns; for tools that show them, as the pytest plugin
-does."""
+"""Functions that are called with each rollout that `rollout` returns, for tools such as the pytest plugin."""
 
 
 async def rollout(
@@ -37,18 +36,32 @@ async def rollout(
     models: Mapping[str, Engine] | None = None,
     branching: BranchingConfig | None = None,
 ) -> Rollout:
-    """Play one attempt; what goes wrong in the env, the sandbox or the engine is a Rollout without a reward.
+    """Run one attempt at a task; a failure of the env, the sandbox or the engine gives a Rollout without a reward.
 
-    Without `sandboxes`, an env that declares a sandbox gets a sandbox of its own for this rollout; SandboxError where
-    none can be had at all. The same seed, weights and tool answers give the same tokens; what the env gets is derived
-    from `seed` and the task. Cancelling closes the env and gives the sandbox back. A failed engine or sandbox is tried
-    again, from nothing, up to `limits.retries` times, as long as no action had reached the env. `models` are what the
-    env asks by name (`Env.model`), beside the policy. With `branching` it is also played on from some of its states;
-    the rollout itself is what it would be without.
+    The same seed, weights and tool answers give the same tokens. Cancelling it closes the env and returns the
+    sandbox. If the engine, the machine or the sandbox fails before an action has reached the env, the attempt is
+    repeated from scratch, up to `limits.retries` times.
 
-    :raises EnvError: where the env's resources cannot be opened or closed.
-    :raises ValueError: where the env's rollouts cannot have these branches.
-    :raises TypeError: where `engine` or one of `models` is no engine, or `sandboxes` no open sandboxes.
+    Args:
+        env: The env's class or registered name.
+        task: The task.
+        engine: The engine of the policy.
+        sandboxes: An open sandbox pool. None opens a sandbox for this rollout alone if the env declares one.
+        sampling: The sampling settings; None uses the defaults.
+        seed: The seed of all samples; the env's own seed is derived from it and the task.
+        rollout_id: The rollout's id; None uses the task's id and "/0".
+        models: Engines that the env uses by name (`Env.model`), in addition to the policy.
+        branching: Settings of branches that continue from some of the rollout's states; the rollout itself is the
+            same with or without them. None runs no branches.
+
+    Returns:
+        The finished rollout.
+
+    Raises:
+        EnvError: If the env's resources can't be opened or closed.
+        SandboxError: If no sandbox pool can be opened for an env that declares a sandbox.
+        ValueError: If this env's rollouts can't have these branches.
+        TypeError: If `engine` or one of `models` isn't an engine, or `sandboxes` isn't an open sandbox pool.
     """
     check_engine(engine)
     named = check_models(models)
@@ -78,9 +91,9 @@ async def rollout(
 async def _played(
     new: Callable[[], Attempt], sandboxes: SandboxPool | None, branching: BranchingConfig | None
 ) -> Rollout:
-    """Play new attempts until one is not to be tried again; the rollout of that one."""
+    """Run new attempts until one shouldn't be retried, and return its rollout."""
     for retry in count():
-        # Nothing of a failed attempt goes into the next: not its env, its sandbox, its ids or its counts.
+        # A retry reuses nothing of the failed attempt: not its env, sandbox, ids or counts.
         attempt = new()
         attempt.retries = retry
         branches = None if branching is None else Branches(attempt, branching)

@@ -1,4 +1,4 @@
-"""State that the conversations of one rollout share: its engine, its limits, and what was used of them."""
+"""State that the conversations of one rollout share: its engine, its limits and their usage."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from agentgym.types.rollout import StopReason
 
 @dataclass(slots=True, kw_only=True)
 class RolloutState:
-    """The engine, the limits and the counts that hold for all conversations of one rollout together."""
+    """The engine, the limits and the counts that apply to all conversations of one rollout together."""
 
     name: str
     """The name of the env, for errors."""
     rollout_id: str
     engine: Engine
-    """The policy's."""
+    """The policy's engine."""
     engines: Mapping[str, Engine]
-    """Those of the model roles."""
+    """The engines of the model roles."""
     sampling: Sampling
     seed: int
     limits: Limits
@@ -31,18 +31,18 @@ class RolloutState:
     """The env's own engines, for names that are not among the model roles."""
     segments: list[OpenSegment] = field(default_factory=list)
     turns: int = 0
-    """Turns of the policy that were asked for so far, summaries not counted."""
+    """Number of policy turns requested so far, without summaries."""
     answers: int = 0
-    """Turns and summaries that were sampled so far."""
+    """Number of turns and summaries sampled so far."""
     tokens: int = 0
-    """Sampled ids so far."""
+    """Number of ids sampled so far."""
     asked: int = 0
-    """Ids of `limits.tokens` that the turns in flight may still sample."""
+    """Number of ids of `limits.tokens` that turns in progress may still sample."""
     began: float = 0.0
-    """When the rollout began, by the clock of its event loop; 0 before."""
+    """The rollout's start time by the clock of its event loop; 0 before the start."""
     metrics: dict[str, float] = field(default_factory=dict)
     models: ModelRoles = field(init=False)
-    """What the env asks by name."""
+    """The models that the env queries by name."""
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,19 +56,19 @@ class RolloutState:
         )
 
     def engine_of(self, model: str) -> Engine:
-        """The engine of a model role, or the policy's for ""; EnvError for a name that was not given."""
+        """Return the engine of a model role, or the policy's engine for ""; raise EnvError for an unknown name."""
         return self.models.engine(model) if model else self.engine
 
     def budget(self, room: int) -> int:
-        """The most ids that a turn may sample into a context with this much room, by its own limits."""
+        """Return the most ids that a turn may sample into a context with this much room, by the limits per turn."""
         budget = min(self.limits.turn_tokens, room)
         return budget if self.sampling.max_tokens is None else min(budget, self.sampling.max_tokens)
 
     async def take(self, budget: int) -> int:
-        """Reserve ids of `limits.tokens` for a turn that is asked for now, until `give_back`; 0 where none are left.
+        """Reserve ids of `limits.tokens` for a turn, until `give_back`; return 0 if none are left.
 
-        Conversations that run at once share them: where too few are left beside the turns in flight, this waits for
-        what those do not use.
+        Concurrent conversations share these ids. If the turns in progress leave too few, this waits for ids that
+        those turns don't use.
         """
         assert self.limits.tokens is not None
         while self.asked and self.limits.tokens - self.tokens - self.asked < budget:
@@ -79,7 +79,7 @@ class RolloutState:
         return budget
 
     def give_back(self, budget: int, used: int) -> None:
-        """End a turn that could have sampled `budget` ids, and has sampled `used` of them."""
+        """End a turn that could have sampled `budget` ids and sampled `used` of them."""
         self.tokens += used
         if self.limits.tokens is None:  # Nothing was reserved.
             return
@@ -90,7 +90,7 @@ class RolloutState:
                 future.set_result(None)
 
     def out_of(self, room: int) -> StopReason | None:
-        """The limit by which no further id may be sampled; None where one may."""
+        """Return the limit that forbids sampling another id, or None if one may be sampled."""
         if room <= 0:
             return StopReason.CONTEXT
         if self.limits.tokens is not None and self.tokens >= self.limits.tokens:
@@ -102,11 +102,11 @@ class RolloutState:
         self.metrics[what] = self.metrics.get(what, 0.0) + 1
 
     async def release(self, sessions: str) -> None:
-        """Release the session of every segment whose name begins so, also where that fails for one of them."""
+        """Release every session whose name starts with `sessions`, even if releasing one of them fails."""
         await release_each(self._sessions(sessions))
 
     async def release_all(self) -> None:
-        """Release every session of the rollout, those of models that the env asked too."""
+        """Release every session of the rollout, including those of other models that the env queried."""
         await release_each([*self._sessions(f"{self.rollout_id}/"), *self.models.sessions()])
 
     def _sessions(self, begin: str) -> list[tuple[Engine, str]]:

@@ -1,4 +1,4 @@
-"""Warnings of rollouts: hidden cases that failed otherwise than by a wrong value, and an engine's too short context."""
+"""Warnings about rollouts: hidden test cases with unusual failures, and engines whose context is too short."""
 
 import logging
 import re
@@ -15,14 +15,14 @@ from agentgym.types.transcript import printable, shorten
 
 _LOG = logging.getLogger(__name__)
 _WRONG = re.compile(rf"AssertionError\b|{re.escape(ZERO)}|.* is not right$|exit code 1$|it returned a ", re.DOTALL)
-"""The reasons that a case gives which found the code under test wrong, as is usual in training."""
+"""The failure reasons that are usual in training: the case found the code under test wrong."""
 MAX_KINDS = 8
-"""Kinds of reasons that are logged of one env: the code under test chooses some of their words."""
+"""Maximum number of kinds of reasons logged per env, since the code under test chooses some of their words."""
 _warned_of_cases: dict[str, set[str]] = {}
 
 
 def warn_of_cases_without_an_outcome(env: str, failed: Mapping[str, str]) -> None:
-    """Log one warning for each env and kind of reason, such as ImportError, of a case that was not found wrong."""
+    """Log one warning per env and kind of reason, such as ImportError, for cases that failed without a wrong value."""
     kinds = _warned_of_cases.setdefault(env, set())
     for name, why in failed.items():
         kind = " ".join(re.findall(r"\w+", why)[:1])
@@ -30,7 +30,7 @@ def warn_of_cases_without_an_outcome(env: str, failed: Mapping[str, str]) -> Non
             continue
         kinds.add(kind)
         _LOG.warning(
-            "%s: the hidden case %r failed: %s; cases of the same kind are counted (failed_cases) and not logged",
+            "%s: the hidden test case %r failed: %s; more cases of this kind are only counted (failed_cases)",
             *(env, printable(shorten(name, 100)), printable(shorten(why, 500))),
         )
 
@@ -38,12 +38,13 @@ def warn_of_cases_without_an_outcome(env: str, failed: Mapping[str, str]) -> Non
 _warned_of_contexts: "WeakKeyDictionary[ChatTokenizer | MessageEngine, set[tuple[type[Env[Any]], int]]]" = (
     WeakKeyDictionary()
 )
-"""The envs and context sizes that were warned of, by the engine's tokenizer, which a gate around an engine shares; an
-engine that is asked with messages has none."""
+"""The envs and context sizes already warned about, by the engine's tokenizer, which an engine shares with a gate around
+it, or by the engine itself if it takes messages and has no tokenizer.
+"""
 
 
 def warn_of_short_context(env: type[Env[Any]], engine: Engine) -> None:
-    """Log one warning for each env and engine where a rollout ended at the engine's context, not at the env's limit."""
+    """Log one warning per env and engine when a rollout ends at the engine's context, not at the env's limit."""
     held, wanted = engine.context_tokens, env.limits.context_tokens
     known = engine if isinstance(engine, MessageEngine) else engine.tokenizer
     warned = _warned_of_contexts.setdefault(known, set())
@@ -51,7 +52,7 @@ def warn_of_short_context(env: type[Env[Any]], engine: Engine) -> None:
         return
     warned.add((env, held))
     _LOG.warning(
-        "%s: a rollout ended at the engine's context of %d tokens, and limits.context_tokens is %d; raise the "
+        "%s: a rollout ended at the engine's context of %d tokens, but limits.context_tokens is %d; raise the "
         "engine's context_tokens as far as the model and the memory allow, or lower the env's limit",
         env.__name__,
         held,

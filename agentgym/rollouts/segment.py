@@ -1,4 +1,4 @@
-"""Segments while they grow: their ids, their turns, and the messages of their conversation."""
+"""Growing segments: their ids, their turns, and the messages of their conversation."""
 
 import time
 from array import array
@@ -17,14 +17,14 @@ from agentgym.types.rollout import Segment, SegmentKind, Turn
 
 
 class Speaker(NamedTuple):
-    """Who samples the turns of a conversation, and what they are trained on."""
+    """Who samples a conversation's turns, and which reward they are trained on."""
 
     role: str = ""
     """The role whose reward they are trained on; "" for the rollout's own."""
     model: str = ""
     """The model role that samples them; "" for the policy."""
     trained: bool = True
-    """Whether they become samples."""
+    """Whether they become training samples."""
 
 
 POLICY = Speaker()
@@ -35,48 +35,49 @@ POLICY = Speaker()
 class OpenSegment:
     """A segment that still grows: ids, and the turns among them.
 
-    Messages are kept as they were given, not copied.
+    Messages are stored as given, without a copy.
     """
 
     index: int
     parent: int | None
     kind: SegmentKind
     session: str
-    """The name under which the engine keeps what it computed."""
+    """The name under which the engine caches its computations."""
     context_tokens: int
     prompt_messages: Sequence[Message] = ()
-    """The messages that the segment opened with."""
+    """The messages that the segment starts with."""
     tools: Sequence[dict[str, Any]] = ()
-    """The schemas of the tools that the model was shown."""
+    """The schemas of the tools in the prompt."""
     token_ids: "array[int]" = field(default_factory=lambda: array("q"))
-    """The ids so far, eight bytes each; it is read by others as `shown`, and is not written to in place."""
+    """The ids so far, eight bytes each. Others read it through `shown`; it is never modified in place."""
     turns: list[Turn] = field(default_factory=list)
     scores: list[bytes] = field(default_factory=list)
-    """The log-probabilities of the ids of each turn, four bytes each: copies, for an engine may reuse its own."""
+    """The log-probabilities of each turn's ids, four bytes each, copied because an engine may reuse its arrays."""
     sampled_at: float = 0.0
     """When the last turn was appended, by `clock`."""
     clock: Callable[[], float] = time.monotonic
-    """The clock of the event loop that plays it."""
+    """The clock of the event loop that runs it."""
     speaker: Speaker = POLICY
     turns_before: int = 0
-    """The turns of the segment that a branch goes on from, which count for the context policy."""
+    """Number of turns of the segment that a branch continues; they count for the context policy."""
     branch: int | None = None
-    """The place of its branch among those of the rollout; None for the rollout itself."""
+    """Index of its branch among those of the rollout; None for the rollout itself."""
 
     @property
     def room(self) -> int:
-        """How many more ids the context takes."""
+        """Number of ids that still fit in the context."""
         return self.context_tokens - len(self.token_ids)
 
     def shown(self) -> memoryview:
-        """A read-only view of the ids as they are; it costs no copy, and the ids in it never change.
+        """Return a read-only view of the current ids; it needs no copy, and its ids never change.
 
-        While somebody keeps it, the next ids go to a copy: CPython does not let an array change that has a view.
+        As long as someone holds the view, new ids go into a copy, because CPython can't resize an array that has a
+        view.
         """
         return memoryview(self.token_ids).toreadonly()
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Append ids that were not sampled; what does not fit the context is cut."""
+        """Append ids that were not sampled, truncated to the room in the context."""
         room = self.context_tokens - len(self.token_ids)
         if len(token_ids) > room:
             token_ids = token_ids[: max(room, 0)]
@@ -85,11 +86,14 @@ class OpenSegment:
     def _put(self, ids: "array[int]") -> None:
         try:
             self.token_ids += ids
-        except BufferError:  # Somebody keeps a view of them, which stays as it is.
+        except BufferError:  # Someone holds a view of them, which must not change.
             self.token_ids = self.token_ids + ids
 
     def recount(self, tokens: int) -> None:
-        """Hold this many ids before the next turn, which an engine has counted that gives none; turns stay whole."""
+        """Adjust the ids before the next turn to the number that an engine counted; sampled turns are never truncated.
+
+        This is for engines that return no ids.
+        """
         sampled = self.turns[-1].stop if self.turns else 0
         self.token_ids = self.token_ids[: max(tokens, sampled)]
         self.token_ids += array("q", [FILL]) * (tokens - len(self.token_ids))
@@ -105,11 +109,11 @@ class OpenSegment:
         waited: float = 0.0,
         asked_at: float = 0.0,
     ) -> None:
-        """Append a sampled turn, ids and log-probabilities verbatim, as copies; `ids` are the completion's."""
+        """Append a sampled turn; its ids and log-probabilities are copied verbatim, and `ids` are the completion's."""
         start, versions = len(self.token_ids), completion.versions
         self._put(ids)
         if self.turns and self.turns[-1].versions == versions:
-            versions = self.turns[-1].versions  # One object for all turns: most have the same.
+            versions = self.turns[-1].versions  # Most turns have equal versions, so they share one object.
         turn = Turn(
             start=start,
             stop=len(self.token_ids),
@@ -126,9 +130,9 @@ class OpenSegment:
         self.sampled_at = self.clock()
 
     def answer(self, messages: Sequence[Message], *, reward: float = 0.0) -> None:
-        """Note what answered the last turn, how long that took, and what the env gave for the turn.
+        """Record the answer to the last turn, its duration, and the env's reward for the turn.
 
-        Messages of several answers to one turn follow each other, and their rewards add up.
+        Several answers to one turn are concatenated, and their rewards are summed.
         """
         last = self.turns[-1]
         self.turns[-1] = last._replace(
@@ -138,24 +142,24 @@ class OpenSegment:
         )
 
     def set_answer(self, turn: int, messages: Sequence[Message]) -> None:
-        """Note other messages behind a turn than the env answered with: those that its context went on with."""
+        """Replace the recorded answer to a turn by the messages that its context actually continued with."""
         self.turns[turn] = self.turns[turn]._replace(env_messages=tuple(messages))
 
     def logprobs(self, turn: int) -> Floats:
-        """The log-probabilities of the ids of a turn."""
+        """Return the log-probabilities of a turn's ids."""
         ids = self.turns[turn].stop - self.turns[turn].start
         return np.frombuffer(self.scores[turn], np.float32, ids)
 
     def realign(self, at: int, token_ids: Sequence[int]) -> None:
-        """Take `token_ids` for what stands from `at` on; the last turn keeps what it sampled before.
+        """Replace everything from `at` on by `token_ids`; the last turn keeps the ids that it sampled before `at`.
 
         ::
 
-            held     P  P  a  b        b was sampled, and the agent's next prompt says c
+            held     P  P  a  b        b was sampled, but the agent's next prompt has c
             prompt   P  P  a  c  e
             sampled  0  0  1  0  0
 
-        What does not fit the context is cut.
+        Ids that don't fit the context are cut off.
         """
         last = self.turns[-1]
         versions = tuple(version for version in last.versions if version.start < at - last.start)
@@ -164,13 +168,13 @@ class OpenSegment:
         self.extend(token_ids)
 
     def close(self) -> Segment:
-        """The finished segment, laws checked."""
+        """Return the finished, validated segment."""
         ids = len(self.token_ids)
         sampled, logprobs = bytearray(ids), bytearray(4 * ids)
         for turn, scores in zip(self.turns, self.scores, strict=True):
             sampled[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             logprobs[4 * turn.start : 4 * turn.stop] = scores[: 4 * (turn.stop - turn.start)]
-        # Bytes cannot change, so numpy makes read-only vectors of them without a copy.
+        # Bytes are immutable, so NumPy creates read-only vectors from them without a copy.
         return Segment(
             index=self.index,
             parent=self.parent,
@@ -189,15 +193,15 @@ class OpenSegment:
 
 
 def id_array(token_ids: Sequence[int]) -> "array[int]":
-    """Return the ids as an array of eight bytes each; of `bytes` each byte is an id, as in any other sequence."""
-    # A list first: an array takes bytes for its own memory.
+    """Return the ids as an array with eight bytes each; in `bytes`, each byte is one id, as in any other sequence."""
+    # A list first, because an array would interpret bytes as its raw memory.
     return array("q", token_ids if type(token_ids) is list else [*token_ids])
 
 
 def is_due(policy: Compact | Window, segment: OpenSegment, held: int, reserve: int) -> bool:
-    """Whether the policy cuts the context before the next turn, where the segment would hold `held` ids before it.
+    """Return whether the policy cuts the context before the next turn, if the segment would then have `held` ids.
 
-    Also where less than `reserve` would be left: past the context nothing could be cut any more.
+    It also does if less than `reserve` would be left, because a full context has no room to write a summary.
     """
     full = policy.at is not None and held >= policy.at * segment.context_tokens
     full = full or held + reserve > segment.context_tokens

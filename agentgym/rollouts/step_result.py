@@ -1,4 +1,4 @@
-"""Checks of what an env's methods return: EnvError names the first field that is not what it must be."""
+"""Validation of the results of an env's methods; EnvError names the first invalid field."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from agentgym.types.messages import ROLES, Message, kept_message, role_of
 from agentgym.types.rollout import StopReason
 
 _MAPPING, _SEQUENCE = (dict, Mapping), (list, Sequence)
-"""Types for isinstance, the usual one first: the abstract ones cost several times as much."""
+"""Types for isinstance, the usual one first, because the abstract ones cost several times as much."""
 
 OWN_COUNTERS = frozenset(
     (
@@ -22,22 +22,22 @@ OWN_COUNTERS = frozenset(
         *("branches", "branches_failed", "branch_tokens", "branch_seconds"),
     )
 )
-"""What a rollout counts itself, beside its env's metrics; a rollout without one has 0."""
+"""The metrics that a rollout counts itself, in addition to its env's; a rollout without one has 0."""
 ENV_COUNTERS = frozenset(
     ("tool_calls", "tool_errors", "malformed_calls", "user_turns", "sandbox_killed", "sandbox_content", "model_limit")
 )
-"""What the classes of envs count in the env's metrics; a rollout without one has 0."""
+"""The metrics that the env classes count; a rollout without one has 0."""
 OWN_COUNTED = "usage/|model_[a-z_]+/"
-"""A pattern for the beginnings of the names of further ones."""
+"""A pattern for the beginnings of further metrics that a rollout counts itself."""
 _OWN = re.compile(OWN_COUNTED)
 
 
 class Step(NamedTuple):
-    """A StepResult that was read and checked."""
+    """A validated StepResult."""
 
     messages: list[Message]
     reward: float
-    """The step's reward for its turn; 0.0 where `rewards` hold it by name."""
+    """The step's reward for its turn; 0.0 if `rewards` contains it by name."""
     rewards: dict[str, float]
     terminated: bool
     truncated: bool
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 def read_step(result: Any, where: str) -> Step:
-    """Read the five values that `step` returned."""
+    """Validate the five values that `step` returned."""
     if not isinstance(result, tuple) or len(result) != 5:
         got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise EnvError(f"{where}: must return StepResult(messages, reward, terminated, truncated, info), got {got}")
@@ -57,7 +57,7 @@ def read_step(result: Any, where: str) -> Step:
         terminated = _flag(terminated, where, "terminated")
     if type(truncated) is not bool:
         truncated = _flag(truncated, where, "truncated")
-    if not info and type(reward) is float and math.isfinite(reward):  # The usual case, which needs no more.
+    if not info and type(reward) is float and math.isfinite(reward):  # The usual case, which needs no further checks.
         return Step(read, reward, {}, terminated, truncated, StopReason.DONE)
     given, named = _rewards(reward, info.get("rewards"), where)
     reason = info.get("stop_reason", StopReason.DONE)
@@ -67,7 +67,7 @@ def read_step(result: Any, where: str) -> Step:
 
 
 def read_reset(result: Any, where: str) -> list[Message]:
-    """Read the first messages that `reset` returned."""
+    """Validate the first messages that `reset` returned."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise EnvError(f"{where}: must return (messages, info), got {type(result).__name__}")
     if not (first := read_messages(result[0], where)):
@@ -76,13 +76,13 @@ def read_reset(result: Any, where: str) -> list[Message]:
 
 
 def read_messages(given: Any, where: str) -> list[Message]:
-    """Read a list of messages, whose contents are text or parts; an engine that reads text alone refuses images."""
+    """Validate a list of messages with text or parts as content; text-only engines reject images later."""
     if not isinstance(given, _SEQUENCE) or isinstance(given, (str, bytes)):
         raise EnvError(f"{where}: messages must be a list of messages, got {type(given).__name__}")
     for message in given:
         if not (type(message) is dict and message.get("role") in ROLES and type(message.get("content")) is str):
             return [_message(each, f"{where}: messages[{i}]") for i, each in enumerate(given)]
-    return list(given)  # The usual case: none of them has to be looked at more closely.
+    return list(given)  # The usual case: no message needs a closer look.
 
 
 def _message(message: Any, where: str) -> Message:
@@ -100,7 +100,7 @@ def _message(message: Any, where: str) -> Message:
 
 
 def read_rewards(given: Any, where: str) -> dict[str, float]:
-    """Read finite numbers by name."""
+    """Validate finite numbers by name."""
     if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     for name in given:
@@ -110,7 +110,7 @@ def read_rewards(given: Any, where: str) -> dict[str, float]:
 
 
 def read_metrics(given: Any, where: str) -> dict[str, float]:
-    """Read numbers by name; they need not be finite, and no name may be one that the rollout counts itself."""
+    """Validate numbers by name; they may be infinite or NaN, but names that the rollout counts itself are rejected."""
     if not isinstance(given, _MAPPING):
         raise EnvError(f"{where}: must be a dict of numbers by name, got {type(given).__name__}")
     read: dict[str, float] = {}
@@ -123,7 +123,11 @@ def read_metrics(given: Any, where: str) -> dict[str, float]:
 
 
 def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, float]]:
-    """Read what the step gave: one number for its turn, or numbers by name; EnvError where the two differ."""
+    """Validate the step's reward: a number for its turn, or numbers by name.
+
+    Raises:
+        EnvError: If both are given and differ.
+    """
     number = _finite(reward, f"{where}: reward")
     if not named and (named is None or isinstance(named, _MAPPING)):
         return number, {}
@@ -131,8 +135,8 @@ def _rewards(reward: Any, named: Any, where: str) -> tuple[float, dict[str, floa
     total = sum(rewards.values())
     if number and not math.isclose(number, total, rel_tol=1e-6, abs_tol=1e-9):
         raise EnvError(
-            f"{where}: reward is {number:g}, and info['rewards'] {rewards} sum to {total:g}; "
-            "give one of the two, or the same in both"
+            f"{where}: reward is {number:g}, but info['rewards'] {rewards} sum to {total:g}; "
+            "set only one of them, or make them equal"
         )
     return 0.0, rewards
 
@@ -151,7 +155,7 @@ def _number(value: Any, where: str) -> float:
         try:
             return float(value)
         except (TypeError, ValueError, OverflowError):
-            pass  # It is refused below, with its field.
+            pass  # Raised below, with the name of the field.
     raise EnvError(f"{where} must be a number, got {value!r:.200}")
 
 
@@ -162,22 +166,26 @@ def _flag(value: Any, where: str, field: str) -> bool:
 
 
 def read_role_rewards(given: Any, segments: Sequence[OpenSegment], name: str) -> dict[str, float]:
-    """Read the rewards that an env gave its roles; EnvError names a role with turns to train and no reward."""
+    """Validate the rewards that an env gave its roles.
+
+    Raises:
+        EnvError: If a role with trained turns has no reward; the message names the role.
+    """
     rewards = read_rewards(given, f"{name}.role_rewards")
     if "" in rewards:
-        raise EnvError(f"{name}.role_rewards: a role needs a name; the reward of the root comes from `score`")
+        raise EnvError(f"{name}.role_rewards: a role needs a name; the root's reward comes from `score`")
     speakers = {segment.speaker for segment in segments if segment.turns}
     without = sorted({speaker.role for speaker in speakers if speaker.trained and speaker.role} - rewards.keys())
     if without:
         raise EnvError(
-            f"{name}: no reward for role {', '.join(map(repr, without))}, whose turns are to be trained; set "
-            "self.role_rewards[role], or put @ag.reward(role=...) on a method"
+            f"{name}: no reward for role {', '.join(map(repr, without))}, whose turns are trained; set "
+            "self.role_rewards[role] or decorate a method with @ag.reward(role=...)"
         )
     return rewards
 
 
 def count_untrained(segments: Sequence[OpenSegment], metrics: dict[str, float]) -> None:
-    """Count the sampled tokens that become no samples, in a rollout with a conversation that is not trained."""
+    """Count the sampled tokens that don't become training samples, if the rollout has an untrained conversation."""
     untrained = [segment for segment in segments if not segment.speaker.trained]
     if untrained:
         turns = [turn for segment in untrained for turn in segment.turns]

@@ -1,4 +1,4 @@
-"""Many rollouts: task order, groups, batches and their accounts."""
+"""Scheduling of many rollouts: task order, groups, batches and their counts."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -1,4 +1,4 @@
-"""Finished groups, and an account of everything that was started for them."""
+"""Finished groups, and counts of everything that was started for them."""
 
 import re
 from collections import Counter
@@ -16,18 +16,22 @@ from agentgym.types.rollout import Group, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleCounts:
-    """Counts of one kind of thing; started + resumed = finished + dropped + carried + failed, or ValueError."""
+    """Counts of one kind of object: started + resumed = finished + dropped + carried + failed.
+
+    Raises:
+        ValueError: If the counts don't add up, or if one is negative.
+    """
 
     started: int = 0
     """Started in this batch."""
     resumed: int = 0
-    """Carried over from the batch before."""
+    """Carried over from the previous batch."""
     finished: int = 0
-    """Came to their end and are part of the batch."""
+    """Finished and part of the batch."""
     dropped: int = 0
     """Cancelled or left out."""
     carried: int = 0
-    """Go on in the next batch."""
+    """Continue in the next batch."""
     failed: int = 0
     """Ended without a result."""
 
@@ -42,7 +46,10 @@ class LifecycleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """What became of everything that was in play for one batch; those of several processes or batches add up."""
+    """The outcome of everything that was in progress for one batch.
+
+    The stats of several processes or batches can be added.
+    """
 
     rollouts: LifecycleCounts = LifecycleCounts()
     groups: LifecycleCounts = LifecycleCounts()
@@ -50,11 +57,11 @@ class BatchStats:
     without_signal: int = 0
     """Groups that were dropped because their scores are equal, and replaced."""
     rested_solved: int = 0
-    """Tasks that rest from this batch on because all rollouts solved them."""
+    """Tasks that rest from this batch on because all their rollouts solved them."""
     rested_unsolved: int = 0
-    """Tasks that rest from this batch on because all rollouts were worth the same, and less than 1."""
+    """Tasks that rest from this batch on because all their rollouts had the same reward, less than 1."""
     passed_over: int = 0
-    """Times that a resting task was passed over."""
+    """Number of times that a resting task was skipped."""
     resting: int = 0
     """Tasks that rest after the batch."""
     kept_tokens: int = 0
@@ -62,19 +69,19 @@ class BatchStats:
     dropped_tokens: int = 0
     """Sampled tokens of the dropped rollouts, in finished turns; they are wasted."""
     kept_s: float = 0.0
-    """Seconds that the finished rollouts were played, summed."""
+    """Seconds that the finished rollouts ran, summed."""
     cut: int = 0
-    """Dropped rollouts that had begun to play."""
+    """Dropped rollouts that had started to run."""
     cut_s: float = 0.0
-    """Seconds that the rollouts of `cut` were played, summed."""
+    """Seconds that the rollouts of `cut` ran, summed."""
     cut_shares: float = 0.0
-    """Sum over the returned groups of the share of the group's begun rollouts that were cut before they had ended."""
+    """Sum over the returned groups of the share of a group's started rollouts that were cut before they ended."""
     scored: int = 0
     """Scored rollouts of the returned and the dropped groups."""
     score: float = 0.0
     """Sum of the scores of the rollouts of `scored`."""
     staleness: int = 0
-    """Sum over the returned groups of the policy version less that of the oldest token."""
+    """Sum over the returned groups of the policy version minus that of the group's oldest token."""
     stalest: int = 0
     """The largest of the differences that `staleness` sums."""
 
@@ -88,7 +95,7 @@ class BatchStats:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Counts, waste and bias under names for a log."""
+        """Return counts, waste and bias as metrics for a log."""
         kinds = {"rollouts": self.rollouts, "groups": self.groups, "requests": self.requests}
         numbers = {f"{kind}/{f.name}": float(getattr(c, f.name)) for kind, c in kinds.items() for f in fields(c)}
         return numbers | {
@@ -107,10 +114,10 @@ class BatchStats:
 
     @property
     def length_bias(self) -> float:
-        """Mean seconds of a finished rollout over those of a finished or dropped one; 1 is no bias.
+        """Mean seconds of a finished rollout divided by the mean of finished and dropped ones; 1 means no bias.
 
-        Of a cancelled rollout only the seconds to its cut are known: the kept ones are at least this much shorter.
-        Carried rollouts come in a later batch, and are no bias.
+        For a cancelled rollout, only the seconds before it was cut are known, so the finished ones are at least this
+        much shorter. Carried rollouts come in a later batch, so they cause no bias.
         """
         finished, seconds = self.rollouts.finished, self.kept_s + self.cut_s
         if not (finished and seconds):
@@ -135,7 +142,15 @@ _SUMS = (
 
 
 class Groups(Sequence[Group]):
-    """Finished groups in the order of their tasks, with their metrics."""
+    """Finished groups in the order of their tasks, with their metrics.
+
+    Args:
+        groups: The groups.
+        batch_stats: The counts of the batch; None if there are none.
+
+    Raises:
+        ValueError: If two groups have the same id.
+    """
 
     def __init__(self, groups: Sequence[Group], batch_stats: BatchStats | None = None) -> None:
         self.groups = tuple(groups)
@@ -159,11 +174,14 @@ class Groups(Sequence[Group]):
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """Every rollout, the failed ones too."""
+        """All rollouts, including the failed ones."""
         return [r for group in self.groups for r in group.rollouts]
 
     def metrics(self) -> dict[str, float]:
-        """Counts (started + resumed = finished + dropped + carried + failed) and means over the finished rollouts."""
+        """Return the batch's counts and the means over the scored rollouts.
+
+        The counts satisfy started + resumed = finished + dropped + carried + failed.
+        """
         rollouts = self.rollouts
         scored = [r for r in rollouts if r.reward is not None]
         counts = {"started": len(rollouts), "finished": len(scored), "failed": len(rollouts) - len(scored)}
@@ -174,10 +192,15 @@ class Groups(Sequence[Group]):
 
 
 def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
-    """Raise the first rollout's error where no rollout has a score: nothing could be learned from going on.
+    """Raise the first rollout's error if no rollout has a score, since continuing would teach nothing.
 
-    It is SandboxError where none of them could have a sandbox, else AgentGymError. `groups` is a whole batch. Where
-    several processes play one, the share of one process may fail altogether. `then` ends the message.
+    Args:
+        groups: A whole batch. If several processes share a batch, all rollouts of one process may fail.
+        then: A text that ends the message.
+
+    Raises:
+        SandboxError: If no rollout could get a sandbox.
+        AgentGymError: If all rollouts failed for other reasons.
     """
     rollouts = groups.rollouts
     if rollouts and all(r.reward is None for r in rollouts):
@@ -187,10 +210,10 @@ def raise_if_all_failed(groups: Groups, *, then: str = "") -> None:
 
 
 def unique(ids: Sequence[str]) -> None:
-    """Raise ValueError, naming them, for ids that appear twice."""
+    """Raise ValueError that names the ids that appear twice, if any."""
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
-        raise ValueError(f"groups: {twice} appear twice; the tasks of one batch need ids of their own")
+        raise ValueError(f"groups: {twice} appear twice; each task of a batch needs a unique id")
 
 
 def _means(scored: Sequence[Rollout]) -> dict[str, float]:
@@ -221,8 +244,8 @@ _COUNTED = re.compile(f"{PER_TOOL}|{OWN_COUNTED}")
 
 
 def is_counter(metric: str) -> bool:
-    """Whether a metric counts what agentgym itself has seen, so that a rollout without it has 0.
+    """Return whether a metric counts events that agentgym itself observes, so that a rollout without it has 0.
 
-    Any other metric, such as one that an env sets, is known of the rollouts that have it.
+    Any other metric, such as one that an env sets, is only known for the rollouts that have it.
     """
     return metric in _COUNTERS or _COUNTED.match(metric) is not None

@@ -1,8 +1,8 @@
-"""The garbage collector while rollouts are played: it looks at young objects, and at older ones between batches.
+"""Delays full garbage collections until between batches.
 
-What a rollout has said and done is thousands of objects, and nearly all of them live until their batch is done with. By
-its own settings the collector looks at all of them again and again: with ten thousand rollouts alive that is half of
-the driver's time, in pauses of up to two seconds. Decision 37 says what is set instead, and why.
+The messages and states of a rollout are thousands of objects, and nearly all of them live until their batch is done.
+With its default settings, the collector scans all of them again and again: with ten thousand live rollouts, that is
+half of the driver's time, in pauses of up to two seconds. Decision 37 explains the settings used instead.
 """
 
 import gc
@@ -13,22 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SETTINGS = (20_000, 500, 10)
-"""New objects after which the young ones are looked at, and how many times that until the older ones are: in practice
-not before the batch has ended."""
+"""Thresholds: new objects before the young ones are collected, and collections of young ones before older ones are.
+
+In practice, older ones are not collected before the batch has ended.
+"""
 _FULL = 10
-"""Batches that made old objects after which all objects of the process are looked at."""
+"""Number of batches that left old objects before all objects of the process are scanned."""
 
 _lock = threading.Lock()
 _before: list[tuple[int, int, int]] = []
-"""The process's own settings, once for each block that is open."""
+"""The process's own settings, once for each open block."""
 
 
 @contextmanager
 def collecting_between_batches() -> Iterator[None]:
-    """Collect only young objects by themselves in this block, and old ones by `collect_old`; then set all back.
+    """Collect only young objects automatically in this block, and old ones with `collect_old`.
 
-    Blocks may lie in each other or beside each other, in several threads: the end of the last one sets it back. A
-    collector that is off stays off, and what somebody sets meanwhile stays as well.
+    Blocks may be nested or run in several threads; the end of the last one restores the process's settings. A disabled
+    collector stays disabled, and settings that other code changes meanwhile stay, too.
     """
     with _lock:
         if not _before:
@@ -46,25 +48,25 @@ def collecting_between_batches() -> Iterator[None]:
 
 
 def _enlarged(own: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The settings of the block; the process's own where they are larger, or where they turn the collector off."""
+    """Return the settings of the block, or the process's own if they are larger or disable the collector."""
     young, middle, old = SETTINGS
     return (max(own[0], young), max(own[1], middle), max(own[2], old)) if own[0] else own
 
 
 def collect_old() -> None:
-    """Collect what has become old since the last call, at times all objects; nothing where no block is open.
+    """Collect objects that became old since the last call, and sometimes all objects; do nothing outside a block.
 
-    It takes time for the objects that are looked at, in which the event loop stands still.
+    The event loop is blocked while the objects are scanned.
     """
     if _before and gc.isenabled() and gc.get_count()[1]:
         gc.collect(2 if gc.get_count()[2] >= _FULL else 1)
 
 
 def import_for_good(module: str) -> None:
-    """Import a module, and let no collection look at what was imported, then or later; nothing, where it is there.
+    """Import a module, if it isn't imported yet, and exclude its objects from all garbage collections.
 
-    It is for a program that imports torch: its modules stay until the process ends. To look for circles among them, at
-    last when it ends, takes a third as long as importing them.
+    This is for programs that import torch, whose modules stay until the process ends. Scanning them for cycles, at
+    the latest when the process ends, takes a third of the import's time.
     """
     if module in sys.modules:
         return

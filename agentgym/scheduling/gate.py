@@ -1,4 +1,4 @@
-"""The gate in front of an engine: shut between batches, and a count of all requests."""
+"""The gate in front of an engine: closed between batches, and a counter of all requests."""
 
 import asyncio
 from collections import Counter
@@ -22,26 +22,26 @@ from agentgym.types.weights import Adapter
 
 @dataclass(slots=True, eq=False)
 class RolloutUsage:
-    """What one rollout, with its branches and sub-agents, has asked of the engine."""
+    """The engine usage of one rollout, including its branches and sub-agents."""
 
     tokens: int = 0
     """Tokens sampled so far, in finished turns."""
     oldest: int | None = None
     """The policy version at its first request; no token of the rollout is older."""
     running: int = 0
-    """Requests in flight."""
+    """Number of requests in progress."""
     dropped: bool = False
-    """Whether it is being cancelled; its requests have been counted as dropped then."""
+    """Whether it is being cancelled; its requests are then already counted as dropped."""
     began: float | None = None
-    """The loop's time when it began to play; None while it waits for its turn."""
+    """The loop's time when it started to run; None while it waits for its turn."""
     stopped: float | None = None
     """The loop's time when it ended or was dropped; None before."""
     held: Standstill = field(default_factory=Standstill)
-    """The time at the shut gate; requests that wait there at once count once."""
+    """The time at the closed gate; concurrent waiting requests count once."""
 
     @property
     def seconds(self) -> float:
-        """Seconds it has been played, to its end or to the present, without those at the shut gate."""
+        """Seconds that it has run, up to its end or now, without those at the closed gate."""
         if self.began is None:
             return 0.0
         end = asyncio.get_running_loop().time() if self.stopped is None else self.stopped
@@ -49,7 +49,7 @@ class RolloutUsage:
 
 
 current_usage: ContextVar[RolloutUsage] = ContextVar("current_usage")
-"""What the rollout used that this asyncio task, or the one that started it, plays."""
+"""The usage record of the rollout that this asyncio task, or the one that started it, runs."""
 
 
 @dataclass(slots=True)
@@ -59,10 +59,13 @@ class _Request:
 
 
 class EngineGate:
-    """An `Engine` in front of another one: while it is shut, running turns finish and the next ones are held.
+    """An `Engine` in front of another one: while it is closed, running turns finish and later ones wait.
 
-    A held rollout keeps its env, its sandbox and its session, and its time limits stand still. `seen` are the counts of
-    requests to go on from, by what became of them.
+    A waiting rollout retains its env, its sandbox and its session, and its time limits are paused.
+
+    Args:
+        engine: The engine behind the gate.
+        seen: Initial counts of requests by outcome; None starts at 0.
     """
 
     def __init__(self, engine: Engine, seen: Mapping[str, int] | None = None) -> None:
@@ -75,16 +78,16 @@ class EngineGate:
         self._open.set()
 
     def shut(self) -> None:
-        """Hold the turns that come from now on."""
+        """Make turns wait from now on."""
         self._open.clear()
 
     def drop(self, usage: RolloutUsage) -> None:
-        """Count the requests of a rollout that is being cancelled, before their cancellation has come through."""
+        """Count the requests of a rollout that is being cancelled, before the cancellation takes effect."""
         usage.dropped, usage.stopped = True, asyncio.get_running_loop().time()
         self._seen["dropped"] += usage.running
 
     def counts(self) -> LifecycleCounts:
-        """Count the requests since the last call; those in flight are carried to the next."""
+        """Return the counts of requests since the last call; those in progress are carried to the next call."""
         carried = self._in_flight()
         seen, self._seen = self._seen, Counter(resumed=carried)
         return LifecycleCounts(**seen, carried=carried)
@@ -94,7 +97,7 @@ class EngineGate:
         return seen["started"] + seen["resumed"] - seen["finished"] - seen["dropped"] - seen["failed"]
 
     def counts_if_stopped(self) -> dict[str, int]:
-        """The numbers that `counts` would give if everything in flight were lost at this moment."""
+        """Return the counts that `counts` would return if every request in progress were lost now."""
         return dict(self._seen + Counter(dropped=self._in_flight()))
 
     @property
@@ -126,7 +129,7 @@ class EngineGate:
 
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[_Request]:
-        """Wait until the gate is open, and count the request of the block by what becomes of it."""
+        """Wait until the gate is open, and count the block's request by its outcome."""
         usage, request = current_usage.get(), _Request()
         if usage.dropped or not self._open.is_set():
             await self._pass(usage)
@@ -142,16 +145,16 @@ class EngineGate:
         finally:
             usage.running -= 1
             usage.tokens += request.tokens
-            if not usage.dropped:  # else it was counted when the rollout was dropped
+            if not usage.dropped:  # otherwise it was counted when the rollout was dropped
                 self._seen[request.outcome] += 1
 
     async def _pass(self, usage: RolloutUsage) -> None:
-        """Wait until the gate is open; EngineError where the rollout is dropped."""
+        """Wait until the gate is open; raise EngineError if the rollout is dropped."""
         attempt = at_the_gate.get()
         while not (self._open.is_set() or usage.dropped):
             with off_the_clock(), usage.held.block(), nullcontext() if attempt is None else attempt.block():
                 await self._open.wait()
-        if usage.dropped:  # It went on although it was cancelled: nobody will open the gate for it.
+        if usage.dropped:  # It continued although it was cancelled, and the gate won't open for it.
             raise EngineError("the rollout was dropped")
 
     async def release(self, session: str) -> None:
@@ -165,7 +168,7 @@ class EngineGate:
 
 
 class MessageGate(EngineGate):
-    """An `EngineGate` in front of an engine that is asked with messages, and a `MessageEngine` itself."""
+    """An `EngineGate` in front of an engine that takes messages, and itself a `MessageEngine`."""
 
     async def generate_message(
         self,
@@ -177,7 +180,7 @@ class MessageGate(EngineGate):
         sampling: Sampling,
         seed: int,
     ) -> MessageCompletion:
-        """Do what the engine's `generate_message` does, when the gate is open."""
+        """Call the engine's `generate_message` once the gate is open."""
         assert isinstance(self.engine, MessageEngine)
         async with self._request() as request:
             done = await self.engine.generate_message(
@@ -188,5 +191,5 @@ class MessageGate(EngineGate):
 
 
 def gate_of(engine: Engine, seen: Mapping[str, int] | None = None) -> EngineGate:
-    """Return a gate that can be asked as its engine is: with ids, or with messages."""
+    """Return a gate with the interface of its engine, for ids or for messages."""
     return (MessageGate if isinstance(engine, MessageEngine) else EngineGate)(engine, seen)

@@ -1,4 +1,4 @@
-"""Rewards of whole groups: what an env adds when it has seen all rollouts of a task."""
+"""Group rewards, which an env adds when it has seen all rollouts of a task."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,19 +21,19 @@ NAME = "group_reward"
 
 
 class GroupRewards(Generic[TaskT]):
-    """Asks an env for the group rewards of its tasks, where it has any."""
+    """Computes an env's group rewards for its tasks, if it has any."""
 
     def __init__(self, env: type[Env[TaskT]], models: Mapping[str, Engine]) -> None:
         self._env, self._models = env, models
 
     def has(self, task: TaskT) -> bool:
-        """Whether the env of this task gives group rewards."""
+        """Return whether the env of this task defines group rewards."""
         return has_group_reward(member_of(self._env, task))
 
     async def added(self, task: TaskT, rollouts: Sequence[Rollout], *, seed: int) -> list[Rollout]:
-        """Return the scored rollouts of a task with their group rewards, all of them failed where there are none.
+        """Return a task's scored rollouts with their group rewards; if those fail, all of them are failed rollouts.
 
-        What the models took is in the rollouts' metrics, an equal share in each.
+        The usage of models is added to the rollouts' metrics, an equal share to each.
         """
         cls = member_of(self._env, task)
         where, metrics = f"{cls.__name__}.{NAME}", dict[str, float]()
@@ -69,7 +69,7 @@ def _counted(rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> list[
 
 
 def _read(values: Any, count: int, where: str) -> list[float]:
-    """Read one finite number for each rollout; EnvError says what else was returned."""
+    """Validate one finite number for each rollout; EnvError shows any other result."""
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or len(values) != count:
         raise EnvError(f"{where}: must return a number for each of its {count} rollouts, got {values!r:.200}")
     if any(isinstance(value, str | bytes) for value in values):

@@ -1,4 +1,4 @@
-"""One group of rollouts while it is played."""
+"""The state of one running group of rollouts."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from agentgym.types.rollout import Group, Rollout, StopReason
 from agentgym.types.task import Task
 
 CANCELLED = "its task was cancelled from outside"
-"""Why a rollout has failed whose task was cancelled by code of the env, or by whoever else holds it."""
+"""The failure of a rollout whose task was cancelled by the env's code or by anyone else who holds it."""
 
 
 def attempt_seed(seed: int, rollout_id: str) -> int:
-    """Return the seed of one rollout of an evaluation, from the evaluation's."""
+    """Return the seed of one rollout of an evaluation, derived from the evaluation's seed."""
     return seed_for("attempt", seed, rollout_id)
 
 
@@ -48,55 +48,55 @@ class GroupState(Generic[TaskT]):
     ) -> None:
         self.task, self.n, self.seed = task, n, seed
         self.by_turn = by_turn
-        """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+        """Whether each turn is credited with the rewards after it; turns may then differ even if totals are equal."""
         self.number = number
-        """The number of its task in the run's order of tasks."""
+        """The position of its task in the run's order of tasks."""
         self.order = order
-        """The name of that order; "" where it is of this call alone."""
+        """The name of that order; "" if the order belongs to this call only."""
         self.usages: list[RolloutUsage] = []
-        """What each rollout used, by index."""
+        """The usage of each rollout, by index."""
         self.ended: dict[int, Rollout] = {}
-        """Rollouts by index, in the order of their ends."""
+        """The ended rollouts by index, in the order in which they ended."""
         self.closed = 0
-        """Its number in the order in which groups were closed, from 1; 0 while it is open."""
+        """Its position in the order in which groups were closed, from 1; 0 while it is open."""
         self._oldest: dict[int, int | None] = {}
-        """The policy version of the oldest token of each ended rollout; None where it has none."""
+        """The policy version of each ended rollout's oldest token; None if it has no tokens."""
         self._scored: tuple[int, list[Rollout]] = (0, [])
-        """How many had ended when the scored ones were looked for last, and these."""
+        """Number of ended rollouts when the scored ones were last computed, and these."""
         self._finished: tuple[int, Group] | None = None
-        """How many had ended when the group was made last, and that group."""
+        """Number of ended rollouts when the group was last created, and that group."""
         self._jobs: list[asyncio.Task[None]] = []
         self._judging: asyncio.Task[None] | None = None
 
     def name(self, index: int) -> str:
-        """The id of one of its rollouts."""
+        """Return the id of one of its rollouts."""
         return f"{self.task.id}/{index}"
 
     def failed_rollout(self, index: int, why: str) -> Rollout:
-        """A failed rollout in place of one that ended without a result."""
+        """Return a failed rollout in place of one that ended without a result."""
         return failed_rollout(self.task, self.name(index), why)
 
     def usage(self) -> RolloutUsage:
-        """Add the usage record of the next rollout."""
+        """Add the usage record of the next rollout and return it."""
         self.usages.append(RolloutUsage())
         return self.usages[-1]
 
     def start(self, job: asyncio.Task[None]) -> None:
-        """Add the job that plays the next rollout."""
+        """Add the job that runs the next rollout."""
         self._jobs.append(job)
 
     def end(self, index: int, done: Rollout) -> None:
-        """Take a rollout in that has ended; what the account of the batch needs of it is found here, one by one."""
+        """Add an ended rollout, and compute what the batch's stats need from it."""
         self.ended[index] = done
         self._oldest[index] = _oldest_token(done)
 
     def judge(self, job: asyncio.Task[None], drop: Callable[[RolloutUsage], None]) -> None:
-        """Take no more rollouts in, cancel those that run, and hold the job that finds the rewards of the group."""
+        """Accept no more rollouts, cancel those that run, and store the job that computes the group rewards."""
         self.cancel(drop)
         self._judging = job
 
     def judged(self, rollouts: Sequence[Rollout]) -> None:
-        """Take the scored rollouts again, with the rewards of the group."""
+        """Replace the scored rollouts by those with group rewards."""
         by_id = {rollout.rollout_id: rollout for rollout in rollouts}
         self.ended = {index: by_id.get(rollout.rollout_id, rollout) for index, rollout in self.ended.items()}
         self._scored, self._finished = (0, []), None
@@ -111,36 +111,36 @@ class GroupState(Generic[TaskT]):
 
     @property
     def failed(self) -> list[Rollout]:
-        """The ended rollouts that have none."""
+        """The ended rollouts without a score."""
         return [r for r in self.ended.values() if r.reward is None]
 
     @property
     def cut(self) -> list[RolloutUsage]:
-        """What the rollouts used that have not ended."""
+        """The usage records of rollouts that have not ended."""
         return [usage for index, usage in enumerate(self.usages) if index not in self.ended]
 
     @property
     def played(self) -> list[RolloutUsage]:
-        """What the rollouts used that have a score."""
+        """The usage records of rollouts that have a score."""
         return [self.usages[index] for index, r in self.ended.items() if r.reward is not None]
 
     @property
     def unended(self) -> int:
-        """How many rollouts have not ended, and may still."""
+        """Number of rollouts that have not ended and still may."""
         return 0 if self.closed else len(self.usages) - len(self.ended)
 
     @property
     def complete(self) -> bool:
-        """Whether the group needs no more rollouts, or can have no more."""
+        """Whether the group needs no more rollouts, or can't get any more."""
         return len(self.scored) >= self.n or len(self.ended) == len(self.usages)
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ enough to learn from, as `build_samples` judges it."""
+        """Whether its rewards differ enough to learn from, by the criterion of `build_samples`."""
         return has_signal(self.scored, by_turn=self.by_turn)
 
     def solved(self, least: float) -> bool:
-        """Whether all scored rollouts have a reward of at least that."""
+        """Return whether all scored rollouts have a reward of at least `least`."""
         return all(r.reward is not None and r.reward >= least for r in self.scored)
 
     @property
@@ -155,26 +155,26 @@ class GroupState(Generic[TaskT]):
         return [job for job in jobs if not job.done()]
 
     def oldest(self, version: int) -> int:
-        """A version that no token of the group is older than; `version`, the present one, before its first request."""
+        """Return a version that no token is older than; before the first request `version`, the current one."""
         return min((usage.oldest for usage in self.usages if usage.oldest is not None), default=version)
 
     def age(self, version: int) -> int:
-        """The most policy versions by which one of its tokens can be older than `version`."""
+        """Return the maximum number of policy versions by which one of its tokens can be older than `version`."""
         return version - self.oldest(version)
 
     def oldest_token(self, version: int) -> int:
-        """The policy version of its oldest token; `version`, the present one, where it has none."""
+        """Return the policy version of its oldest token, or `version`, the current one, if it has no tokens."""
         oldest = [self._oldest[index] for index, done in self.ended.items() if done.reward is not None]
         return min((each for each in oldest if each is not None), default=version)
 
     def close(self, number: int, drop: Callable[[RolloutUsage], None]) -> None:
-        """Take no more rollouts in, and cancel those that run; `number` is its number in the order of closing."""
+        """Accept no more rollouts, and cancel those that run; `number` is the position in the order of closing."""
         self.cancel(drop)
         self.closed = number
-        self.finished()  # It is made here: a batch of many groups would hold up the event loop.
+        self.finished()  # Create the group here: doing it for all groups of a batch at once would block the event loop.
 
     def cancel(self, drop: Callable[[RolloutUsage], None]) -> None:
-        """Cancel the jobs that have not ended; each gives its request, its tools and its sandbox back."""
+        """Cancel the jobs that have not ended; each releases its request, its tools and its sandbox."""
         running = asyncio.current_task()
         for index, job in enumerate(self._jobs):
             if index not in self.ended and job is not running and not self.usages[index].dropped:
@@ -184,7 +184,7 @@ class GroupState(Generic[TaskT]):
             self._judging.cancel()
 
     def finished(self) -> Group:
-        """The group as it is trained on, rollouts in the order of their index."""
+        """Return the group for training, with its rollouts in the order of their index."""
         if self._finished is None or self._finished[0] != len(self.ended):
             rollouts = tuple(self.ended[index] for index in sorted(self.ended))
             place = (self.order, self.number) if self.order else None
@@ -194,6 +194,6 @@ class GroupState(Generic[TaskT]):
 
 
 def _oldest_token(done: Rollout) -> int | None:
-    """The policy version of the oldest token of the policy in a rollout; None where it has none."""
+    """Return the policy version of the policy's oldest token in a rollout, or None if it has no tokens."""
     spans = {turn.versions for segment in done.segments if not segment.model for turn in segment.turns}
     return min((span.version for each in spans for span in each), default=None)

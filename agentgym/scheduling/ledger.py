@@ -1,4 +1,4 @@
-"""The count of everything that was started for a batch."""
+"""Counts of everything that was started for a batch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
@@ -11,10 +11,10 @@ from agentgym.scheduling.sampler_state import InPlay
 
 
 class Ledger(Generic[TaskT]):
-    """Counts groups as they are started, dropped and returned, and makes each batch's `BatchStats` of them.
+    """Counts groups when they are started, dropped and returned, and computes each batch's `BatchStats`.
 
-    `rollouts` is how many are started in a group. `lost` is what a stopped run had in play: it is in the first batch's
-    counts, as dropped.
+    `rollouts` is the number of rollouts started per group. `lost` is what a stopped run had in progress; the first
+    batch counts it as dropped.
     """
 
     def __init__(self, rollouts: int, lost: InPlay) -> None:
@@ -33,11 +33,11 @@ class Ledger(Generic[TaskT]):
         self._dropped.append(group)
 
     def replace(self) -> None:
-        """Count a group without signal that is replaced; it is counted as dropped, too."""
+        """Count a group without signal that is replaced; it is also counted as dropped."""
         self.replaced += 1
 
     def in_play(self, groups: Iterable[GroupState[TaskT]], requests: Mapping[str, int]) -> InPlay:
-        """What would be lost if the process stopped now; `requests` are the gate's counts for that case."""
+        """Return what would be lost if the process stopped now; `requests` are the gate's counts for that case."""
         usages = _usages([*groups, *self._dropped])
         return InPlay(
             started=self._started,
@@ -47,7 +47,7 @@ class Ledger(Generic[TaskT]):
         )
 
     def batch_done(self, carried: int) -> list[GroupState[TaskT]]:
-        """Begin the next batch's counts, with so many groups in play; the groups that were dropped in this one."""
+        """Start the next batch's counts with `carried` groups; return the groups dropped in this batch."""
         dropped, self._dropped = self._dropped, []
         self._started, self._resumed, self.replaced, self._lost = 0, carried, 0, InPlay()
         return dropped
@@ -55,7 +55,7 @@ class Ledger(Generic[TaskT]):
     def stats(
         self, batch: Sequence[GroupState[TaskT]], carried: int, *, version: int, requests: LifecycleCounts
     ) -> BatchStats:
-        """The account of a batch that leaves `carried` groups in play, under this policy version."""
+        """Return the stats of a batch that leaves `carried` groups in progress, with this policy version."""
         kept = [usage for group in batch for usage in group.played]
         lost = self._lost_usages(batch)
         cut = [usage for usage in lost if usage.began is not None]
@@ -100,12 +100,12 @@ class Ledger(Generic[TaskT]):
         )
 
     def _lost_usages(self, batch: Sequence[GroupState[TaskT]]) -> list[RolloutUsage]:
-        """What the dropped rollouts used: those cut from groups of the batch, and all of the dropped groups."""
+        """Return the usage of dropped rollouts: those cut from groups of the batch, and all of the dropped groups."""
         return [*(usage for group in batch for usage in group.cut), *_usages(self._dropped)]
 
 
 def _cut_share(group: GroupState[TaskT]) -> float:
-    """The share of a group's rollouts that were cut, of those that had begun."""
+    """Return the share of a group's started rollouts that were cut."""
     cut = sum(usage.began is not None for usage in group.cut)
     return cut / (len(group.ended) + cut) if cut else 0.0
 

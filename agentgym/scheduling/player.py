@@ -1,4 +1,4 @@
-"""The playing of single rollouts, bounded in number, through the engine's gate."""
+"""Runs single rollouts through the engine's gate, with limited concurrency."""
 
 import asyncio
 from collections import deque
@@ -20,15 +20,15 @@ from agentgym.scheduling.schedule import Schedule
 from agentgym.types.rollout import Rollout
 
 CONCURRENCY = 64
-"""Rollouts that are played at once where nobody says how many."""
+"""Number of concurrent rollouts by default."""
 _AT_ONCE = 32
-"""Rollouts that begin in one pass of the event loop."""
+"""Number of rollouts that start in one pass of the event loop."""
 
 
 class _Starts:
-    """Lets a few rollouts begin in each pass of the event loop, in their order.
+    """Lets a few rollouts start in each pass of the event loop, in order.
 
-    Some thousand that began in one pass would hold up all else for seconds.
+    Starting several thousand in one pass would block everything else for seconds.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Starts:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
-        """Wait until the next rollout may begin."""
+        """Wait until the next rollout may start."""
         if self._begun < _AT_ONCE and not self._waiting:
             self._begin()
             return
@@ -59,9 +59,9 @@ class _Starts:
 
 
 class Player(Generic[TaskT]):
-    """Plays rollouts of one env, at most `schedule.concurrency` at once; the others wait for their turn.
+    """Runs rollouts of one env, at most `schedule.concurrency` at once; the others wait for their turn.
 
-    Inside its `async with` block it has sandboxes, those that it was given or the env's own, and the env's resources.
+    Inside its `async with` block it has sandboxes, either the given ones or the env's own, and the env's resources.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Player(Generic[TaskT]):
         check_sandboxes(sandboxes)
         named = check_models(models).items()
         self.models = {name: gate if engine is gate.engine else engine for name, engine in named}
-        """What the env asks by name; the policy under another name waits at the gate, too."""
+        """The models that the env queries by name; if one of them is the policy, it also waits at the gate."""
         self._env, self._gate, self._sandboxes, self._schedule = env, gate, sandboxes, schedule
         self._at_once = schedule.concurrency or CONCURRENCY
         self._slots, self._starts = asyncio.Semaphore(self._at_once), _Starts()
@@ -94,7 +94,7 @@ class Player(Generic[TaskT]):
         await self._stack.__aexit__(kind, error, trace)
 
     async def play(self, group: GroupState[TaskT], index: int, usage: RolloutUsage) -> Rollout:
-        """Play one rollout of the group when there is a slot; `usage` is kept up to date meanwhile."""
+        """Run one rollout of the group when a slot is free; `usage` is updated meanwhile."""
         current_usage.set(usage)
         async with self._slots:
             await self._starts.wait()

@@ -1,4 +1,4 @@
-"""Rewards that raised: counted over all rollouts by reward and line, and reported once they are more than a few."""
+"""Rewards that raised, counted over all rollouts by reward and line, and reported if there are more than a few."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,23 +10,23 @@ from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import printable
 
 SHARE = 0.01
-"""The share of the rollouts above which failing rewards are reported."""
+"""The share of rollouts above which failing rewards are reported."""
 
 
 class RewardFailures:
-    """Counts rollouts without a reward because one raised, and rewards that are 0.0 for what the policy left."""
+    """Counts rewards that raised or returned no number, and rewards of 0.0 because of the policy's content."""
 
     def __init__(self) -> None:
         self.rollouts = 0
         self._raised: Counter[str] = Counter()
         self._zero: Counter[str] = Counter()
         self._said = {"raised": 0, "zero": 0}
-        """How many there were when it was last said."""
+        """The counts at the last report."""
 
     def add(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """Count rollouts that have ended; return what is to be said now: at 1 %, and whenever there are twice as many.
+        """Count ended rollouts, and return the messages that are due: above 1 %, and each time the count has doubled.
 
-        Each sentence names the reward and the line that it is most often about.
+        Each message names the reward and the line that it concerns most often.
         """
         self.rollouts += len(rollouts)
         for rollout in rollouts:
@@ -37,14 +37,14 @@ class RewardFailures:
         said = []
         if self._is_due("raised", self._raised):
             said.append(
-                f"{self._count(self._raised)} have no reward because one raised or returned no number; "
+                f"{self._count(self._raised)} have no reward because one raised or did not return a number; "
                 f"{_most(self._raised)}. Score whatever the policy left behind, or it learns to escape low rewards "
-                "that way: `agentgym check` finds such lines, and the reward should return 0.0 there."
+                "this way: `agentgym check` finds such lines, and the reward should return 0.0 there."
             )
         if self._is_due("zero", self._zero):
             said.append(
-                f"{self._count(self._zero)} have a reward that is 0.0 because of what the policy said or left in its "
-                f"sandbox; {_most(self._zero)}."
+                f"{self._count(self._zero)} have a reward of 0.0 because of content that the policy wrote or left in "
+                f"its sandbox; {_most(self._zero)}."
             )
         return said
 
@@ -61,7 +61,7 @@ class RewardFailures:
 
 
 def _line_of_failure(rollout: Rollout) -> str | None:
-    """The reward that a rollout failed in, and its line; None where it failed elsewhere, or not at all."""
+    """Return the reward that failed in a rollout, and its line; None if the rollout failed elsewhere, or not at all."""
     failure = rollout.failure
     if failure is None or failure.type != EnvError.__name__:
         return None
@@ -73,7 +73,7 @@ def _line_of_failure(rollout: Rollout) -> str | None:
 
 
 def _lines_of_zeros(rollout: Rollout) -> Iterator[str]:
-    """Yield each reward of a rollout that is 0.0 because of what the policy left, and the line that found it so."""
+    """Yield each reward of a rollout that is 0.0 because of content from the policy, and the line that detected it."""
     for name, why in rollout.failed_cases.items():
         if why.startswith(ZERO):
             yield f"{name}, at {why.rpartition(', at ')[2]}"

@@ -1,4 +1,4 @@
-"""The groups of one batch of tasks."""
+"""Runs the groups of one batch of tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,13 +33,32 @@ async def run_groups(
     models: Mapping[str, Engine] | None = None,
     branching: BranchingConfig | None = None,
 ) -> Groups:
-    """Play `n` rollouts of every task, at most `concurrency` at once; every one started is in the result.
+    """Run `n` rollouts of each task, at most `concurrency` at once; the result contains every started rollout.
 
-    A rollout that fails is kept without a reward. Where all of them failed, AgentGymError with the first one's error is
-    raised, or SandboxError where no sandbox was to be had: nothing could be learned from going on. Cancelling cancels
-    them all. `models` are what the env asks by name. With `branching`, rollouts are played on from some of their
-    states. Raises ValueError where `n` or `concurrency` is below 1, or two tasks have one id. For more rollouts than
-    are needed, or batch after batch, see `Scheduler`.
+    A failed rollout is included without a reward. Cancelling this call cancels all rollouts. To start more rollouts
+    than needed, or to run batch after batch, see `Scheduler`.
+
+    Args:
+        env: The env's class or registered name.
+        tasks: The tasks.
+        engine: The engine of the policy.
+        n: Number of rollouts per task.
+        sandboxes: An open sandbox pool. None opens one if the env declares a sandbox.
+        concurrency: Maximum number of concurrent rollouts.
+        sampling: The sampling settings; None uses the defaults.
+        seed: The seed from which those of all groups are derived.
+        on_rollout: A callback for each rollout that ends.
+        models: Engines that the env uses by name (`Env.model`), in addition to the policy.
+        branching: Settings of branches that continue from some of the rollouts' states; None runs no branches.
+
+    Returns:
+        The groups in the order of the tasks.
+
+    Raises:
+        ValueError: If `n` or `concurrency` is less than 1, or if two tasks have the same id.
+        SandboxError: If all rollouts failed because no sandbox was available.
+        AgentGymError: If all rollouts failed for other reasons, with the first one's error; continuing would teach
+            nothing.
     """
     schedule = Schedule(group_size=n, concurrency=concurrency, sampling=sampling, seed=seed, branching=branching)
     groups = await play_groups(env, tasks, engine, schedule, sandboxes=sandboxes, on_rollout=on_rollout, models=models)
@@ -57,9 +76,9 @@ async def play_groups(
     on_rollout: Callable[[Rollout], None] | None = None,
     models: Mapping[str, Engine] | None = None,
 ) -> Groups:
-    """Play a group of each task, as `run_groups` does; where all rollouts failed, raise nothing.
+    """Run a group for each task, as `run_groups` does, but raise nothing if all rollouts failed.
 
-    One process's share of a batch may fail altogether.
+    All rollouts of one process's share of a batch may fail.
     """
     tasks = as_tasks(find_env(env), tasks)
     unique([task.id for task in tasks])

@@ -13,9 +13,11 @@ from pydantic.dataclasses import dataclass
 from agentgym.scheduling.accounting import LifecycleCounts
 
 ROUNDS = 64
-"""Rounds without a free task after which all of them are in play; a round leaves out what fills no whole batch."""
+"""Number of rounds without a free task after which all tasks count as in progress; a round omits the tasks that don't
+fill a whole batch.
+"""
 VERSION = 3
-"""The form of the state that is written, and the only one that is read; an order of tasks is of one form."""
+"""Version of the state's format; only this version can be loaded, because it also determines the order of tasks."""
 
 Count = Annotated[int, Field(ge=0)]
 Outcome = Annotated[str, Field(pattern="^(started|resumed|finished|dropped|failed)$")]
@@ -23,28 +25,28 @@ _STRICT = ConfigDict(extra="forbid", strict=True)
 
 
 class AllInPlay(ValueError):
-    """Every task is in play, and no id is twice among the groups in play."""
+    """Raised if every task is in progress, because no id may occur twice among the groups in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class InPlay:
-    """What a process has in play between two batches; when the run stops there, it is lost."""
+    """What a process has in progress between two batches, which is lost if the run stops there."""
 
     started: Count = 0
-    """Groups started since the last batch."""
+    """Number of groups started since the last batch."""
     resumed: Count = 0
-    """Groups in play that the last batch left in play."""
+    """Number of groups in progress that the last batch left."""
     tokens: Count = 0
-    """Sampled tokens of the groups in play, in finished turns."""
+    """Sampled tokens of the groups in progress, in finished turns."""
     requests: dict[Outcome, Count] = field(default_factory=dict)
-    """Counts of the engine's requests since the last batch by what became of them; those in flight are in `dropped`."""
+    """Counts of the engine's requests since the last batch by outcome; requests in progress count as `dropped`."""
 
     def __post_init__(self) -> None:
         LifecycleCounts(**self.requests)
 
     @property
     def groups(self) -> int:
-        """The number of groups in play."""
+        """Number of groups in progress."""
         return self.started + self.resumed
 
     def __add__(self, other: "InPlay") -> "InPlay":
@@ -58,29 +60,29 @@ class InPlay:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)
 class SamplerState:
-    """Where the task sampler of one process stands between two batches."""
+    """The state of one process's task sampler between two batches."""
 
     version: int = VERSION
     rank: Count
     """The rank of the process."""
     world: Annotated[int, Field(ge=1)]
-    """The number of processes of the run."""
+    """Number of processes of the run."""
     prompts: Annotated[int, Field(ge=1)]
-    """Tasks in a batch of the whole run."""
+    """Number of tasks in a batch of the whole run."""
     by_id: bool
-    """Whether a task belongs to a process by its id, rather than by its position in the batch."""
+    """Whether a task is assigned to a process by its id instead of its position in the batch."""
     drawn: Count
-    """Number from which on no task of this process has been drawn."""
+    """The number from which on no task of this process has been drawn."""
     last_id: str | None
-    """The id of the task before that number; None where nothing was drawn."""
+    """The id of the task before that number; None if none has been drawn."""
     unplayed: tuple[Count, ...]
-    """Numbers of the drawn tasks of this process that are still to be played, ascending."""
+    """The numbers of this process's drawn tasks that still have to be run, in ascending order."""
     batches: Count
-    """Batches returned so far."""
+    """Number of batches returned so far."""
     resting: dict[str, Annotated[int, Field(ge=1)]]
-    """How often each resting task of this process is still to be passed over, by its id."""
+    """Number of times that each resting task of this process is still to be skipped, by its id."""
     in_play: InPlay
-    """What this process has in play."""
+    """What this process has in progress."""
 
     def __post_init__(self) -> None:
         if self.rank >= self.world:
@@ -89,27 +91,29 @@ class SamplerState:
             raise ValueError(f"unplayed: must be ascending numbers below drawn ({self.drawn}), got {self.unplayed}")
 
     def played(self, number: int) -> bool:
-        """Whether the task of this number, one of this process, has been played."""
+        """Return whether the task with this number, one of this process, has been run."""
         return number < self.drawn and number not in self.unplayed
 
     def refuse_another(self, number: int, task_id: str) -> None:
-        """Raise ValueError where the task of this number is the last one drawn, and was another one then."""
+        """Raise ValueError if this number was the last one drawn and belonged to another task then."""
         if self.drawn == number + 1 and self.last_id != task_id:
             raise ValueError(
-                f"tasks: number {number} is {task_id!r}, and was {self.last_id!r} in the run that is "
-                f"resumed; resume with the same env, prompts and seed"
+                f"tasks: number {number} is {task_id!r}, but was {self.last_id!r} in the resumed run; "
+                f"resume with the same env, prompts and seed"
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The state as plain JSON values."""
+        """Return the state as plain JSON values."""
         values: dict[str, Any] = asdict(self)
         return values | {"unplayed": list(self.unplayed)}
 
 
 def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
-    """Check the states of all processes of one run, in the order of their ranks.
+    """Validate the states of all processes of one run, in the order of their ranks.
 
-    Raises ValueError, naming the field, for another version, for a field that is wrong, and where a process is missing.
+    Raises:
+        ValueError: If the version is another one, a field is invalid, or a process is missing; the message names the
+            field.
     """
     _refuse_no_states(states)
     read = [_read(state) for state in states]
@@ -119,7 +123,7 @@ def read_states(states: Sequence[Mapping[str, Any]]) -> list[SamplerState]:
     for name in ("prompts", "by_id"):
         values = {getattr(state, name) for state in read}
         if len(values) > 1:
-            raise ValueError(f"sampler.{name}: the states are not of one run, they have {sorted(values)}")
+            raise ValueError(f"sampler.{name}: the states are from different runs, they have {sorted(values)}")
     return read
 
 
@@ -139,13 +143,15 @@ def _read(state: Mapping[str, Any]) -> SamplerState:
     version = state.get("version")
     if version != VERSION:
         raise ValueError(
-            f"sampler.version: the state has {version!r}, and only {VERSION} can be read; "
-            f"resume the run with the agentgym that wrote it, or start a new run"
+            f"sampler.version: the state has version {version!r}, but only {VERSION} can be loaded; "
+            f"resume the run with the version of agentgym that wrote it, or start a new run"
         )
     try:
         text = json.dumps(dict(state))
     except (TypeError, ValueError, RecursionError) as wrong:
-        raise ValueError(f"sampler: the state is none that state_dict() gave, JSON cannot say it: {wrong}") from None
+        raise ValueError(
+            f"sampler: the state is not one that state_dict() returned, it cannot be written as JSON: {wrong}"
+        ) from None
     try:
         return _adapter().validate_json(text)
     except ValidationError as wrong:

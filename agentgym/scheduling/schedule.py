@@ -1,4 +1,4 @@
-"""What is played: how many groups of how many rollouts, from which seed, and what is started beyond them."""
+"""The schedule of a run: the number and size of groups, the seed, and the oversampling."""
 
 from agentgym.config_fields import Count, Positive, Seed, config
 from agentgym.scheduling.oversampling import OversampleConfig
@@ -8,43 +8,42 @@ from agentgym.types.completion import Sampling
 
 @config(frozen=True, kw_only=True)
 class Schedule:
-    """Says what every process of a run plays, batch after batch."""
+    """What every process of a run runs, batch after batch."""
 
     group_size: Positive
-    """Scored rollouts in a group."""
+    """Number of scored rollouts in a group."""
     prompts_per_step: Positive = 8
-    """Groups in a batch, of all processes together."""
+    """Number of groups in a batch, over all processes."""
     oversample: OversampleConfig = OversampleConfig()
-    """What is started beyond that, and what becomes of it."""
+    """How many rollouts are started in addition, and what happens to them."""
     max_staleness: Count = 0
-    """The most policy versions that a group's oldest token may be behind; above 0, later batches are played while one
-    is trained on."""
+    """Maximum policy-version lag of a group's oldest token; above 0, later batches run while one is trained on."""
     rest_epochs: Count = 0
-    """How often a task is passed over after all its rollouts had the same reward."""
+    """Number of times that a task is skipped after all its rollouts had the same reward."""
     solved: float = 1.0
-    """The least reward that solves a task, where resting tasks are counted."""
+    """The lowest reward that counts as solving a task, for the counts of resting tasks."""
     seed: Seed = 0
-    """What the order of tasks and the seeds of all groups are derived from."""
+    """The seed from which the order of tasks and the seeds of all groups are derived."""
     same_instance: bool = True
-    """Whether the rollouts of a group share the seed that their env gets; in an evaluation each has its own."""
+    """Whether the rollouts of a group share their env's seed; in an evaluation, each has a separate one."""
     by_turn: bool = False
-    """Whether each turn is credited with what came after it: then turns may differ where totals are equal."""
+    """Whether each turn is credited with the rewards after it; turns may then differ even if totals are equal."""
     branching: BranchingConfig | None = None
-    """The branches that are played from states of each rollout; None for none."""
+    """Settings of the branches that are run from states of each rollout; None runs no branches."""
     sampling: Sampling | None = None
-    """How tokens are sampled; None: as the `Collector` says, or by the defaults of `Sampling`."""
+    """The sampling settings; None uses those of the `Collector`, or the defaults of `Sampling`."""
     concurrency: Positive | None = None
-    """Rollouts that one process plays at once; None: as the `Collector` says, or 64."""
+    """Number of concurrent rollouts per process; None uses that of the `Collector`, or 64."""
 
     def __post_init__(self) -> None:
         self.oversample.fits(group_size=self.group_size, max_staleness=self.max_staleness)
 
     @property
     def rollouts(self) -> int:
-        """How many rollouts are started in a group."""
+        """Number of rollouts started in a group."""
         return self.group_size + self.oversample.extra_rollouts
 
     @property
     def by_id(self) -> bool:
-        """Whether a task belongs to one process alone, as one may play more for a batch than its share of that."""
+        """Whether each task belongs to one process, because processes may run tasks beyond their share of a batch."""
         return self.max_staleness > 0 or self.rest_epochs > 0 or self.oversample.crosses_batches

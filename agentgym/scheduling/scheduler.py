@@ -1,4 +1,4 @@
-"""Batches of groups of rollouts: over-sampled, cut, carried over, replaced, and all of it counted."""
+"""Batches of groups of rollouts: oversampled, cut, carried over, replaced, and all of it counted."""
 
 import asyncio
 import itertools
@@ -27,28 +27,37 @@ from agentgym.seeds import seed_for
 from agentgym.types.rollout import Rollout
 
 _AT_ONCE = 32
-"""Groups that are started before the event loop goes on with other work."""
+"""Number of groups that are started before the event loop continues with other work."""
 
 
 class Scheduler(Generic[TaskT]):
-    """Plays a group of rollouts of each task and returns groups in batches; all that was started is in one count.
+    """Runs a group of rollouts for each task and returns groups in batches; everything started is counted once.
 
     ::
 
         async with Scheduler(env, tasks, engine, Schedule(prompts_per_step=16, group_size=8)) as scheduler:
             groups = await scheduler.collect()
 
-    What a batch leaves in play waits at the engine's gate until the next `collect`, with its env, sandbox and segments.
-    With `max_staleness` it goes on at once instead, beside the groups of the next batches: a batch is trained on while
-    later ones are played, `max_staleness + 1` batches at most. No returned group is older than the bound
-    (`max_staleness`, or `oversample.carry`): its oldest token was sampled at most that many policy versions ago, and
-    old groups are waited for in time. Leaving the block cancels what is still in play. `models` are what the env asks
-    by name (`Env.model`). `on_rollout` is called with every rollout that ends, where the env has group rewards with
-    these among its own. In the block, Python's garbage collector looks at young objects, and at the others between two
-    batches; behind it, the process's own settings are back.
+    Rollouts that a batch leaves in progress wait at the engine's gate until the next `collect`, with their env,
+    sandbox and segments. With `max_staleness` they continue at once instead, alongside the groups of the next
+    batches: a batch is trained on while later ones run, at most `max_staleness + 1` batches. No returned group is
+    older than the bound (`max_staleness`, or `oversample.carry`): its oldest token was sampled at most that many
+    policy versions ago, and old groups are waited for in time. Exiting the block cancels everything still in
+    progress. Inside the block, Python's garbage collector only scans young objects, and the others between two
+    batches; after it, the process's own settings are restored.
 
-    To go on in another process: keep `state_dict()` between two batches, load it into a new `TaskSampler` over the same
-    tasks, and give that as `tasks`. What was in play is played again, and is in the first account as dropped.
+    To continue in another process, store `state_dict()` between two batches, load it into a new `TaskSampler` over
+    the same tasks, and pass that as `tasks`. What was in progress is run again, and counted as dropped in the first
+    batch's stats.
+
+    Args:
+        env: The env's class or registered name.
+        tasks: The tasks, or a TaskSampler.
+        engine: The engine of the policy.
+        schedule: What to run.
+        sandboxes: An open sandbox pool. None opens one if the env declares a sandbox.
+        on_rollout: A callback for each rollout that ends; if the env has group rewards, the rollout includes them.
+        models: Engines that the env uses by name (`Env.model`), in addition to the policy.
     """
 
     def __init__(
@@ -72,13 +81,13 @@ class Scheduler(Generic[TaskT]):
         self._player = Player(self._env, self._gate, sandboxes, schedule, models)
         self._group_rewards = GroupRewards(self._env, self._player.models)
         self._groups: list[GroupState[TaskT]] = []
-        """In play, with the closed ones that have not been returned."""
+        """Groups in progress, and closed ones that have not been returned."""
         self._leaving: list[GroupState[TaskT]] = []
-        """Returned or dropped; some of their rollouts may still be closing."""
+        """Returned or dropped groups, some of whose rollouts may still be closing."""
         self._closings = itertools.count(1)
         self._changed = asyncio.Event()
         self._broken = False
-        """Whether an error that is no rollout's own came out of a job; it ends all jobs."""
+        """Whether a job raised an error that isn't a rollout's failure; it ends all jobs."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -94,23 +103,33 @@ class Scheduler(Generic[TaskT]):
         for group in [*self._groups, *self._leaving]:
             group.cancel(self._gate.drop)
         async with self._stack:
-            # An error of the block is not one of the jobs: only a cancellation may have come from them.
+            # An error of the block isn't one of the jobs' errors: only a cancellation may come from them.
             cancelled = kind is not None and issubclass(kind, asyncio.CancelledError)
             await self._jobs.__aexit__(*((kind, error, trace) if cancelled else (None, None, None)))
 
     async def collect(self, wanted: int | None = None, *, to_come: int | None = None) -> Groups:
-        """The next groups, in the order of their tasks; fewer at a deadline or where the tasks have run out.
+        """Return the next groups, in the order of their tasks; fewer at a deadline or if the tasks run out.
 
-        There are `wanted` of them, by default as many as the schedule has `prompts`. A group that failures have made
-        smaller counts as well. More come only where the engine's version has risen by more than one, and they would be
-        too old for the next batch. `to_come` is how many batches will follow, where that is known: no more than those
-        are played ahead. Where all rollouts failed the groups hold their errors; `raise_if_all_failed(groups)` raises
-        the first one, once the batches of all processes are joined.
+        A group that failures made smaller counts as well. More groups are returned only if the engine's version rose
+        by more than one and they would be too old for the next batch. If all rollouts failed, the groups contain
+        their errors; `raise_if_all_failed(groups)` raises the first one, once the batches of all processes are
+        joined.
+
+        Args:
+            wanted: Number of groups; None uses the schedule's `prompts_per_step`.
+            to_come: Number of batches that will follow, if known: no more than those are run ahead. None means
+                unknown.
+
+        Returns:
+            The groups, with the stats of the batch.
+
+        Raises:
+            ValueError: If `wanted` is less than 1, or if all tasks are in progress.
         """
         wanted = self._schedule.prompts_per_step if wanted is None else wanted
         if wanted < 1:
             raise ValueError(f"wanted: must be at least 1, got {wanted}")
-        collect_old()  # Here, where the batch before has usually been let go.
+        collect_old()  # By now the caller has usually released the previous batch.
         for group in self._policy.too_old(self._groups, self._gate.version):
             self._drop(group)
         self._policy.begin(wanted, to_come)
@@ -119,18 +138,21 @@ class Scheduler(Generic[TaskT]):
         groups = self._harvest()
         if self._policy.overlaps:
             self._policy.play_ahead()
-            with suppress(AllInPlay):  # The next batch starts what is missing.
+            with suppress(AllInPlay):  # The next batch starts the missing ones.
                 self._fill()
         return groups
 
     def state_dict(self) -> dict[str, Any]:
-        """What a new `TaskSampler` loads to go on from here in another process; plain JSON values. Between batches."""
+        """Return the state that a new `TaskSampler` loads to continue in another process, as plain JSON values.
+
+        Call this between batches.
+        """
         return self._sampler.state_dict(self._ledger.in_play(self._groups, self._gate.counts_if_stopped()))
 
     # Starting
 
     def _fill(self, most: int | None = None) -> bool:
-        """Start groups until as many are in play as the policy asks for, but `most`; whether it asks for still more."""
+        """Start up to `most` groups until the policy's target is reached; return whether it needs still more."""
         self._leaving = [group for group in self._leaving if group.busy]
         busy = {group.task.id for group in [*self._groups, *self._leaving]}
         wanted = self._policy.target - len(self._groups)
@@ -143,7 +165,10 @@ class Scheduler(Generic[TaskT]):
         return len(self._groups) < self._policy.target
 
     async def _filled(self) -> bool:
-        """Start some groups; whether more are to be started. A dropped group that still ends may hold the last task."""
+        """Start some groups; return whether more are to be started.
+
+        A dropped group that is still ending may hold the last task.
+        """
         try:
             return self._fill(_AT_ONCE)
         except AllInPlay:
@@ -171,7 +196,7 @@ class Scheduler(Generic[TaskT]):
         try:
             self._ended(group, index, usage, await self._player.play(group, index, usage))
         except asyncio.CancelledError:
-            if not self._broken:  # Whoever cancelled it without dropping it still waits for its end.
+            if not self._broken:  # Cancelled but not dropped, so the group still waits for its end.
                 self._ended(group, index, usage, group.failed_rollout(index, CANCELLED))
             raise
         except BaseException:
@@ -181,9 +206,9 @@ class Scheduler(Generic[TaskT]):
     # Ending
 
     async def _wait(self) -> None:
-        """Play a batch; behind it nothing new is asked of the engine, unless generation and training overlap."""
+        """Run a batch; after it, no new request reaches the engine unless generation and training overlap."""
         try:
-            while await self._filled():  # noqa: ASYNC110  It waits for nothing: it lets others on.
+            while await self._filled():  # noqa: ASYNC110  It only yields to other tasks.
                 await asyncio.sleep(0)
             self._policy.set_deadline(sum(group.unended for group in self._groups), self._changed)
             while not self._policy.enough(self._groups, self._gate.version):
@@ -211,17 +236,17 @@ class Scheduler(Generic[TaskT]):
             self._close(group)
 
     def _told(self, rollouts: Iterable[Rollout]) -> None:
-        """Call the caller's function with rollouts that have ended."""
+        """Call the caller's callback with ended rollouts."""
         if self._on_rollout is not None:
             for rollout in rollouts:
                 try:
                     self._on_rollout(rollout)
-                except asyncio.CancelledError as error:  # it would end the task that plays, and nobody would hear of it
+                except asyncio.CancelledError as error:  # it would silently end the task that runs the rollout
                     raise AgentGymError("on_rollout: it raised CancelledError; raise another error to stop") from error
 
     async def _judge(self, group: GroupState[TaskT]) -> None:
-        """Add the rewards of a complete group, then close it."""
-        current_usage.set(RolloutUsage())  # for a judge that is the policy: no rollout asks here
+        """Add the group rewards of a complete group, then close it."""
+        current_usage.set(RolloutUsage())  # for a judge that is the policy, since no rollout makes these requests
         try:
             seed = group.seed if self._schedule.same_instance else self._schedule.seed
             judged = await self._group_rewards.added(group.task, group.scored, seed=seed)
@@ -233,7 +258,7 @@ class Scheduler(Generic[TaskT]):
             raise
 
     def _close(self, group: GroupState[TaskT]) -> None:
-        """Cancel the rollouts that a complete group does not need, and replace the group where the policy says so."""
+        """Cancel the rollouts that a complete group doesn't need, and replace the group if the policy requires it."""
         self._policy.rollouts_ended(group.unended)
         group.close(next(self._closings), self._gate.drop)
         if len(group.scored) > 1 and not group.signal:
@@ -252,7 +277,7 @@ class Scheduler(Generic[TaskT]):
         self._ledger.drop(group)
 
     def _harvest(self) -> Groups:
-        """Return the batch and its account; carry over what is left in play where that is allowed, or drop it."""
+        """Return the batch and its stats; carry over the groups that are still in progress if allowed, or drop them."""
         taken = {*self._policy.next_batch(self._groups, self._gate.version)}
         batch = [group for group in self._groups if group in taken]  # In the order of their tasks, not of their ends.
         self._groups = [group for group in self._groups if group not in taken]

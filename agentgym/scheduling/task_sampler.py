@@ -1,4 +1,4 @@
-"""The order of a run's tasks, the share of each process, and the cursor that a resumed run goes on from."""
+"""The order of a run's tasks, the share of each process, and the cursor from which a resumed run continues."""
 
 import random
 import sys
@@ -19,16 +19,29 @@ from agentgym.scheduling.sampler_state import ROUNDS, AllInPlay, InPlay, Sampler
 from agentgym.seeds import seed_for
 
 REPEATED_AT_MOST = 10_000
-"""Tasks that may be passed over one after the other, as their ids are in the batch, before it is said that they are."""
+"""Maximum number of consecutive tasks skipped because their ids are already in the batch; after that, an error is
+raised.
+"""
 
 
 def batches(env: str | type[Env[TaskT]], prompts: int, steps: int, *, seed: int) -> Iterator[list[TaskT]]:
-    """`steps` batches of `prompts` training tasks, in an order that the seed determines.
+    """Yield `steps` batches of `prompts` training tasks, in an order that the seed determines.
 
-    No task comes twice before all were seen, except that the few tasks that fill no whole batch at the end of a round
-    are skipped in it. An `ag.Endless` gives its tasks in its own order, by a seed derived from this one. A mixture's
-    members come in turns by weight, each with rounds of its own. Raises ValueError where the env, or a member, has
-    fewer tasks than a batch takes of it.
+    No task is repeated before all have been yielded, except that the last tasks of a round that don't fill a whole
+    batch are skipped. An `ag.Endless` yields its tasks in its own order, from a seed derived from this one. A
+    mixture's members alternate by weight, each with separate rounds.
+
+    Args:
+        env: The env's class or registered name.
+        prompts: Number of tasks in a batch.
+        steps: Number of batches.
+        seed: The seed of the order.
+
+    Yields:
+        The tasks of one batch, with distinct ids.
+
+    Raises:
+        ValueError: If the env, or a member of a mixture, has fewer tasks than a batch takes from it.
     """
     cls = find_env(env)
     if issubclass(cls, Mixture):
@@ -54,13 +67,13 @@ def _rounds(name: str, tasks: Sequence[TaskT], seed: int, *of: str) -> "_Rounds[
 
 
 class _InOrder(Generic[TaskT]):
-    """The tasks of one env that are endless, in the order of their generator."""
+    """The tasks of an endless env, in the order of their generator."""
 
     def __init__(self, tasks: Iterator[TaskT]) -> None:
         self._tasks = tasks
 
     def take(self, wanted: int) -> list[TaskT]:
-        """The next tasks, of ids that differ."""
+        """Return the next tasks with distinct ids."""
         return _of_ids_that_differ(self._tasks, wanted, "the env")
 
 
@@ -72,17 +85,17 @@ class _Rounds(Generic[TaskT]):
         self._seen: set[int] = set()
 
     def take(self, wanted: int) -> list[TaskT]:
-        """The next tasks of this round, of ids that differ; of a new one where it has too few left."""
+        """Return the next tasks of this round with distinct ids, or start a new round if too few are left."""
         if wanted > len(self._tasks):
             raise ValueError(
-                f"prompts_per_step: {wanted} in a batch, and {self._name} has {len(self._tasks)} training tasks"
+                f"prompts_per_step: {wanted} in a batch, but {self._name} has only {len(self._tasks)} training tasks"
             )
         if len(self._seen) + wanted > len(self._tasks):
             self._seen.clear()
         return _of_ids_that_differ(self._drawn(), wanted, self._name)
 
     def _drawn(self) -> Iterator[TaskT]:
-        """Yield tasks that this round has not had; drawn one by one, as a procedural env has too many to shuffle."""
+        """Yield tasks that are new in this round, one by one, because a procedural env has too many to shuffle."""
         while True:
             index = self._rng.randrange(len(self._tasks))
             if index not in self._seen:
@@ -93,9 +106,10 @@ class _Rounds(Generic[TaskT]):
 
 
 def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[TaskT]:
-    """Take the next tasks; one whose id is among them already is passed over, for it would be one group with that.
+    """Return the next tasks, skipping those whose id is already among them, because they would form one group.
 
-    What is made from an index or by a generator may have an id twice; of rows of data `refuse_twice` refuses it.
+    Tasks created from an index or by a generator may repeat an id; for rows of data, `refuse_twice` rejects repeated
+    ids.
     """
     taken: dict[str, TaskT] = {}
     repeated = 0
@@ -105,9 +119,8 @@ def _of_ids_that_differ(tasks: Iterator[TaskT], wanted: int, name: str) -> list[
         taken.setdefault(task.id, task)
         if repeated == REPEATED_AT_MOST:
             raise ValueError(
-                f"prompts_per_step: {wanted} in a batch, and {name} gives {len(taken)} ids, then one of these "
-                f"{repeated} times, "
-                f"such as {task.id!r}; give each task an id of its own"
+                f"prompts_per_step: {wanted} in a batch, but {name} has only {len(taken)} different ids, and then "
+                f"repeated them {repeated} times, such as {task.id!r}; give each task a unique id"
             )
     return list(taken.values())
 
@@ -120,38 +133,39 @@ class SampledTask(Generic[TaskT]):
     """Counts from 0 over the tasks of all processes; stays the same in a resumed run."""
     task: TaskT
     time: int = 0
-    """What tells this time that the task is played from the others."""
+    """Distinguishes this run of the task from its other runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """The rule by which the tasks of a run belong to its processes."""
+    """The rule that assigns the tasks of a run to its processes."""
 
     prompts: int = 1
-    """Tasks in a batch of the whole run."""
+    """Number of tasks in a batch of the whole run."""
     rank: int = 0
     """The rank of this process."""
     world: int = 1
-    """The number of processes."""
+    """Number of processes."""
     by_id: bool = False
-    """Give each task id to one process alone. Where one process draws more tasks for a batch than its share, or carries
-    groups over, two could otherwise play the same task for one batch."""
+    """Assign each task id to a single process. Otherwise, if a process draws more tasks for a batch than its share, or
+    carries groups over, two processes could run the same task for one batch.
+    """
 
     def owner(self, sampled: SampledTask[Any]) -> int:
-        """The rank of the process that plays the task."""
+        """Return the rank of the process that runs the task."""
         return self._key(sampled) % self.world
 
     def owns(self, sampled: SampledTask[Any]) -> bool:
-        """Whether this process plays the task."""
+        """Return whether this process runs the task."""
         return self.owner(sampled) == self.rank
 
     def owns_id(self, task_id: str) -> bool:
-        """Whether this process plays the tasks of that id, where they are shared out by id."""
+        """Return whether this process runs the tasks with that id, if tasks are assigned by id."""
         return zlib.crc32(task_id.encode()) % self.world == self.rank
 
     @property
     def share(self) -> int:
-        """How many tasks of a batch this process plays, where they are not shared out by id."""
+        """Number of tasks of a batch that this process runs, if tasks aren't assigned by id."""
         return len(range(self.rank, self.prompts, self.world))
 
     def _key(self, sampled: SampledTask[Any]) -> int:
@@ -159,41 +173,56 @@ class Sharding:
 
 
 class TaskSampler(Generic[TaskT]):
-    """Hands out the tasks of one process, each once, and knows which of them are still to be played.
+    """Hands out the tasks of one process, each once, and tracks which of them still have to be run.
 
-    `tasks` are those of the whole run, in its order; `sharding` says which of them this process plays. The state
-    between two batches (`state_dict`) is all that a new sampler over the same tasks needs to go on (`load_state_dict`),
-    on any number of processes: no task is lost, and none is played twice.
+    The state between two batches (`state_dict`) is all that a new sampler over the same tasks needs to continue
+    (`load_state_dict`), on any number of processes: no task is lost, and none is run twice.
+
+    Args:
+        tasks: The tasks of the whole run, in its order.
+        sharding: Which of them this process runs; None runs all of them.
+        rest_epochs: Number of times that a task is skipped after all its rollouts had the same reward.
+        order: The name of the order of tasks; "" if the tasks belong to one call only.
+
+    Raises:
+        ValueError: If `rest_epochs` is set but tasks aren't assigned by id.
     """
 
     def __init__(
         self, tasks: Iterable[TaskT], sharding: Sharding | None = None, *, rest_epochs: int = 0, order: str = ""
     ) -> None:
         self.order = order
-        """The name of the order of tasks, the same in a resumed run; "" where the tasks are of one call alone."""
+        """The name of the order of tasks, the same in a resumed run; "" if the tasks belong to one call only."""
         self._sharding = sharding or Sharding()
         if rest_epochs and not self._sharding.by_id:
-            raise ValueError("rest_epochs: only the process that plays a task knows whether it rests; set by_id=True")
+            raise ValueError("rest_epochs: only the process that runs a task knows whether it rests; set by_id=True")
         self._rest_epochs = rest_epochs
         self._resting: dict[str, int] = {}
-        """How often each resting task is still to be passed over, by its id."""
+        """Number of times that each resting task is still to be skipped, by its id."""
         self._rests = Counter[str]()
-        """What became of tasks by their rests since the last batch."""
+        """Counts of events about resting tasks since the last batch."""
         self._stream = _numbered(tasks, is_order=bool(order))
         self._drawn = 0
         self._last_id: str | None = None
         self._waiting: list[SampledTask[TaskT]] = []
         self._in_play: set[int] = set()
         self.batches = 0
-        """Batches returned so far, before a stop too."""
+        """Number of batches returned so far, including those before a stop."""
         self.lost = InPlay()
-        """What the stopped run had in play; this process counts it as dropped in its first batch."""
+        """What the stopped run had in progress; this process counts it as dropped in its first batch."""
 
     @classmethod
     def for_training(cls, env: str | type[Env[TaskT]], sharding: Sharding, *, seed: int, rest_epochs: int = 0) -> Self:
-        """Return a sampler of the env's training tasks, which come round for ever, in the order of `batches`.
+        """Return a sampler of the env's training tasks, which repeat forever, in the order of `batches`.
 
-        Raises ValueError on every process where one of them has fewer tasks than it plays of a batch.
+        Args:
+            env: The env's class or registered name.
+            sharding: Which of the tasks this process runs.
+            seed: The seed of the order.
+            rest_epochs: Number of times that a task is skipped after all its rollouts had the same reward.
+
+        Raises:
+            ValueError: On every process, if one of them has fewer tasks than it runs per batch.
         """
         if sharding.by_id and sharding.world > 1:
             _refuse_idle_processes(env, sharding)
@@ -201,9 +230,15 @@ class TaskSampler(Generic[TaskT]):
         return cls(stream, sharding, rest_epochs=rest_epochs, order=f"{find_env(env).__qualname__}, seed {seed}")
 
     def next(self, taken: Collection[str] = ()) -> SampledTask[TaskT] | None:
-        """The next task whose id is not in `taken`, in play from now on; None if the tasks have run out.
+        """Return the next task whose id is not in `taken`, or None if the tasks have run out; it is then in progress.
 
-        A task that is passed over, in however many rounds, comes next when it is free; AllInPlay if none is.
+        A task that is skipped, in any number of rounds, comes next when it is free.
+
+        Args:
+            taken: The ids of tasks that can't be used now.
+
+        Raises:
+            AllInPlay: If no task is free.
         """
         sampled = self._next_free(taken)
         if sampled is not None:
@@ -222,7 +257,9 @@ class TaskSampler(Generic[TaskT]):
             if fresh.task.id not in waiting:
                 self._waiting.append(fresh)
                 waiting.add(fresh.task.id)
-        raise AllInPlay(f"tasks: all of them are in play ({len(taken)}); play fewer groups at once, or have more tasks")
+        raise AllInPlay(
+            f"tasks: all of them are in progress ({len(taken)}); run fewer groups at once, or use more tasks"
+        )
 
     def _draw(self) -> SampledTask[TaskT] | None:
         for sampled in self._stream:
@@ -233,7 +270,7 @@ class TaskSampler(Generic[TaskT]):
         return None
 
     def _rests_once(self, task_id: str) -> bool:
-        """Whether the task is passed over this time."""
+        """Return whether the task is skipped this time."""
         left = self._resting.pop(task_id, 0)
         if not left:
             return False
@@ -243,13 +280,18 @@ class TaskSampler(Generic[TaskT]):
         return True
 
     def taught_nothing(self, task_id: str, *, solved: bool) -> None:
-        """The task's rollouts were all worth the same: it is passed over the next `rest_epochs` times."""
+        """Skip the task the next `rest_epochs` times, because all its rollouts had the same reward.
+
+        Args:
+            task_id: The task's id.
+            solved: Whether all its rollouts solved the task.
+        """
         if self._rest_epochs:
             self._resting[task_id] = self._rest_epochs
             self._rests["rested_solved" if solved else "rested_unsolved"] += 1
 
     def rests(self) -> BatchStats:
-        """The counts of rests since the last batch, for its account, and how many tasks rest."""
+        """Return the counts of rests since the last batch, for its stats, and the number of tasks that rest."""
         counts = self._rests
         return BatchStats(
             rested_solved=counts["rested_solved"],
@@ -259,17 +301,25 @@ class TaskSampler(Generic[TaskT]):
         )
 
     def played(self, number: int) -> None:
-        """The task's group has been returned or dropped: a resumed run does not play it again."""
+        """Record that the task's group has been returned or dropped, so that a resumed run doesn't run it again.
+
+        Args:
+            number: The task's number.
+        """
         self._in_play.remove(number)
 
     def batch_done(self) -> None:
-        """A batch has been returned, and what the stopped run had lost is in its account."""
+        """Record that a batch has been returned, whose stats include what the stopped run had lost."""
         self.batches += 1
         self.lost = InPlay()
         self._rests.clear()
 
     def state_dict(self, in_play: InPlay | None = None) -> dict[str, Any]:
-        """Where this sampler stands, as JSON values; `in_play` is what the process would lose by a stop here."""
+        """Return the state of this sampler as JSON values.
+
+        Args:
+            in_play: What the process would lose if it stopped now; None uses what the stopped run had lost.
+        """
         sharding = self._sharding
         return SamplerState(
             rank=sharding.rank,
@@ -285,11 +335,18 @@ class TaskSampler(Generic[TaskT]):
         ).to_json()
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]], *, alone: bool = False) -> None:
-        """Go on where the samplers of a stopped run were: `states` are those of all its processes, by rank.
+        """Continue from the samplers of a stopped run.
 
-        What was drawn and not played comes first; what was in play is counted by the first process. With `alone` this
-        process was lost and the others go on: it counts what it had in play itself. Raises ValueError, naming the
-        field, for states that are wrong or of another run, and where this sampler has been used already.
+        Tasks that were drawn but not run come first. The first process counts the groups that were in progress.
+
+        Args:
+            states: The states of all the run's processes, by rank.
+            alone: Whether only this process was lost and the others continue; it then counts what it had in progress
+                itself.
+
+        Raises:
+            ValueError: If the states are invalid or belong to another run, or if this sampler has already been used;
+                the message names the field.
         """
         if self._drawn or self.batches:
             raise ValueError("sampler: it has handed out tasks already; load the state into a new one")
@@ -298,7 +355,7 @@ class TaskSampler(Generic[TaskT]):
             was, now = getattr(saved[0], name), getattr(self._sharding, name)
             if was != now:
                 raise ValueError(
-                    f"sampler.{name}: the state has {was}, and this run {now}; resume with the same settings"
+                    f"sampler.{name}: the state has {was}, but this run has {now}; resume with the same settings"
                 )
         self._go_on(saved)
         self.batches = max(state.batches for state in saved)
@@ -310,7 +367,7 @@ class TaskSampler(Generic[TaskT]):
             self.lost = sum((state.in_play for state in saved), start=InPlay())
 
     def _go_on(self, saved: Sequence[SamplerState]) -> None:
-        """Move the cursor behind all that was drawn, and keep of it what was not played and is this process's."""
+        """Move the cursor past all drawn tasks, and retain those of this process that were not run."""
         before = replace(self._sharding, world=len(saved))
         end = max(state.drawn for state in saved)
         for sampled in islice(self._stream, end):
@@ -320,18 +377,21 @@ class TaskSampler(Generic[TaskT]):
                 self._waiting.append(sampled)
             self._drawn, self._last_id = sampled.number + 1, sampled.task.id
         if self._drawn < end:
-            raise ValueError(f"tasks: there are {self._drawn}, and the run that is resumed had drawn {end}")
+            raise ValueError(f"tasks: there are only {self._drawn}, but the resumed run had drawn {end}")
 
 
 def _numbered(tasks: Iterable[TaskT], *, is_order: bool) -> Iterator[SampledTask[TaskT]]:
-    """Yield the tasks with their numbers; what is no order of a run may be a share, whose numbers say nothing."""
+    """Yield the tasks with their numbers.
+
+    If they aren't a run's order, they may be a share of one, whose numbers mean nothing.
+    """
     times = defaultdict[str, Iterator[int]](count)
     for number, task in enumerate(tasks):
         yield SampledTask(number, task, number if is_order else next(times[task.id]))
 
 
 def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> None:
-    """Raise ValueError where a process has fewer tasks than it plays of a batch: it would look for them for ever."""
+    """Raise ValueError if a process has fewer tasks than it runs per batch, since it would search for them forever."""
     tasks = split_tasks(find_env(env), "train")
     processes = [replace(sharding, rank=rank) for rank in range(sharding.world)]
     missing = {process.rank: process.share for process in processes if process.share}
@@ -345,8 +405,8 @@ def _refuse_idle_processes(env: str | type[Env[Any]], sharding: Sharding) -> Non
     if missing:
         share = processes[rank := min(missing)].share
         raise ValueError(
-            f"prompts_per_step: process {rank} of {sharding.world} plays {share} tasks of a batch, and "
-            f"{share - missing[rank]} "
-            f"of the {len(tasks)} training tasks belong to it: with max_staleness, rest_epochs, or "
-            "oversample.extra_groups, carry or replace each belongs to one; use more tasks, fewer prompts or processes"
+            f"prompts_per_step: process {rank} of {sharding.world} runs {share} tasks of a batch, but only "
+            f"{share - missing[rank]} of the {len(tasks)} training tasks belong to it; with max_staleness, rest_epochs "
+            "or oversample.extra_groups, carry or replace, each task belongs to one process; use more tasks, or fewer "
+            "prompts or processes"
         )

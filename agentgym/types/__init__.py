@@ -1,6 +1,6 @@
-"""What travels between the rooms: frozen, validated types, each in the module that is named after it.
+"""Frozen, validated types that several packages share, each in the module named after it.
 
-The way of a token: `Completion` (engines), `Segment` (rollouts), `Sample` (samples.py), `Batch` (train/batching), loss.
+A token's path: `Completion` (engines), `Segment` (rollouts), `Sample` (samples.py), `Batch` (train/batching), loss.
 Arrays are read-only NumPy vectors, so a slice of a segment is a view and costs nothing.
 """
 

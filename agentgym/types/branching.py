@@ -1,4 +1,4 @@
-"""The settings of branches: from which states of a rollout they are played, and how many."""
+"""The settings of branches: from which states of a rollout they are run, and how many."""
 
 from typing import Literal, TypeAlias
 
@@ -9,16 +9,18 @@ BranchAfter: TypeAlias = Literal["turn", "tool_error", "unlikely_turn"]
 
 @config(frozen=True, kw_only=True)
 class BranchingConfig:
-    """Says from which states of a rollout branches are played; each is known before its next turn is sampled."""
+    """Selects the states of a rollout from which branches are run; each is selected before its next turn is sampled."""
 
     per_state: Positive = 2
-    """Branches from each chosen state."""
+    """Number of branches from each selected state."""
     every: Positive = 1
-    """Choose every k-th of the states that `after` names."""
+    """Select every k-th of the states that `after` names."""
     after: BranchAfter = "turn"
-    """turn: the states behind the turns of the rollout's own conversation; tool_error: those behind a call that failed;
-    unlikely_turn: those behind a turn whose tokens were less likely than those of the turns before it, on average."""
+    """turn: the states after turns of the rollout's main conversation. tool_error: the states after a failed call.
+    unlikely_turn: the states after a turn whose tokens were less likely, on average, than those of the turns before
+    it.
+    """
     tokens: Positive | None = None
-    """Choose no further state of a rollout once its branches have sampled so many tokens; None: always choose."""
+    """Select no more states of a rollout once its branches have sampled this many tokens; None means no limit."""
     train: bool = True
-    """Whether the branches are trained on, too; without it they only estimate."""
+    """Whether the branches are also used for training; otherwise they only estimate values."""

@@ -1,4 +1,4 @@
-"""An engine's answer: what was sampled, with which probabilities, and under which policy."""
+"""The result of one generation by an engine, and the settings of its sampling."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from agentgym.config_fields import NotNegative, PartBelow1, Positive, Share, Sto
 from agentgym.types.arrays import Floats, Ints, require_ids, require_rising, vector
 
 FinishReason: TypeAlias = Literal["stop", "stop_text", "length", "abort"]
-"""The end of a turn: its stop token, which is the last id; a text of `Sampling.stop`; a limit; or an abort."""
+"""Why a turn ended: its stop token, which is the last id; a text from `Sampling.stop`; a limit; or an abort."""
 _REASONS = get_args(FinishReason)
 
 
 class Version(NamedTuple):
-    """The policy version under which the tokens from `start` on were sampled."""
+    """The policy version that sampled the tokens from index `start` on."""
 
     start: int
     version: int
@@ -27,9 +27,12 @@ _FIRST = (Version(0, 0),)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, init=False)
 class Completion:
-    """An engine's answer: sampled ids with one finite log-probability each, a stop token last; empty only on abort.
+    """An engine's response: sampled ids with one finite log-probability each.
 
-    An id is 0 to 2^31 - 1. Raises ValueError that names the field which is not so.
+    Ids are integers from 0 to 2^31 - 1. A stop token is the last id. Only an aborted turn may have no ids.
+
+    Raises:
+        ValueError: If a field is invalid; the message names the field.
     """
 
     token_ids: Ints
@@ -42,14 +45,14 @@ class Completion:
     ) -> None:
         ids, scores = vector("token_ids", token_ids, np.int64), vector("logprobs", logprobs, np.float32)
         if len(ids) != len(scores):
-            raise ValueError(f"logprobs: {len(scores)} for {len(ids)} token_ids; without any, answer with an abort")
-        # A sum is finite only if all its terms are; that of float32 in float64 has no other way to be infinite.
+            raise ValueError(f"logprobs: {len(scores)} for {len(ids)} token_ids; return an abort if there are none")
+        # A sum is finite only if all its terms are; summing float32 values in float64 can't overflow.
         if not math.isfinite(np.add.reduce(scores, dtype=np.float64)):
             raise ValueError("logprobs: every one must be finite")
         if not len(ids) and finish_reason != "abort":
-            raise ValueError("token_ids: empty without an abort")
+            raise ValueError("token_ids: empty, but the finish_reason is not an abort")
         if finish_reason not in _REASONS:
-            raise ValueError(f"finish_reason: {finish_reason!r} is none of {', '.join(_REASONS)}")
+            raise ValueError(f"finish_reason: must be one of {', '.join(_REASONS)}, got {finish_reason!r}")
         require_ids("token_ids", ids)
         if type(versions) is not tuple or len(versions) != 1 or type(versions[0]) is not Version or versions[0].start:
             versions = _spans(versions)
@@ -64,37 +67,39 @@ class Completion:
 
 
 def _spans(versions: Any) -> tuple[Version, ...]:
-    """Return rows of a start and a version, such as a list of pairs, as Versions whose starts rise from 0."""
+    """Return rows of a start and a version, such as a list of pairs, as Versions with starts that increase from 0."""
     try:
         spans = tuple([Version(*span) for span in versions])
     except TypeError:
-        raise ValueError(f"versions: must be rows of a start and a version, got {versions!r}") from None
+        raise ValueError(f"versions: must be pairs of a start and a version, got {versions!r}") from None
     require_rising("versions", [span.start for span in spans])
     return spans
 
 
 @config(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Settings of an engine's sampling; log-probabilities are those of the whole distribution at this temperature.
+    """An engine's sampling settings; log-probabilities are those of the full distribution at this temperature.
 
-    `top_p`, `top_k` and `min_p` leave a part of that distribution to draw from, each judged on the whole of it, and
-    change no log-probability: they are for evaluation, where nothing is trained on what was drawn.
+    `top_p`, `top_k` and `min_p` each restrict sampling to part of the full distribution and don't change
+    log-probabilities. They are meant for evaluation, where no samples are used for training.
     """
 
     temperature: NotNegative = 1.0
-    """The temperature; 0 takes the likeliest token, with the log-probabilities of temperature 1."""
+    """The temperature; 0 selects the most likely token, with the log-probabilities of temperature 1."""
     max_tokens: Positive | None = None
-    """The most ids of one turn; None leaves this to the env's limits."""
+    """Maximum number of ids per turn; None leaves this to the env's limits."""
     top_p: Share = 1.0
-    """Draw from the fewest likeliest ids that have this probability together; 1 is all of them."""
+    """Sample from the smallest set of most likely ids whose total probability reaches this value; 1 uses all ids."""
     top_k: Positive | None = None
-    """Draw from this many likeliest ids; None is all of them."""
+    """Sample from this many of the most likely ids; None uses all ids."""
     min_p: PartBelow1 = 0.0
-    """Draw from the ids that are at least this many times as likely as the likeliest; 0 is all of them."""
+    """Sample from ids whose probability is at least this fraction of the most likely id's; 0 uses all ids."""
     stop: Stops = ()
-    """Texts that end a turn if it has sampled one of them: at most 16, of 256 characters. The turn keeps the text."""
+    """Texts that end a turn once it contains one of them, at most 16 of up to 256 characters. The turn keeps the
+    text.
+    """
 
     @property
     def whole(self) -> bool:
-        """Whether ids are drawn from the whole distribution, as training needs it."""
+        """Whether ids are sampled from the full distribution, as training requires."""
         return self.top_p == 1 and self.top_k is None and self.min_p == 0

@@ -1,22 +1,22 @@
-"""JSON values that every template and every tool can take."""
+"""JSON values that every template and every tool accepts."""
 
 import math
 import re
 
 MAX_DEPTH = 100
-"""Levels of lists and objects that a call's arguments may nest: not every template can write more."""
+"""Maximum nesting of lists and objects in a call's arguments, since not every template can write more."""
 _BEYOND = 10**4300
-"""The first whole number of more than 4,300 digits: Python does not write it, nor read it."""
+"""The smallest integer with more than 4,300 digits, which Python neither writes nor parses."""
 UNSOUND = (
-    f"must hold no NaN, Infinity, half a character, number of more than 4,300 digits or more than {MAX_DEPTH} levels "
-    "of nesting"
+    "must not contain NaN, Infinity, a lone surrogate, a number of more than 4,300 digits or more than "
+    f"{MAX_DEPTH} levels of nesting"
 )
-"""What `is_sound` asks of a value, as a message says it."""
+"""The requirements of `is_sound` for use in messages, after the name of the value."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def whole_characters(text: str) -> str:
-    """Return the text with each half of a surrogate pair replaced by U+FFFD: UTF-8 cannot encode a half."""
+    """Return the text with each lone surrogate replaced by U+FFFD, because UTF-8 can't encode it."""
     if text.isascii():
         return text
     try:
@@ -27,10 +27,10 @@ def whole_characters(text: str) -> str:
 
 
 def is_sound(value: object) -> bool:
-    """Whether numbers are finite, text is whole characters, and no more than MAX_DEPTH levels are nested.
+    """Return whether numbers are finite, text has no lone surrogates, and nesting is at most MAX_DEPTH levels.
 
-    Python's json also reads NaN, Infinity and halves of surrogate pairs, and nests as deep as the stack allows. A whole
-    number of more than 4,300 digits, which only Python's own code can make, is not sound: it cannot be written.
+    Python's json also accepts NaN, Infinity and lone surrogates, and nests as deep as the stack allows. An integer
+    with more than 4,300 digits, which only Python code can create, isn't sound, because it can't be written.
     """
     level: list[object] = [value]
     for depth in range(MAX_DEPTH + 1):

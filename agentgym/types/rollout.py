@@ -1,4 +1,4 @@
-"""The ends of rollouts: the reasons, and those of the branches that were played from one of their states."""
+"""Rollouts, their segments, turns and branches, and groups of rollouts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ SegmentKind: TypeAlias = Literal["root", "compaction", "fork", "subagent", "rere
 
 
 class StopReason(StrEnum):
-    """The reasons for which rollouts end; a tool that returns `Stop("word")` adds its own word."""
+    """Why a rollout ended; a tool that returns `Stop("word")` adds its own word."""
 
     ANSWER = "answer"
     DONE = "done"
@@ -33,25 +33,28 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RolloutBranch:
-    """The end of one branch: the rollout played on from one of its states, beside the way that it went itself."""
+    """The outcome of one branch: a continuation of the rollout from one of its states, in addition to its own."""
 
     turn: int
-    """The number of turns of the rollout that were sampled before the state; its first own turn has this number."""
+    """Number of the rollout's turns before the state, which is also the number of the branch's first own turn."""
     reward: float | None
-    """The reward of the whole way, what the rollout had in the state included; None where the branch failed."""
+    """The reward of the whole path, including what the rollout had in the state; None if the branch failed."""
     stop_reason: str
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The rewards by name, without their weights."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rewards of the roles that have one of their own."""
+    """The rewards of the roles that have a separate one."""
     failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The env's numbers at its end, and what the branch used: its own `turns`, `tokens` and `seconds`."""
+    """The env's metrics at the branch's end, and what the branch itself used: `turns`, `tokens` and `seconds`."""
 
     def __post_init__(self) -> None:
-        require(self.turn > 0, f"turn: a branch begins after a turn, got {self.turn}")
+        require(self.turn > 0, f"turn: a branch starts after a turn, got {self.turn}")
         require(bool(self.stop_reason), "stop_reason: empty")
-        require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
+        require(
+            (self.reward is None) == (self.failure is not None),
+            "reward: must be None if, and only if, there is a failure",
+        )
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
 
     def __repr__(self) -> str:
@@ -62,20 +65,27 @@ class RolloutBranch:
         return f"from turn {self.turn}, {worth}, stopped by {self.stop_reason}"
 
     def reward_of(self, role: str) -> float | None:
-        """Return the reward of a role, "" for the branch's own; None where it has none."""
+        """Return the reward of a role, or None if it has none.
+
+        Args:
+            role: The role; "" for the branch's own reward.
+        """
         return self.reward if self.reward is None or not role else self.role_rewards.get(role)
 
 
 def require_roles(rollouts: Iterable[str], rewards: Mapping[str, float], where: str) -> None:
-    """Raise ValueError where a role's reward has no name or is not finite, or a role with turns to train has none."""
+    """Raise ValueError if a role's reward has no name or isn't finite, or if a trained role has no reward."""
     for role, value in rewards.items():
-        require(bool(role) and math.isfinite(value), f"{where}: {role!r} is {value}; name it, and be finite")
+        require(
+            bool(role) and math.isfinite(value),
+            f"{where}: role {role!r} has the reward {value}; expected a name and a finite number",
+        )
     without = sorted(set(filter(None, rollouts)) - rewards.keys())
-    require(not without, f"{where}: none of {', '.join(without)}, whose turns are to be trained")
+    require(not without, f"{where}: no reward for {', '.join(without)}, whose turns are trained")
 
 
 class Turn(NamedTuple):
-    """One sampled stretch of a segment: tokens `start` to `stop`, under these policy versions."""
+    """One sampled span of a segment: the tokens from `start` to `stop`, sampled under these policy versions."""
 
     start: int
     stop: int
@@ -83,19 +93,21 @@ class Turn(NamedTuple):
     versions: tuple[Version, ...]
     message: Message
     env_messages: tuple[Message, ...] = ()
-    """The env's answer, the last too, then the instruction of a summary; one carried over opens the next segment."""
+    """The env's answer, also after the last turn, then the instruction for a summary. A message carried over starts the
+    next segment.
+    """
     seconds: float = 0.0
-    """The time from asking the engine to its answer."""
+    """Seconds from the request to the engine until its response."""
     waited: float = 0.0
-    """The part of `seconds` that passed in front of the engine: at the shut gate, or for a place at an endpoint."""
+    """Part of `seconds` spent waiting before the engine: at the closed gate, or for a free slot at an endpoint."""
     asked_at: float | None = None
-    """When the engine was asked, in seconds from the rollout's begin; None where that is not known."""
+    """Time of the request to the engine, in seconds since the rollout started; None if unknown."""
     env_seconds: float = 0.0
-    """The time from the turn's message to the env's answer, forks and sub-agents included; 0 without an answer."""
+    """Seconds from the turn's message until the env's answer, including forks and sub-agents; 0 without an answer."""
     reward: float = 0.0
     """The reward of the env's step for this turn; it is part of the rollout's reward."""
     number: int = 0
-    """The number of turns of the rollout, forks and sub-agents included, that were sampled before it."""
+    """Number of turns that the rollout sampled before this one, including those of forks and sub-agents."""
 
     def __repr__(self) -> str:
         calls = "".join(f", calls {call['function']['name']!r}" for call in self.message.get("tool_calls", ()))
@@ -104,7 +116,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Segment:
-    """One append-only stretch of context: ids, which of them were sampled, and their log-probabilities.
+    """One append-only span of context: ids, which of them were sampled, and their log-probabilities.
 
     ::
 
@@ -112,30 +124,29 @@ class Segment:
         sampled  0  0  1  1  0  1      exactly the union of the turns' spans
         logprobs 0  0 -x -x  0 -x
 
-    A prefix taken over from a parent segment is carried with sampled 0: each sampled token is trained
-    in exactly one segment.
+    A prefix taken over from a parent segment has sampled 0, so each sampled token is trained in exactly one segment.
     """
 
     index: int
     parent: int | None
-    """Index of the segment this one continues; None for the root."""
+    """Index of the segment that this one continues; None for the root."""
     kind: SegmentKind
     token_ids: Ints
     sampled: Bools
     logprobs: Floats
     turns: tuple[Turn, ...]
     prompt_messages: tuple[Message, ...] = ()
-    """The messages that the segment opened with; those of a fork repeat the conversation that it goes on from."""
+    """The messages that the segment starts with; those of a fork repeat the conversation that it continues."""
     tools: tuple[dict[str, Any], ...] = ()
-    """The schemas of the tools that the model was shown, in the OpenAI shape."""
+    """The schemas of the tools in the prompt, in the OpenAI format."""
     role: str = ""
     """The role whose reward its tokens are trained on; "" for the rollout's own."""
     model: str = ""
     """The model role that sampled it; "" for the policy."""
     trained: bool = True
-    """Whether its sampled tokens become samples; those of a model role never do."""
+    """Whether its sampled tokens become training samples; those of a model role never do."""
     branch: int | None = None
-    """The place of its branch in `Rollout.branches`; None for what the rollout itself went through."""
+    """Index of its branch in `Rollout.branches`; None for the rollout's own segments."""
 
     def __post_init__(self) -> None:
         set_vectors(self, token_ids=np.int64, sampled=np.bool_, logprobs=np.float32)
@@ -143,23 +154,30 @@ class Segment:
         n = len(self.token_ids)
         require(len(self.sampled) == n, f"sampled: {len(self.sampled)} for {n} token_ids")
         require(len(self.logprobs) == n, f"logprobs: {len(self.logprobs)} for {n} token_ids")
-        require((self.parent is None) == (self.kind == "root"), "parent: None for the root, and only for it")
-        require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that begins a branch")
+        require(
+            (self.parent is None) == (self.kind == "root"), "parent: must be None for the root, and only for the root"
+        )
+        require(self.kind != "branch" or self.branch is not None, "branch: None in a segment that starts a branch")
         union, end = bytearray(n), 0
         for turn in self.turns:
             if not end <= turn.start < turn.stop <= n:
-                raise ValueError(f"turns: {turn.start}..{turn.stop} holds no token, overlaps another or passes {n}")
+                raise ValueError(f"turns: {turn.start}..{turn.stop} is empty, overlaps another turn or exceeds {n}")
             union[turn.start : turn.stop] = b"\1" * (turn.stop - turn.start)
             end = turn.stop
         require(union == self.sampled.tobytes(), "sampled: must be exactly the union of the turns' spans")
-        require(not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 where nothing was sampled")
-        require(not (self.model and self.trained), f"trained: the policy is not trained on what {self.model!r} sampled")
+        require(
+            not np.count_nonzero(self.logprobs[~self.sampled]), "logprobs: must be 0.0 for tokens that were not sampled"
+        )
+        require(
+            not (self.model and self.trained),
+            f"trained: the policy cannot be trained on tokens that {self.model!r} sampled",
+        )
 
     def __repr__(self) -> str:
         return f"<Segment {self.index} {self.kind}: {len(self.turns)} turns, {len(self.token_ids)} ids>"
 
     def transcript(self) -> SegmentTranscript:
-        """The conversation of this segment, from what it opened with to the last answer."""
+        """Return the conversation of this segment, from its first message to the last answer."""
         said = [message for turn in self.turns for message in (turn.message, *turn.env_messages)]
         opened = len(self.prompt_messages)
         who = [f"role {self.role}" if self.role else "", f"by {self.model}" if self.model else ""]
@@ -169,10 +187,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Rollout:
-    """One attempt at a task: ONE outcome reward, however many segments it fanned out into.
+    """One attempt at a task, with a single outcome reward for all of its segments.
 
-    `reward` None means that it failed and was never scored (`failure` says why); `rewards` are without their weights.
-    `print(rollout)` shows what was said, `rollout.show()` the same with colors.
+    `reward` is None if the rollout failed and was never scored (`failure` has the reason); `rewards` don't include
+    their weights. `print(rollout)` prints the conversation, `rollout.show()` does so with colors.
     """
 
     rollout_id: str
@@ -184,29 +202,32 @@ class Rollout:
     failure: Failure | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     sandbox: str | None = None
-    """The digest of the image or the kind of the sandbox that its tools ran in."""
+    """The digest of the image, or the kind, of the sandbox that its tools ran in."""
     failed_cases: Mapping[str, str] = field(default_factory=dict)
-    """The cases of hidden tests (`sandbox.verify`) that have not passed when they last ran, with the reasons."""
+    """The hidden test cases (`sandbox.verify`) that did not pass when they last ran, with the reasons."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
-    """The rewards of the roles that have one of their own (`Segment.role`)."""
+    """The rewards of the roles that have a separate one (`Segment.role`)."""
     branches: tuple[RolloutBranch, ...] = ()
-    """What became of the branches that were played from its states (`Segment.branch`), in the order of the states."""
+    """The outcomes of the branches that were run from its states (`Segment.branch`), in the order of the states."""
 
     def __post_init__(self) -> None:
         for name in ("rollout_id", "group_id", "stop_reason"):
             require(bool(getattr(self, name)), f"{name}: empty")
-        require((self.reward is None) == (self.failure is not None), "reward: None exactly when failure says why")
+        require(
+            (self.reward is None) == (self.failure is not None),
+            "reward: must be None if, and only if, there is a failure",
+        )
         require(self.reward is None or math.isfinite(self.reward), f"reward: {self.reward} is not finite")
         self._require_roles(self, None, "role_rewards")
         for place, end in enumerate(self.branches):
             self._require_roles(end, place, f"branches[{place}].role_rewards")
         for i, segment in enumerate(self.segments):
-            require(segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: of none")
+            require(segment.branch is None or 0 <= segment.branch < len(self.branches), "branch: it does not exist")
             in_order = segment.index == i and (segment.parent is None or segment.parent < i)
-            require(in_order, "segments: indices must count from 0 and a parent must come first")
+            require(in_order, "segments: indices must count up from 0, and a parent must come before its children")
 
     def _require_roles(self, end: "Rollout | RolloutBranch", branch: int | None, name: str) -> None:
-        """Require the reward of each role that has turns to train in what came to this end, unless it failed."""
+        """Require a reward for each role with trained turns in a rollout or branch, unless it failed."""
         rollouts = set[str]()
         if end.reward is not None:
             rollouts = {s.role for s in self.segments if s.branch == branch and s.trained and s.turns}
@@ -219,19 +240,28 @@ class Rollout:
         return self.text()
 
     def text(self, *, full: bool = False) -> str:
-        """The transcript as plain text, with what became of the rollout before and after it; `full` cuts no message."""
+        """Return the transcript as plain text, with a heading before it and the outcome after it.
+
+        Args:
+            full: Whether long messages are printed completely instead of shortened.
+        """
         said = plain_text(self.transcript(), limit=None if full else SHOWN_CHARACTERS)
         foot = outcome(self.rewards, self.metrics, self.failure, self.failed_cases, self.role_rewards)
         return "\n".join(filter(None, [f"rollout {self._head()}", said, foot]))
 
     def transcript(self) -> tuple[SegmentTranscript, ...]:
-        """The whole conversation of every segment, in the order of their opening; those of branches come last."""
+        """Return the conversation of every segment, in the order in which they were opened, branches last."""
         shown = [segment.transcript() for segment in self.segments]
         ends = [None if segment.branch is None else self.branches[segment.branch] for segment in self.segments]
         return tuple(s if end is None else s.noted(str(end)) for s, end in zip(shown, ends, strict=True))
 
     def show(self, *, full: bool = False, console: Any = None) -> None:
-        """Print the transcript with colors; `full` cuts no message, `console` is a rich Console instead of stdout."""
+        """Print the transcript with colors.
+
+        Args:
+            full: Whether long messages are printed completely instead of shortened.
+            console: A rich Console; None prints to stdout.
+        """
         foot = outcome(self.rewards, self.metrics, self.failure, self.failed_cases, self.role_rewards)
         show(self._head(), self.transcript(), foot, limit=None if full else SHOWN_CHARACTERS, console=console)
 
@@ -249,53 +279,60 @@ class Rollout:
 
     @property
     def own_segments(self) -> tuple[Segment, ...]:
-        """What the rollout itself went through: its segments without those of branches."""
+        """The rollout's own segments, without those of branches."""
         return tuple(segment for segment in self.segments if segment.branch is None)
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy wrote, over all segments, those of branches too."""
+        """Number of tokens that the policy sampled in all segments, including those of branches."""
         return policy_tokens(self.segments)
 
     @property
     def trained_tokens(self) -> int:
-        """How many of its sampled tokens may become samples."""
+        """Number of its sampled tokens that may become training samples."""
         return int(sum(int(s.sampled.sum()) for s in self.segments if s.trained))
 
     def reward_of(self, role: str) -> float | None:
-        """Return the reward of a role, "" for the rollout's own; None where it has none."""
+        """Return the reward of a role, or None if it has none.
+
+        Args:
+            role: The role; "" for the rollout's own reward.
+        """
         return self.reward if self.reward is None or not role else self.role_rewards.get(role)
 
     @property
     def messages(self) -> list[Message]:
-        """The messages of the model, turn by turn, without those of branches."""
+        """The model's messages, turn by turn, without those of branches."""
         return [turn.message for segment in self.own_segments for turn in segment.turns]
 
 
 def policy_tokens(segments: Iterable[Segment]) -> int:
-    """Count the tokens that the policy wrote in these segments."""
+    """Return the number of tokens that the policy sampled in these segments."""
     return int(sum(int(segment.sampled.sum()) for segment in segments if not segment.model))
 
 
 def _size(segments: Sequence[Segment]) -> str:
-    """Say how many turns, tokens and segments these are."""
+    """Return the numbers of turns, tokens and segments as text."""
     return size_text(sum(len(segment.turns) for segment in segments), policy_tokens(segments), len(segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Group:
-    """The rollouts of one task; a baseline sees `len(scored)` numbers, never segments or samples."""
+    """The rollouts of one task.
+
+    Baselines are computed from their rewards, `len(scored)` numbers, never from segments or samples.
+    """
 
     group_id: str
     rollouts: tuple[Rollout, ...]
     task: Task | None = None
-    """The task that they attempt; None where the group was made without it."""
+    """The task that they attempt; None if the group was created without it."""
     place: tuple[str, int] | None = None
-    """Name of a schedule's order of tasks, and the place in it, which is trained on once; None outside a schedule."""
+    """The name of a schedule's task order and the position in it, which is trained once; None outside a schedule."""
 
     def __post_init__(self) -> None:
         strangers = [r.rollout_id for r in self.rollouts if r.group_id != self.group_id]
-        require(not strangers, f"rollouts: {strangers} belong to another group than {self.group_id!r}")
+        require(not strangers, f"rollouts: {strangers} do not belong to group {self.group_id!r}")
         ids = [r.rollout_id for r in self.rollouts]
         require(len(set(ids)) == len(ids), f"rollouts: a rollout_id appears twice in group {self.group_id!r}")
 

@@ -1,4 +1,4 @@
-"""A sample to train on, and its key."""
+"""A training sample and its key."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,14 +12,14 @@ from agentgym.types.arrays import Bools, Floats, Ints, require, set_vectors
 class Sample:
     """A prompt and a response to train on, with the advantage of each response token.
 
-    A sample is found by its ids, never by its position in a batch. The weights of a rollout's samples sum to 1.
+    A sample is identified by its ids, never by its position in a batch. The weights of a rollout's samples sum to 1.
     """
 
     group_id: str
     rollout_id: str
     segment: int
     step: int
-    """Index of the first turn this sample covers, within its segment."""
+    """Index, within its segment, of the first turn that this sample covers."""
     prompt_ids: Ints
     response_ids: Ints
     loss_mask: Bools
@@ -53,4 +53,4 @@ class Sample:
 
 
 SampleKey: TypeAlias = tuple[str, int, int]
-"""Rollout id, segment and step of a sample: what it is known by."""
+"""Rollout id, segment and step, which identify a sample."""

@@ -1,4 +1,4 @@
-"""Conversion of a task's id and prompt, as people write them and as data sets hold them, into one form."""
+"""Conversion of a task's id and prompt, as people write them and as data sets store them, into one form."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -10,16 +10,17 @@ from agentgym.types.messages import Image, Message
 
 
 def as_id(value: Any) -> Any:
-    """Return a whole number as text; anything else is returned unchanged, for the validation to judge."""
+    """Return an integer as text, and anything else unchanged for the validation."""
     return str(int(value)) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def as_messages(value: Any) -> Any:
     """Return a text as one user message, one message as a prompt, and any other sequence as a tuple of messages.
 
-    A list with an `ag.Image` in it is the content of one user message.
+    A list that contains an `ag.Image` is the content of one user message.
 
-    Arrow gives each row of a data set every key that one of them has, as None: in a message such a key is left out.
+    Arrow gives each row of a data set every key that any row has, with the value None; such keys are removed from
+    messages.
     """
     if isinstance(value, str):
         return ({"role": "user", "content": value},)
@@ -33,17 +34,21 @@ def as_messages(value: Any) -> Any:
 
 
 def as_prompt(value: Any) -> Any:
-    """Return the messages of a prompt; ValueError where there is none."""
+    """Return the messages of a prompt.
+
+    Raises:
+        ValueError: If there is no message.
+    """
     messages = as_messages(value)
     if messages == ():
-        raise ValueError("has no message: the model needs at least one to answer")
+        raise ValueError("has no messages; the model needs at least one to answer")
     return messages
 
 
 def _without_nones(message: Any) -> Any:
     if not isinstance(message, Mapping):
         return message
-    # A role or content of None is kept, so that the validation names it: every message has these two keys.
+    # A role or content of None stays, so that the validation reports it: every message has these two keys.
     kept = {key: value for key, value in message.items() if value is not None or key in ("role", "content")}
     if isinstance(kept.get("tool_calls"), Iterable):
         kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
@@ -51,20 +56,20 @@ def _without_nones(message: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Return a tool call without the Nones that Arrow fills in; its arguments are kept, for None may be meant there."""
+    """Return a tool call without the Nones that Arrow adds, except in its arguments, where None may be intended."""
     return {key: value for key, value in call.items() if value is not None} if isinstance(call, Mapping) else call
 
 
 if TYPE_CHECKING:
 
     class TaskId:
-        """What type checkers see: a task is made with text or a whole number, and its id is text."""
+        """The type for type checkers: a task is created with text or an integer, and its id is text."""
 
         def __get__(self, task: object, cls: type | None = None) -> str: ...
         def __set__(self, task: object, value: str | int) -> None: ...
 
     class TaskPrompt:
-        """What type checkers see: a task is made with text or messages, and its prompt is a tuple of messages."""
+        """The type for type checkers: a task is created with text or messages, and its prompt is a tuple."""
 
         def __get__(self, task: object, cls: type | None = None) -> tuple[Message, ...]: ...
         def __set__(self, task: object, value: str | Message | Sequence[Message | str | Image]) -> None: ...
@@ -77,7 +82,7 @@ else:
 class Task(BaseModel):
     """One row of a data set: frozen, validated by field name; `id` is the group key of its rollouts.
 
-    `prompt` also takes text or a list with images (one user message), or any messages; `id` also takes a whole number.
+    `prompt` also accepts text or a list with images (one user message), or any messages; `id` also accepts an integer.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,7 +92,7 @@ class Task(BaseModel):
 
 
 class StepResult(NamedTuple):
-    """The result of `step`, with Gymnasium's names in their order; `messages` never holds an assistant message."""
+    """The result of `step`, with Gymnasium's names and order; `messages` never contains an assistant message."""
 
     messages: list[Message]
     reward: float

@@ -1,4 +1,4 @@
-"""Transcripts: the conversations of a rollout as text, for terminals, failing tests and logs."""
+"""Transcripts: a rollout's conversations as text, for terminals, failing tests and logs."""
 
 import json
 import unicodedata
@@ -11,16 +11,16 @@ from agentgym.errors import Failure
 from agentgym.types.messages import Message, ToolCall, text_of
 
 SHOWN_CHARACTERS = 2000
-"""The most characters that are shown of a message, where a reader did not ask for all of it."""
+"""Maximum number of characters printed per message by default."""
 SHOWN_CASES = 10
 SHOWN_NAME = 200
-"""The most failed cases of hidden tests that are shown, and characters of the name of one."""
+"""Maximum number of failed hidden test cases printed, and of characters in the name of one."""
 _STYLES = {"system": "magenta", "user": "green", "assistant": "cyan", "tool": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTranscript:
-    """The messages of one segment: those that it opened with, then each assistant message and its answer."""
+    """The messages of one segment: those it starts with, then each assistant message and its answer."""
 
     index: int
     kind: str
@@ -28,9 +28,9 @@ class SegmentTranscript:
     """Index of the segment that this one continues; None for the root."""
     messages: tuple[Message, ...]
     opened: int = 0
-    """The number of messages that it opened with; some of them may stand in its parent, too."""
+    """Number of messages that the segment starts with; some of them may also be in its parent."""
     notes: tuple[str, ...] = ()
-    """Who speaks in it, such as "role white" or "by judge", whether it is not trained, and what its branch came to."""
+    """Its speaker, such as "role white" or "by judge", "not trained" if it isn't, and the outcome of its branch."""
 
     @property
     def title(self) -> str:
@@ -39,12 +39,12 @@ class SegmentTranscript:
         return one_line(", ".join([f"segment {self.index}: {kind}", *self.notes]))
 
     def noted(self, note: str) -> "SegmentTranscript":
-        """The same with one note more."""
+        """Return a copy with one more note."""
         return replace(self, notes=(*self.notes, note))
 
 
 def shorten(text: str, limit: int | None) -> str:
-    """The text with at most `limit` of its characters, from its head and tail, and a line about the rest; None: all."""
+    """Return the head and tail of the text, at most `limit` characters, with a line about the rest; None keeps all."""
     if limit is None or len(text) <= limit:
         return text
     half = limit // 2
@@ -52,7 +52,7 @@ def shorten(text: str, limit: int | None) -> str:
 
 
 def call_text(call: ToolCall) -> str:
-    """A tool call as a line of code, such as `bash(cmd="ls")`; the model's own text where its JSON was not valid."""
+    """Return a tool call as a line of code, such as `bash(cmd="ls")`, or the model's text if its JSON was invalid."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
         return _as_text(call)
     function: Mapping[str, Any] = call["function"]
@@ -64,7 +64,7 @@ def call_text(call: ToolCall) -> str:
 
 
 def message_parts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield the parts of a message that hold text, as (label, text); one empty part where none does."""
+    """Yield a message's parts that contain text, as (label, text), or one empty part if there are none."""
     parts = list(_parts(message))
     yield from parts or [("", "")]
 
@@ -81,38 +81,38 @@ def _parts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def _parts_text(content: list[Any]) -> str:
-    """Parts as text, an image as a word about it; any other list as JSON."""
+    """Return parts as text, each image as a short description, and any other list as JSON."""
     try:
         return text_of(content)
-    except (TypeError, LookupError, AttributeError):  # In a message made by hand a list may hold anything.
+    except (TypeError, LookupError, AttributeError):  # In a hand-written message, a list may contain anything.
         return _as_json(content)
 
 
 def _as_text(value: object) -> str:
-    """Text as it is, None as "", and any other value as JSON: in a message made by hand a field may hold anything."""
+    """Return text unchanged, None as "", and anything else as JSON: a hand-written message may contain anything."""
     return "" if value is None else value if isinstance(value, str) else _as_json(value)
 
 
 def _as_json(value: object) -> str:
-    """The value as JSON, or as Python writes it; its type where its own code raises."""
+    """Return the value as JSON, else its repr, or else the name of its type if its repr raises."""
     for write in (partial(json.dumps, ensure_ascii=False), repr):
         try:
             return write(value)
-        except Exception:  # A value of any kind may stand here: it is written in the next way.
+        except Exception:  # The value can be anything, so any error means: try the next way.
             continue
     return f"<{type(value).__name__}>"
 
 
 def role_of(message: Message) -> str:
-    """The role, with the name of a tool behind it: `tool bash`."""
+    """Return the role, followed by the name of a tool: `tool bash`."""
     role, name = _as_text(message.get("role")) or "(no role)", _as_text(message.get("name"))
     return f"{role} {name}" if name else role
 
 
 def plain_text(segments: Sequence[SegmentTranscript], *, limit: int | None = SHOWN_CHARACTERS) -> str:
-    """The segments as plain text, one `role: text` a message, continued lines indented.
+    """Return the segments as plain text, one `role: text` per message, continuation lines indented.
 
-    Messages that a segment took over from its parent are shown there, and counted here.
+    Messages that a segment took over from its parent are printed in the parent, and only counted in the segment.
     """
     lines: list[str] = []
     for segment, entries in _with_entries(segments):
@@ -128,27 +128,27 @@ def plain_text(segments: Sequence[SegmentTranscript], *, limit: int | None = SHO
 
 
 def printable(text: str) -> str:
-    """`text` with control characters and lone surrogates escaped: a model's output cannot steer the terminal."""
+    """Return `text` with control characters and lone surrogates escaped, so that it can't control the terminal."""
     return "".join(c if c in "\n\t" or _is_shown(c) else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def one_line(text: str) -> str:
-    """`text` in one line, with new lines and all else that steers a terminal escaped: it can forge no line of a log."""
+    """Return `text` as one line, newlines and control characters escaped, so that it can't forge log lines."""
     return printable(text).replace("\n", "\\n")
 
 
 def counted(number: int, what: str) -> str:
-    """A count with its word: "1 turn", "2 turns"."""
+    """Return a count with its noun: "1 turn", "2 turns"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def size_text(turns: int, sampled: int, segments: int) -> str:
-    """The size of a rollout, or of its branches, in words."""
+    """Return the size of a rollout, or of its branches, in words."""
     return ", ".join([counted(turns, "turn"), counted(sampled, "sampled token"), counted(segments, "segment")])
 
 
 def heading(rollout_id: str, reward: float | None, stop_reason: str, size: str) -> str:
-    """A rollout in one line."""
+    """Return a rollout in one line."""
     worth = "failed" if reward is None else f"reward {reward:g}"
     return one_line(f"{rollout_id}: {worth}, stopped by {stop_reason}, {size}")
 
@@ -160,20 +160,20 @@ def outcome(
     failed_cases: Mapping[str, str] | None = None,
     role_rewards: Mapping[str, float] | None = None,
 ) -> str:
-    """The rewards by name and by role, the metrics, the failed hidden tests, and the failure with its traceback."""
+    """Return the rewards by name and role, the metrics, the failed hidden tests, and the failure with its traceback."""
     given = [("rewards", rewards), ("rewards of roles", role_rewards or {}), ("metrics", metrics)]
     lines = [f"{name}: " + ", ".join(f"{k} {v:g}" for k, v in numbers.items()) for name, numbers in given if numbers]
     cases = list((failed_cases or {}).items())
     lines += [f"failed case {shorten(name, SHOWN_NAME)!r}: {why}" for name, why in cases[:SHOWN_CASES]]
     if len(cases) > SHOWN_CASES:
-        lines.append(f"and {len(cases) - SHOWN_CASES} more failed cases (all of them are in rollout.failed_cases)")
+        lines.append(f"and {len(cases) - SHOWN_CASES} more failed cases (all are in rollout.failed_cases)")
     if failure is not None:
         lines += [f"failed: {failure}", failure.traceback.rstrip()]
     return printable("\n".join(filter(None, lines)))
 
 
 def _is_shown(character: str) -> bool:
-    # Python calls every space but U+0020 unprintable, and surrogates of no kind can be encoded.
+    # Python calls every space except U+0020 unprintable, and surrogates can't be encoded.
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
@@ -182,7 +182,7 @@ def _label(message: Message, what: str) -> str:
 
 
 def _with_entries(segments: Sequence[SegmentTranscript]) -> Iterator[tuple[SegmentTranscript, list[Message | str]]]:
-    """Each segment with its messages, where those of its parent are replaced by a line that counts them."""
+    """Yield each segment with its messages; messages from its parent are replaced by a line that counts them."""
     by_index = {segment.index: segment for segment in segments}
     for segment in segments:
         parent = None if segment.parent is None else by_index.get(segment.parent)
@@ -206,7 +206,7 @@ def _entries(segment: SegmentTranscript, parent: SegmentTranscript | None) -> It
 def _are_equal(message: Message, other: Message) -> bool:
     try:
         return message is other or bool(message == other)
-    except Exception:  # What a field of a message made by hand holds may refuse to be compared, as arrays do.
+    except Exception:  # A hand-written message may contain values that can't be compared, such as arrays.
         return False
 
 
@@ -218,7 +218,7 @@ def show(
     limit: int | None = SHOWN_CHARACTERS,
     console: Any = None,
 ) -> None:
-    """Print the segments with colors where the terminal has them; `console` is a rich Console, stdout by default."""
+    """Print the segments, with colors if the terminal supports them; `console` is a rich Console, stdout by default."""
     from rich.console import Console
     from rich.rule import Rule
     from rich.text import Text

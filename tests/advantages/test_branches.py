@@ -200,8 +200,8 @@ def test_an_estimator_with_a_unit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"turn": 0}, "turn: a branch begins after a turn"),
-        ({"reward": None}, "reward: None exactly when failure"),
+        ({"turn": 0}, "turn: a branch starts after a turn"),
+        ({"reward": None}, "reward: must be None if, and only if"),
         ({"reward": float("nan")}, "reward: nan is not finite"),
         ({"stop_reason": ""}, "stop_reason: empty"),
     ],
@@ -214,12 +214,12 @@ def test_a_branch_that_is_none_does_not_build(change: dict[str, object], message
 
 def test_segments_of_no_branch_do_not_build() -> None:
     one = played("a", 1.0, 2, (1, 0.0, 1))
-    with pytest.raises(ValueError, match="branch: of none"):
+    with pytest.raises(ValueError, match="branch: it does not exist"):
         replace(one, branches=())
-    with pytest.raises(ValueError, match="branch: None in a segment that begins a branch"):
+    with pytest.raises(ValueError, match="branch: None in a segment that starts a branch"):
         replace(one.segments[1], branch=None)
     role = replace(one.segments[1], role="black")
-    with pytest.raises(ValueError, match=r"branches\[0\].role_rewards: none of black"):
+    with pytest.raises(ValueError, match=r"branches\[0\].role_rewards: no reward for black"):
         replace(one, segments=(one.segments[0], role))
 
 

@@ -132,7 +132,7 @@ async def test_a_body_that_no_template_could_write_is_refused(nested: str) -> No
     said = '{"model": "m", "messages": [{"role": "user", "content": "go"}], "extra": ' + nested + "}"
     answer = await post(api_of(say("one")), CHAT, said.encode())
     assert answer.status == 400
-    assert "the body must hold no NaN, Infinity, half a character" in body(answer)["error"]["message"]
+    assert "the body must not contain NaN, Infinity, a lone surrogate" in body(answer)["error"]["message"]
 
 
 async def test_settings_that_the_code_makes_up_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

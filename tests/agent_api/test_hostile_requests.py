@@ -64,7 +64,7 @@ async def test_the_agents_stop_texts_and_those_of_the_run_are_16_together() -> N
     rollout.state.sampling = ag.Sampling(stop=("END", "STOP"))
     status, said = await post(api, CHAT, {**GO, "stop": [str(n) for n in range(15)]})
     assert (status, said["error"]["param"]) == (400, "stop")
-    assert "at most 14 texts beside those of the run's sampling" in said["error"]["message"]
+    assert "at most 14 texts besides those of the run's sampling" in said["error"]["message"]
     assert (await post(api, CHAT, {**GO, "stop": [*(str(n) for n in range(14)), "END"]}))[0] == 200
 
 
@@ -210,7 +210,7 @@ async def test_conversations_that_are_given_up_are_bounded(monkeypatch: pytest.M
         await asyncio.wait([asked])
         engine.asked.clear()
     with pytest.raises(
-        RefusedError, match="the agent has stopped waiting for the answers to 3 requests; send one of those again"
+        RefusedError, match="the agent has stopped waiting for the answers to 3 requests; send one of them again"
     ) as refused:
         await rollout.say(Message(role="user", content="another"))
     assert refused.value.status == 429

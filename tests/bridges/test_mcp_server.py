@@ -71,7 +71,7 @@ async def test_arguments_that_no_model_writes_are_an_error_and_the_episode_goes_
         asked: Any = type("Asked", (), {"name": "answer", "arguments": arguments})
         refused = await episode._call_tool(None, asked)
         assert (refused.is_error, episode.outcome) == (True, None)
-        assert refused.content[0].text.startswith(("text: must be text, got int", "arguments: must hold no NaN"))
+        assert refused.content[0].text.startswith(("text: must be text, got int", "arguments: must not contain NaN"))
         async with Client(episode.server) as client:
             await client.call_tool("answer", {"text": "noon"})
         assert episode.outcome is not None

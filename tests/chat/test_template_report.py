@@ -98,16 +98,17 @@ class LeavesItsOpening(ByteTokenizer):
     ("tokenizer", "faults"),
     [
         (ByteTokenizer(), {}),
-        (ForgetsThoughts(), {"appends thought": "it rewrites"}),
+        (ForgetsThoughts(), {"appends thought": "the template rewrites"}),
         (
             Numbers(),
-            dict.fromkeys(ALL[:3], "it rewrites") | {"separators": "does not begin", "tool calls": "does not begin"},
+            dict.fromkeys(ALL[:3], "the template rewrites")
+            | {"separators": "does not start", "tool calls": "does not start"},
         ),
-        (NoSeparator(), {"separators": "encoded otherwise"}),
+        (NoSeparator(), {"separators": "encoded differently"}),
         (NextEnds(), {}),
-        (LeavesItsOpening(), {"tool calls": "comes back as '</think>It is four.'"}),
-        (OtherCalls(), {"tool calls": "read as text"}),
-        (Refuses(), {"appends tools": "refuses: RuntimeError: no tools", "tool calls": "refuses"}),
+        (LeavesItsOpening(), {"tool calls": "is parsed back as '</think>It is four.'"}),
+        (OtherCalls(), {"tool calls": "parsed as text"}),
+        (Refuses(), {"appends tools": "refuses the chat: RuntimeError: no tools", "tool calls": "refuses"}),
     ],
     ids=lambda given: type(given).__name__,
 )

@@ -326,10 +326,10 @@ async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_e
 
 
 async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_their_field() -> None:
-    with pytest.raises(ValueError, match=r"prompt\n.*has no message: the model needs at least one"):
+    with pytest.raises(ValueError, match=r"prompt\n.*has no messages; the model needs at least one"):
         ag.Task(id="t", prompt=[])
     message = {"role": "developer", "content": "Be brief."}
-    with pytest.raises(ValueError, match=r"prompt\.0\.role\n.*got 'developer'; write 'system'"):
+    with pytest.raises(ValueError, match=r"prompt\.0\.role\n.*got 'developer'; use 'system'"):
         ag.Task.model_validate({"id": "t", "prompt": [message]})
 
     class Odd(Quiz):

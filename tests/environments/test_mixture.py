@@ -147,7 +147,7 @@ def test_no_task_comes_twice_in_a_batch_and_each_member_has_rounds_of_its_own() 
 
 
 def test_a_batch_that_takes_more_of_a_member_than_it_has_is_refused_by_its_name() -> None:
-    with pytest.raises(ValueError, match=r"^prompts_per_step: 3 in a batch, and rows has 2 training tasks"):
+    with pytest.raises(ValueError, match=r"^prompts_per_step: 3 in a batch, but rows has only 2 training tasks"):
         list(batches(mixed(1, 1), 6, 1, seed=1))
 
 

@@ -410,7 +410,7 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
         "../secret.png": "step 1: source.path: '../secret.png': it is not below the folder of the trajectory",
         "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
         "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
-        "b.png": "step 1: source.path: 'b.png': data: begins with b'no pictu'",
+        "b.png": "step 1: source.path: 'b.png': data: starts with b'no pictu'",
         None: "step 1: an image without source.path",
     }
     for path, told in refused.items():

@@ -393,7 +393,9 @@ async def test_an_env_may_copy_itself() -> None:
         async def branch(self, memo: dict[int, Any]) -> Self:
             return self
 
-    assert "Same.branch: TypeError: it must return another Same" in str((await play(Same, BranchingConfig())).failure)
+    assert "Same.branch: TypeError: it must return another instance of Same" in str(
+        (await play(Same, BranchingConfig())).failure
+    )
 
 
 class Asks(Letters):
@@ -507,9 +509,9 @@ class Compares(Letters):
 @pytest.mark.parametrize(
     ("env", "branching", "message"),
     [
-        (Program, BranchingConfig(), "branching: Program starts a program of its own"),
+        (Program, BranchingConfig(), "branching: Program starts a separate program"),
         (Compares, BranchingConfig(), "branching: Compares.group_reward compares whole rollouts"),
-        (Letters, BranchingConfig(after="tool_error"), "branching.after: Letters is no ToolEnv"),
+        (Letters, BranchingConfig(after="tool_error"), "branching.after: Letters is not a ToolEnv"),
     ],
 )
 async def test_an_env_whose_rollouts_cannot_branch_is_refused(

@@ -84,7 +84,7 @@ async def test_a_case_that_was_not_found_wrong_is_logged_once_for_each_env_and_k
             await play(Misspelt)
             await play(Wrong)
     [said] = caplog.messages
-    assert "Misspelt: the hidden case 'test_add' failed: ModuleNotFoundError" in said
+    assert "Misspelt: the hidden test case 'test_add' failed: ModuleNotFoundError" in said
 
 
 async def test_check_env_says_why_a_hidden_case_of_the_oracle_failed() -> None:

@@ -136,8 +136,8 @@ async def test_a_fork_of_a_sub_agent_keeps_its_tools() -> None:
     ("asks", "said"),
     [
         ({"engine": "nobody"}, "there is no model 'nobody'; there are: helper"),
-        ({"engine": "helper", "train": True}, "not trained on what the model 'helper' samples"),
-        ({"role": "aide"}, "no reward for role 'aide', whose turns are to be trained; set self.role_rewards"),
+        ({"engine": "helper", "train": True}, "cannot be trained on tokens that the model 'helper' samples"),
+        ({"role": "aide"}, "no reward for role 'aide', whose turns are trained; set self.role_rewards"),
     ],
 )
 async def test_what_cannot_be_played_or_trained_says_so(asks: dict[str, Any], said: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
 
 
 def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:
-    with pytest.raises(ValueError, match="trained: the policy is not trained on what 'judge' sampled"):
+    with pytest.raises(ValueError, match="trained: the policy cannot be trained on tokens that 'judge' sampled"):
         Segment(
             index=0, parent=None, kind="root", token_ids=np.array([1]), sampled=np.array([False]),
             logprobs=np.array([0.0]), turns=(), model="judge",

@@ -26,9 +26,7 @@ from tests.types.messages.pictures import GIF, PART, PNG, SHOWN, text_part
 
 WORDS = ag.Task(id="words", prompt="What is it?")
 SEEN = ag.Task(id="seen", prompt=["What is it?", ag.Image(PNG)])
-TOLD = (
-    r"holds an image, and this engine reads text alone, in training, too; evaluate on a chat endpoint whose model sees"
-)
+TOLD = r"contains an image, but this engine supports only text, also in training; evaluate with a chat endpoint whose"
 
 
 class Looks(ag.ToolEnv[ag.Task]):
@@ -94,7 +92,7 @@ async def test_an_image_that_cannot_be_made_is_a_failure_of_the_tool() -> None:
 
     result = await dispatch(Broken(WORDS), "torn", {})
     assert result.failed
-    assert result.content.startswith("error: tool 'torn' failed: ValueError: data: begins with b'\\r\\n")
+    assert result.content.startswith("error: tool 'torn' failed: ValueError: data: starts with b'\\r\\n")
 
 
 async def test_an_image_of_another_library_is_told_how_to_become_one() -> None:
@@ -123,7 +121,7 @@ async def test_what_a_generator_said_stands_before_the_image_that_it_stops_with(
 
 async def test_a_prompt_with_an_image_fails_where_token_ids_are_read_and_says_what_to_do() -> None:
     rollout = await ag.rollout(Looks, SEEN, Scripted([say("a cat")]))
-    said = "EnvError: Looks: first prompt: ValueError: messages[0].content: holds an image, and this engine reads text"
+    said = "EnvError: Looks: first prompt: ValueError: messages[0].content: contains an image, but this engine supports"
     assert str(rollout.error).startswith(said)
     assert rollout.sampled_tokens == 0
 
@@ -131,7 +129,7 @@ async def test_a_prompt_with_an_image_fails_where_token_ids_are_read_and_says_wh
 async def test_a_tool_that_shows_an_image_fails_its_rollout_where_token_ids_are_read() -> None:
     rollout = await ag.rollout(Looks, WORDS, Scripted([call("look", how="beside"), say("a cat")]))
     assert str(rollout.error).startswith(
-        "EnvError: Looks: the messages of step: ValueError: messages[0].content: holds"
+        "EnvError: Looks: the messages of step: ValueError: messages[0].content: contains"
     )
     assert rollout.segments[0].turns[0].env_messages[0]["content"] == [
         text_part("a cat"),
@@ -148,7 +146,7 @@ async def test_a_model_that_reads_text_alone_is_asked_nothing_with_an_image() ->
             return float(await self.model("judge").ask(shown))
 
     rollout = await ag.rollout(Judged, WORDS, Scripted([say("a cat")]), models={"judge": Scripted([say("1")])})
-    assert "the messages to model 'judge': ValueError: messages[0].content: holds an image" in str(rollout.error)
+    assert "the messages to model 'judge': ValueError: messages[0].content: contains an image" in str(rollout.error)
 
 
 async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
@@ -159,8 +157,8 @@ async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
     for engine in (Scripted([say("a")]), Seeing(Scripted([say("a")]))):
         rollout = await ag.rollout(Odd, WORDS, engine)
         assert rollout.error == (
-            "EnvError: Odd.step: messages[0].content[0]: an image in a message of the role 'system'; put it into a "
-            "message of the user"
+            "EnvError: Odd.step: messages[0].content[0]: an image in a message with the role 'system'; put it into a "
+            "user message"
         )
 
 
@@ -187,7 +185,7 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
     ("env", "told"),
     [
         (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], and training reads"),
-        (Returns, r"^env: tool 'picture' of Returns returns an image, and training reads text alone; evaluate on"),
+        (Returns, r"^env: tool 'picture' of Returns returns an image, and training reads text alone; evaluate with"),
         (
             mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),
             r"^env: tool 'picture' of Returns returns an image, and training reads text alone",

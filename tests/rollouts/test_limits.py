@@ -214,7 +214,7 @@ def test_an_env_that_ended_in_time_is_graded_once_and_may_take_as_long_again() -
 def test_a_grader_that_takes_longer_than_the_limit_fails_the_rollout_by_its_name() -> None:
     env: Any = type("Judged", (Judged,), {"begun": 0, "needs": 11.0})
     rollout = run_in_virtual_time(ag.rollout(env, TASK, Pondering([say("done")])))
-    said = "EnvError: Judged.score: TimeoutError: not done after 10 s, which is limits.seconds, at test_limits.py:"
+    said = "EnvError: Judged.score: TimeoutError: not finished after 10 s (limits.seconds), at test_limits.py:"
     assert (rollout.error or "").startswith(said)
     assert (env.begun, rollout.reward) == (1, None)
 

@@ -176,7 +176,7 @@ async def test_what_the_template_refuses_is_an_error_that_says_so() -> None:
         def refuse(self, *_: object, **__: object) -> str:
             raise ValueError("roles must alternate")
 
-    with pytest.raises(RefusedError, match="template refuses them: ValueError: roles must alternate"):
+    with pytest.raises(RefusedError, match="template rejects them: ValueError: roles must alternate"):
         await Played(Strict()).say(ask("go"))
 
 

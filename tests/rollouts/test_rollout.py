@@ -159,7 +159,7 @@ async def test_a_rollout_that_ends_at_the_engines_context_is_warned_of_once_for_
         assert (await play(desk, engine)).stop_reason == "context"
     warned = about_the_context(caplog)
     assert len(warned) == 2
-    assert f"context of {OPENED + 40} tokens, and limits.context_tokens is 8192" in warned[0]
+    assert f"context of {OPENED + 40} tokens, but limits.context_tokens is 8192" in warned[0]
     tight = Scripted(forever, context_tokens=OPENED)
     assert (await ag.rollout(env, TASK, tight)).error is not None
     assert len(about_the_context(caplog)) == 3

@@ -180,7 +180,7 @@ class Aborting(Scripted):
         pytest.param(Faulty(giving(None)), "EngineError: generate: ValueError: logprobs: 0 for 1", 1, id="no_logprobs"),
         pytest.param(
             Loose(SCRIPT),
-            "EngineError: the engine must answer with an agentgym.types.Completion, got name",
+            "EngineError: the engine must return an agentgym.types.Completion, got name",
             0,
             id="loose",
         ),

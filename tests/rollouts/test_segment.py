@@ -268,7 +268,7 @@ async def test_an_engine_that_samples_more_than_it_was_asked_for_fails_the_rollo
             return await super().generate(token_ids, **(given | {"max_tokens": 10**6}))
 
     rollout = await play(Greedy([say("x" * 50)]), limits=Limits(turn_tokens=20))
-    assert rollout.error == "EngineError: the engine sampled 51 ids where 20 were asked for"
+    assert rollout.error == "EngineError: the engine sampled 51 ids, but at most 20 were requested"
 
 
 async def test_the_reward_of_a_step_is_noted_at_its_turn() -> None:

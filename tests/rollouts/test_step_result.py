@@ -76,7 +76,10 @@ def scoring(value: Any) -> Any:
         (returning(info={"rewards": [1.0]}), r"step: info\['rewards'\]: must be a dict of numbers by name, got list"),
         (returning(info={"rewards": {"a": None}}), r"step: info\['rewards'\]\['a'\] must be a number, got None"),
         (returning(info={"rewards": {0: 1, 1: -1}}), r"step: info\['rewards'\]: a name must be text, got 0"),
-        (returning(info={"rewards": {"a": 0.5}}), r"step: reward is 1, and info\['rewards'\] .* sum to 0.5; give one"),
+        (
+            returning(info={"rewards": {"a": 0.5}}),
+            r"step: reward is 1, but info\['rewards'\] .* sum to 0.5; set only one",
+        ),
         (returning(messages="hi", terminated=False), "step: messages must be a list of messages, got str"),
         (returning(messages=["hi"]), r"step: messages\[0\] must be a dict, got str"),
         (

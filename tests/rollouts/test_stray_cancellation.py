@@ -199,7 +199,7 @@ def test_a_close_that_hangs_ends_at_the_limit() -> None:
             await asyncio.Event().wait()
 
     rollout = run_in_virtual_time(ag.rollout(Hangs, tasks("t")[0], Scripted([say("done")])))
-    said = "EnvError: Hangs.close: TimeoutError: not done after 10 s, which is limits.seconds, at test_stray"
+    said = "EnvError: Hangs.close: TimeoutError: not finished after 10 s (limits.seconds), at test_stray"
     assert (rollout.error or "").startswith(said)
 
 

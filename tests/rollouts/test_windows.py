@@ -326,7 +326,7 @@ def test_a_reset_past_the_time_limit_is_a_failure_that_names_its_line() -> None:
     slow = env(setup=setup, limits=ag.Limits(seconds=10))
     rollout = run_in_virtual_time(ag.rollout(slow, TASK, Scripted([])))
     assert (rollout.reward, rollout.segments, rollout.stop_reason) == (None, (), "error")
-    said = "EnvError: Made.reset: TimeoutError: not done after 10 s, which is limits.seconds, at test_windows.py:"
+    said = "EnvError: Made.reset: TimeoutError: not finished after 10 s (limits.seconds), at test_windows.py:"
     assert (rollout.error or "").startswith(said)
     assert rollout.failure is not None
     assert (rollout.failure.where, "in setup" in rollout.failure.traceback) == ("Made.reset", True)

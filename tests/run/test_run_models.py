@@ -107,7 +107,7 @@ def test_models_that_cannot_be_opened_are_refused_by_name(tmp_path: Path) -> Non
         replace(RECIPE, models={"a/b": ag.ModelRoleConfig(model="tiny")})
     with pytest.raises(ValueError, match=r"engine\.gpus: without it"):
         ag.ModelRoleConfig(model="tiny", engine=ag.SGLangConfig())
-    with pytest.raises(ValueError, match=r"models\.judge\.model: http://a/v1 is a URL, .* an engine of your own"):
+    with pytest.raises(ValueError, match=r"models\.judge\.model: http://a/v1 is a URL, .* a custom engine"):
         replace(RECIPE, models={"judge": ag.ModelRoleConfig(model="http://a/v1")}).check_files()
     with pytest.raises(ValueError, match=r"models\.judge\.model: there is no folder"):
         replace(RECIPE, models={"judge": ag.ModelRoleConfig(model=tmp_path / "none")}).check_files()

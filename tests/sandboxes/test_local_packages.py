@@ -173,7 +173,7 @@ async def test_a_volume_that_holds_a_socket_is_refused_when_a_pool_opens(kind: s
 
 def test_a_text_in_place_of_a_tuple_of_packages_is_refused() -> None:
     for kind in (Bubblewrap, Docker):
-        with pytest.raises(ValueError, match=r"pip: a tuple of texts, such as \('numpy',\)"):
+        with pytest.raises(ValueError, match=r"pip: must be a tuple of texts, such as \('numpy',\)"):
             kind(pip="numpy")  # type: ignore[arg-type]
 
 

@@ -112,7 +112,7 @@ OPTIONS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_name_that_a_command_would_take_for_an_option_is_refused_by_its_field(name: str) -> None:
     with pytest.raises(
-        ValueError, match=f"^{name.partition(' ')[0]}: must not begin with '-', which would make an option of it"
+        ValueError, match=f"^{name.partition(' ')[0]}: must not start with '-', which would make it an option"
     ):
         OPTIONS[name]()
 

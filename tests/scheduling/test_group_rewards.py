@@ -234,4 +234,4 @@ async def test_a_group_reward_may_take_no_longer_than_the_envs_limit() -> None:
     rollout = ag.Rollout(rollout_id="t/0", group_id="t", segments=(), reward=1.0, stop_reason="answer")
     (failed,) = await GroupRewards(Hangs, {}).added(TASK, [rollout], seed=0)
     assert failed.reward is None
-    assert "Hangs.group_reward: TimeoutError: not done after 0.05 s, which is limits.seconds" in str(failed.error)
+    assert "Hangs.group_reward: TimeoutError: not finished after 0.05 s (limits.seconds)" in str(failed.error)

@@ -109,7 +109,7 @@ def test_where_all_tasks_rest_those_come_whose_rest_ends_first() -> None:
 
 
 def test_rest_asks_for_tasks_that_belong_to_one_process_by_id() -> None:
-    with pytest.raises(ValueError, match=r"^rest_epochs: only the process that plays a task"):
+    with pytest.raises(ValueError, match=r"^rest_epochs: only the process that runs a task"):
         TaskSampler([], Sharding(prompts=2), rest_epochs=1)
 
 

@@ -52,7 +52,9 @@ async def test_failures_in_rewards_are_said_above_one_percent_and_when_they_have
     assert counts.add([bad]) == []
     assert counts.add([bad]) == []
     (said,) = counts.add([bad])
-    assert said.startswith("3 of 202 rollouts (1.5 %) have no reward because one raised or returned no number; most")
+    assert said.startswith(
+        "3 of 202 rollouts (1.5 %) have no reward because one raised or did not return a number; most"
+    )
     assert f"Numbers: reward 'right', at {Path(__file__).name}:{RAISES} in right" in said
     assert counts.add([bad] * 2) == []
     assert counts.add([bad])[0].startswith("6 of 205 rollouts (2.9 %)")
@@ -86,7 +88,7 @@ async def test_rewards_that_are_zero_for_what_the_policy_left_are_said_with_thei
     rollouts = [await ag.rollout(Files, task(0), Scripted([say(path)]), sandboxes=sandboxes) for path in ("one", "two")]
     (said,) = RewardFailures().add(rollouts)
     assert said.startswith(
-        "1 of 2 rollouts (50.0 %) have a reward that is 0.0 because of what the policy said or left in"
+        "1 of 2 rollouts (50.0 %) have a reward of 0.0 because of content that the policy wrote or left in"
     )
     assert f"reward 'read', at {Path(__file__).name}:{READS} in read" in said
 
@@ -110,5 +112,5 @@ async def test_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     async with open_recorder(tmp_path, MetricsLogger(tmp_path, steps=1), first=True, done=0) as record:
         record.collected(Groups([Group(group_id="0", rollouts=tuple(rollouts), task=task(0))]), step=0)
     said = capsys.readouterr().err
-    assert "WARNING: 1 of 2 rollouts (50.0 %) have no reward because one raised or returned no number" in said
+    assert "WARNING: 1 of 2 rollouts (50.0 %) have no reward because one raised or did not return a number" in said
     assert f"{Path(__file__).name}:{RAISES} in right" in said

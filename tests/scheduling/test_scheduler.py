@@ -42,7 +42,7 @@ async def test_more_groups_at_once_than_there_are_tasks_is_an_error() -> None:
             yield from tasks(2)
 
     async with Scheduler(Say, again(), Scripted([say("1")]), Schedule(group_size=1)) as scheduler:
-        with pytest.raises(ValueError, match=r"^tasks: all of them are in play \(2\)"):
+        with pytest.raises(ValueError, match=r"^tasks: all of them are in progress \(2\)"):
             await scheduler.collect(3)
 
 

@@ -180,8 +180,8 @@ def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop()
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        (r"sampler\.version: the state has 1, and only 3", {"version": 1}),
-        (r"sampler\.version: the state has None", {"version": None}),
+        (r"sampler\.version: the state has version 1, but only 3", {"version": 1}),
+        (r"sampler\.version: the state has version None", {"version": None}),
         (r"sampler\.drawn: ", {"drawn": -1}),
         (r"sampler\.drawn: ", {"drawn": 1.5}),
         (r"sampler\.by_id: ", {"by_id": 0}),
@@ -191,9 +191,9 @@ def test_a_task_whose_id_is_taken_waits_for_its_turn_and_is_not_lost_by_a_stop()
         (r"sampler.*unplayed: must be ascending numbers below drawn \(6\)", {"unplayed": [6]}),
         (r"sampler.*unplayed: must be ascending", {"unplayed": [3, 1]}),
         (r"sampler.*rank: must be below world", {"rank": 4}),
-        (r"sampler\.prompts: the state has 3, and this run 4", {"prompts": 3}),
-        (r"sampler\.by_id: the state has True, and this run False", {"by_id": True}),
-        (r"tasks: number 5 is 't\d+', and was 'x' in the run that is resumed", {"last_id": "x"}),
+        (r"sampler\.prompts: the state has 3, but this run has 4", {"prompts": 3}),
+        (r"sampler\.by_id: the state has True, but this run has False", {"by_id": True}),
+        (r"tasks: number 5 is 't\d+', but was 'x' in the resumed run", {"last_id": "x"}),
     ],
 )
 def test_a_state_that_is_wrong_is_refused_by_name(name: str, change: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ def test_what_is_no_list_of_states_is_refused_with_what_to_give(states: Any, got
 
 
 def test_a_state_that_json_cannot_say_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^sampler: the state is none that state_dict\(\) gave"):
+    with pytest.raises(ValueError, match=r"^sampler: the state is not one that state_dict\(\) returned"):
         sampler(1, 0).load_state_dict([sampler(1, 0).state_dict() | {"last_id": object()}])
 
 
@@ -241,7 +241,7 @@ def test_another_order_of_tasks_or_too_few_of_them_are_refused() -> None:
     few = TaskSampler(map(task, range(3)))
     many = TaskSampler(map(task, range(9)))
     draw(many, 6)
-    with pytest.raises(ValueError, match=r"^tasks: there are 3, and the run that is resumed had drawn 6"):
+    with pytest.raises(ValueError, match=r"^tasks: there are only 3, but the resumed run had drawn 6"):
         few.load_state_dict([many.state_dict()])
 
 
@@ -265,7 +265,7 @@ def test_a_process_to_which_too_few_tasks_belong_is_refused_on_all(rank: int) ->
     sharding = Sharding(prompts=2, rank=rank, world=2, by_id=True)
     assert len({sharding.owner(SampledTask(0, each)) for each in Two.tasks("train")}) == 1
     with pytest.raises(
-        ValueError, match=r"^prompts_per_step: process \d of 2 plays 1 tasks of a batch, and 0 of the 2 training"
+        ValueError, match=r"^prompts_per_step: process \d of 2 runs 1 tasks of a batch, but only 0 of the 2 training"
     ):
         TaskSampler.for_training(Two, sharding, seed=0)
 
@@ -302,7 +302,8 @@ def test_a_batch_has_each_id_once_where_an_env_makes_some_twice(env: type[Many])
 
 def test_an_env_with_fewer_ids_than_a_batch_has_tasks_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"^prompts_per_step: 2 in a batch, and the env gives 1 ids, then one of these \d+ times, s"
+        ValueError,
+        match=r"^prompts_per_step: 2 in a batch, but the env has only 1 different ids, and then repeated them \d+ time",
     ):
         next(batches(Same, 2, 1, seed=0))
 

@@ -98,7 +98,7 @@ async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
     rollout = await played(desk(env={"DESK": "oak"}, wait_s=0.05), sound, seen, wrong)
     assert rollout.error is None
     assert told(rollout, 0)[:3] == ["5", "x", "x y"]
-    assert told(rollout, 0)[3].startswith("[image/png that is not shown: data: begins with b'pixels', as no PNG")
+    assert told(rollout, 0)[3].startswith("[image/png that is not shown: data: starts with b'pixels', so it isn't")
     assert told(rollout, 1) == ["not set", "oak", "a b c"]
     assert told(rollout, 2) == [
         "error: wrong arguments for tool 'add': a: 'two' is not of type 'integer'; "
@@ -117,7 +117,7 @@ async def test_images_of_results_are_shown_to_a_model_that_sees(no_leaks: None) 
     assert rollout.error is None
     photo, torn, note = told(rollout)
     assert photo == [{"type": "text", "text": "a desk"}, ag.Image(PNG).part]  # type: ignore[comparison-overlap]
-    assert torn.startswith("[image/png that is not shown: data: begins with b'pixels'")
+    assert torn.startswith("[image/png that is not shown: data: starts with b'pixels'")
     assert note == "x"
 
 
@@ -125,7 +125,7 @@ async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refu
     named = await played(desk(images=False), call("photo"))
     assert told(named) == ["a desk\n[image/png that is not shown]"]
     refused = await played(desk(), call("photo"))
-    assert "holds an image, and this engine reads text alone" in str(refused.error)
+    assert "contains an image, but this engine supports only text" in str(refused.error)
     with pytest.raises(ValueError, match=r"^images: must be True or False, got 'no'"):
         ag.MCP(command=COMMAND, images="no")  # type: ignore[arg-type]
 

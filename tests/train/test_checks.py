@@ -215,7 +215,7 @@ def test_a_model_whose_layers_are_not_found_is_refused_by_the_setting_that_needs
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
 def test_a_gpu_that_is_not_there_is_said_to_be_missing(tiny_model: Path) -> None:
-    refused(tiny_model, "^device: cuda is asked for, and torch finds no GPU", replace(PLAIN, device="cuda"))
+    refused(tiny_model, "^device: cuda was requested, but torch finds no GPU", replace(PLAIN, device="cuda"))
 
 
 def test_an_unknown_device_is_refused(tiny_model: Path) -> None:

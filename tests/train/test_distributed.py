@@ -51,7 +51,7 @@ def test_a_gpu_of_a_number_that_is_not_there_is_refused_by_its_name(monkeypatch:
     assert gpu_number("cuda:1", 2) == 1
     with pytest.raises(ValueError, match=r"^device: there is no cuda:2: torch sees 2 GPUs here, numbered from 0"):
         gpu_number("cuda:2", 2)
-    with pytest.raises(ValueError, match=r"^device: cuda is asked for, and torch finds no GPU here; set device"):
+    with pytest.raises(ValueError, match=r"^device: cuda was requested, but torch finds no GPU here; set device"):
         gpu_number("cuda", 0)
 
 

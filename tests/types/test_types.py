@@ -114,7 +114,7 @@ def test_versions_in_any_rows_become_a_tuple_of_them(versions: Any) -> None:
 
 
 def test_a_completion_without_logprobs_says_that_it_must_be_an_abort() -> None:
-    with pytest.raises(ValueError, match="answer with an abort"):
+    with pytest.raises(ValueError, match="return an abort"):
         completion(logprobs=[])
 
 
@@ -183,7 +183,7 @@ def test_the_sampled_tokens_of_a_rollout_are_counted_over_all_segments() -> None
 
 
 def test_a_group_holds_its_own_rollouts_each_once() -> None:
-    with pytest.raises(ValueError, match=r"^rollouts: \['t/0'\] belong to another group than 'u'"):
+    with pytest.raises(ValueError, match=r"^rollouts: \['t/0'\] do not belong to group 'u'"):
         Group(group_id="u", rollouts=(rollout(),))
     with pytest.raises(ValueError, match=r"^rollouts: a rollout_id appears twice"):
         Group(group_id="t", rollouts=(rollout(), rollout()))

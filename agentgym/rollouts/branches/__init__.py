@@ -1,1 +1,1 @@
-"""Branches of a rollout: which of its states they begin at, and how they are played."""
+"""Branches of a rollout: the states they start from, and how they are run."""

@@ -1,10 +1,10 @@
-"""Branches: a rollout is played on from one of its states, more than once, while it waits there itself.
+"""Branches: several continuations of a rollout from one of its states, while the rollout itself waits there.
 
 ::
 
     rollout     turn 0  turn 1 | turn 2 ...
     branch 0                   | turn 2  turn 3   end        each with a copy of the env, a branch of the sandbox
-    branch 1                   | turn 2  end                 and draws of its own
+    branch 1                   | turn 2  end                 and separate samples
 """
 
 import asyncio
@@ -29,44 +29,45 @@ from agentgym.tools.tool_threads import Threads
 from agentgym.types.branching import BranchingConfig
 from agentgym.types.rollout import Rollout, RolloutBranch, Segment, StopReason
 
-CANCELLED = "its task was cancelled by code of the env"
-"""Why a branch has failed that ended without a result."""
+CANCELLED = "its task was cancelled by the env's code"
+"""The failure of a branch that ended without a result."""
 
 
 def check_branching(env: type[Env[Any]], branching: BranchingConfig | None) -> None:
-    """Raise ValueError, which says why, where the rollouts of an env cannot have these branches."""
+    """Raise ValueError, with the reason, if an env's rollouts can't have these branches."""
     if branching is None:
         return
     require_instance("branching", branching, BranchingConfig)
     if issubclass(env, AgentEnv):
-        raise ValueError(f"branching: {env.__name__} starts a program of its own, which cannot be copied; leave it out")
+        raise ValueError(f"branching: {env.__name__} starts a separate program, which cannot be copied; leave it out")
     if has_group_reward(env):
         raise ValueError(
-            f"branching: {env.__name__}.group_reward compares whole rollouts, and gives a branch nothing; leave it out"
+            f"branching: {env.__name__}.group_reward compares whole rollouts and cannot score branches; leave it out"
         )
     if branching.after == "tool_error" and not issubclass(env, ToolEnv):
-        raise ValueError(f"branching.after: {env.__name__} is no ToolEnv and counts no tool errors; use 'turn'")
+        raise ValueError(f"branching.after: {env.__name__} is not a ToolEnv and counts no tool errors; use 'turn'")
 
 
 class Branches:
-    """The branches of one rollout; in each state of it, it plays those that the settings ask for."""
+    """The branches of one rollout; in each of its states, runs those that the settings require."""
 
     def __init__(self, root: Attempt, settings: BranchingConfig) -> None:
         self.root, self.settings = root, settings
         self.played: list[BranchAttempt] = []
         self.waited = 0.0
-        """The seconds that the rollout waited for them."""
+        """Seconds that the rollout waited for them."""
         self._chooser = StateChooser(settings)
 
     async def play(self, conversation: Conversation, deadline: TimeLimit) -> None:
-        """Play the branches of this state to their ends, where it is chosen; the rollout's own time stands still.
+        """Run this state's branches to their ends if the state is selected; meanwhile the rollout's clock is stopped.
 
-        :raises EnvError: where the env cannot be copied.
+        Raises:
+            EnvError: If the env can't be copied.
         """
         assert self.root.env is not None
         if not self._chooser.chooses(conversation, self.root.env):
             return
-        if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here: nothing is to come.
+        if self.root.state.out_of(conversation.segment.room) is not None:  # The rollout ends here.
             return
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -87,7 +88,7 @@ class Branches:
                 raise attempt.refusal
 
     def added(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with its branches, and the counts of what they took."""
+        """Return the rollout with its branches and their resource counts."""
         ends = tuple(attempt.end() for attempt in self.played)
         segments: list[Segment] = list(rollout.segments)
         for place, attempt in enumerate(self.played):
@@ -103,7 +104,7 @@ class Branches:
 
 
 class BranchAttempt(Attempt):
-    """One branch while it is played: an attempt that begins in a state of another one, with what that had left."""
+    """One running branch: an attempt that starts in a state of another one, with the rest of that one's limits."""
 
     def __init__(self, branches: Branches, origin: Conversation, place: int, seconds: float) -> None:
         root, state = branches.root, branches.root.state
@@ -116,16 +117,16 @@ class BranchAttempt(Attempt):
         self.state.began = state.began
         self.turn, self._turns_before, self._tokens_before = state.answers, state.turns, state.tokens
         self.refusal: AgentGymError | None = None
-        """The error of an env that cannot be copied."""
+        """The error if the env can't be copied."""
         self.task_of_it: asyncio.Task[None] | None = None
 
     @property
     def tokens(self) -> int:
-        """The tokens that it has sampled itself."""
+        """Number of tokens that the branch itself has sampled."""
         return self.state.tokens - self._tokens_before
 
     def end(self) -> RolloutBranch:
-        """What became of it."""
+        """Return the outcome of the branch."""
         if self.task_of_it is not None and self.task_of_it.cancelled() and self.failure is None:
             self.stop_reason, self.failure = StopReason.ERROR, Failure(type="AgentGymError", message=CANCELLED)
         own = {"turns": float(self.state.turns - self._turns_before), "tokens": float(self.tokens)}
@@ -140,15 +141,15 @@ class BranchAttempt(Attempt):
         )
 
     def segments(self, branch: int, first: int) -> list[Segment]:
-        """Close its segments as those of the rollout, where they stand from the index `first` on; to be called once."""
+        """Close its segments as segments of the rollout, from the index `first` on; call this only once."""
         for opened in self.state.segments:
             opened.index, opened.branch = opened.index + first, branch
-            if opened.kind != "branch":  # That one's parent is a segment of the rollout.
+            if opened.kind != "branch":  # The parent of a "branch" segment is a segment of the rollout.
                 opened.parent = (opened.parent or 0) + first
         return [opened.close() for opened in self.state.segments]
 
     async def _opened(self, sandboxes: SandboxPool | None) -> str:
-        """Copy the env and fork its sandbox, play, and close what was opened, whatever happens; the stop reason."""
+        """Copy the env, fork its sandbox, run the turns, always close everything, and return the stop reason."""
         origin = self.root.env
         assert origin is not None
         async with at_exit(EngineError, "release", self.state.release_all), AsyncExitStack() as stack:
@@ -159,14 +160,14 @@ class BranchAttempt(Attempt):
             self.env = env = await self._copied(origin, memo)
             env._sandbox = memo.get(id(origin._sandbox))
             env._models, env._forks, env._threads = self.state.models, None, Threads(env)
-            # A shallow copy of an env's own making shares them.
+            # A shallow copy by the env's own code would share them.
             env.metrics, env.tool_failures = dict(env.metrics), Counter(env.tool_failures)
             env.role_rewards = dict(env.role_rewards)
             async with at_exit(EnvError, f"{self.name}.close", self._close):
                 return await self._play_and_score(env)
 
     def _memo(self, origin: Env[Any]) -> dict[int, Any]:
-        """What stands in the place of what a copy of the env may not copy, by its id."""
+        """Return the replacements of objects that a copy of the env must not copy, by the objects' ids."""
         state, root = self.state, self.root.state
         shared = [origin.task, origin._resources, root.engine, *root.engines.values(), *root.fallback_models.values()]
         memo: dict[int, Any] = {id(each): each for each in shared}
@@ -178,20 +179,20 @@ class BranchAttempt(Attempt):
             with boundary(EnvError, f"{self.name}.branch"):
                 twin = await type(origin).branch(origin, memo)
                 if type(twin) is not type(origin) or twin is origin:
-                    raise TypeError(f"it must return another {self.name}, got {twin!r:.80}")
+                    raise TypeError(f"it must return another instance of {self.name}, got {twin!r:.80}")
         except AgentGymError as error:
             self.refusal = error
             raise
         return twin
 
     async def _play(self, env: Env[Any], deadline: TimeLimit) -> Ending:
-        """Go on from the state, turn after turn."""
+        """Continue from the state, turn after turn."""
         conversation = self._conversation()
         env._forks = ConversationForks(conversation)
         return await self._turns(env, conversation, deadline)
 
     def _conversation(self) -> Conversation:
-        """The conversation of the rollout as it stood, in a segment of its own that reads what was said so far."""
+        """Return the rollout's conversation as it was, in a new segment that starts with the messages so far."""
         origin, held = self.origin, self.origin.segment
         speaker = origin.speaker if self.is_trained else origin.speaker._replace(trained=False)
         conversation = Conversation(self.state, origin.chat.branch(), origin.first, "", origin.turns_left, speaker)
@@ -201,26 +202,26 @@ class BranchAttempt(Attempt):
 
 
 class StateChooser:
-    """Chooses states by what was sampled before them, never by a turn behind them."""
+    """Selects states by the turns sampled before them, never by a turn after them."""
 
     def __init__(self, settings: BranchingConfig) -> None:
         self.settings = settings
         self.spent = 0
-        """Tokens that the branches have sampled so far."""
+        """Number of tokens that the branches have sampled so far."""
         self._named = 0
-        """How many states were of the kind that the settings name."""
+        """Number of states so far of the kind that the settings name."""
         self._segment: OpenSegment | None = None
         self._turns = 0
-        """The segment and the place of the turn that comes next."""
+        """The segment, and the index of the next turn in it."""
         self._errors = 0.0
         self._surprises: list[float] = []
 
     def chooses(self, conversation: Conversation, env: Env[Any]) -> bool:
-        """Whether branches are played from this state; it is asked in each state of a rollout, in their order."""
+        """Return whether branches are run from this state; must be called in each state of a rollout, in order."""
         segment, turns, errors = self._segment, self._turns, self._errors
         self._segment, self._turns = conversation.segment, len(conversation.segment.turns)
         self._errors = env.metrics.get("tool_errors", 0.0)
-        if segment is None:  # Nothing is sampled yet: the group's other rollouts begin here, too.
+        if segment is None:  # Nothing is sampled yet, and the group's other rollouts also start here.
             return False
         before, surprise = self._surprises, -float(segment.logprobs(turns).mean())
         self._surprises = [*before, surprise]

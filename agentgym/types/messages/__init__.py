@@ -1,4 +1,4 @@
-"""Chat messages in the OpenAI shape: their text, their calls, and the images beside it."""
+"""Chat messages in the OpenAI format: their text, calls and images."""
 
 from agentgym.types.messages.image import IMAGE_TYPES, MAX_IMAGE_BYTES, Image
 from agentgym.types.messages.message import (

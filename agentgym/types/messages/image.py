@@ -1,4 +1,4 @@
-"""Images that a model is shown: their bytes, checked when they are made."""
+"""Images for a model: their bytes, validated on creation."""
 
 import base64
 import binascii
@@ -10,15 +10,15 @@ from typing import Any, Self
 from pydantic_core import core_schema
 
 MAX_IMAGE_BYTES = 20_000_000
-"""The most bytes of one image: more is refused by every endpoint that is known."""
+"""Maximum size of one image in bytes; all known endpoints reject larger ones."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""The media types that endpoints take."""
+"""The media types that endpoints accept."""
 DATA = "data:"
 BASE64 = ";base64,"
 
 
 def head_type(head: bytes) -> str | None:
-    """Return the media type of an image by its first bytes; None where they are of no image that endpoints take."""
+    """Return an image's media type according to its first bytes, or None if it isn't one that endpoints accept."""
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if head.startswith(b"\xff\xd8\xff"):
@@ -29,7 +29,7 @@ def head_type(head: bytes) -> str | None:
 
 
 def shown_size(size: int) -> str:
-    """Return a number of bytes in a few characters: 345 bytes, 12 kB, 3.4 MB."""
+    """Return a number of bytes as short text: 345 bytes, 12 kB, 3.4 MB."""
     if size < 1000:
         return f"{size} bytes"
     return f"{size / 1000:.0f} kB" if size < 1_000_000 else f"{size / 1_000_000:.1f} MB"
@@ -37,19 +37,21 @@ def shown_size(size: int) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Image:
-    """Holds an image for a model that sees: in the content of a message, or in what a tool returns.
+    """An image for a vision model, in the content of a message or in a tool's result.
 
     ::
 
         Message(role="user", content=["How many cats?", ag.Image.from_path("cats.png")])
 
-    :raises ValueError: for bytes that are no PNG, JPEG, GIF or WebP, or too many; the message names the field.
+    Raises:
+        ValueError: If the bytes aren't a PNG, JPEG, GIF or WebP, or are too many, or if `mime_type` doesn't match
+            them; the message names the field.
     """
 
     data: bytes
     """The bytes of the file."""
     mime_type: str = ""
-    """The media type, such as "image/png"; by default it is read from the bytes."""
+    """The media type, such as "image/png"; by default it is detected from the bytes."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, bytes | bytearray | memoryview):
@@ -59,17 +61,17 @@ class Image:
         if not self.data:
             raise ValueError("data: empty; give the bytes of an image")
         if len(self.data) > MAX_IMAGE_BYTES:
-            much = f"{len(self.data):,} bytes, and at most {MAX_IMAGE_BYTES:,} are sent"
+            much = f"{len(self.data):,} bytes, but at most {MAX_IMAGE_BYTES:,} are allowed"
             raise ValueError(f"data: {much}; make the image smaller")
         found = head_type(self.data)
         if found is None:
             raise ValueError(
-                f"data: begins with {self.data[:8]!r}, as no PNG, JPEG, GIF or WebP does; convert it, with Pillow's "
-                "`save(file, format='PNG')` for instance"
+                f"data: starts with {self.data[:8]!r}, so it isn't a PNG, JPEG, GIF or WebP; convert it, for example "
+                "with Pillow's `save(file, format='PNG')`"
             )
         given = "image/jpeg" if self.mime_type == "image/jpg" else self.mime_type
         if given and given != found:
-            raise ValueError(f"mime_type: {given!r:.80}, and the bytes are {found}; leave it out, or give {found!r}")
+            raise ValueError(f"mime_type: {given!r:.80}, but the bytes are {found}; leave it out or use {found!r}")
         object.__setattr__(self, "mime_type", found)
 
     def __repr__(self) -> str:
@@ -77,7 +79,15 @@ class Image:
 
     @classmethod
     def from_path(cls, path: str | Path) -> Self:
-        """Return the image of a file; ValueError, naming the file, where it holds none."""
+        """Return the image in a file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ValueError: If the file isn't a supported image; the message names the file.
+            OSError: If the file can't be read.
+        """
         data = Path(path).read_bytes()
         try:
             return cls(data)
@@ -86,33 +96,45 @@ class Image:
 
     @classmethod
     def from_pil(cls, image: Any, format: str = "PNG") -> Self:
-        """Return the image of anything that saves itself as Pillow's do: `image.save(file, format=...)`.
+        """Return the image of an object with Pillow's `save` method: `image.save(file, format=...)`.
 
-        :raises TypeError: for what has no such method.
+        Args:
+            image: A Pillow image or another object with such a method.
+            format: The format to save it in.
+
+        Raises:
+            TypeError: If `image` has no such method.
         """
         if not callable(getattr(image, "save", None)):
-            raise TypeError(f"image: must have a method `save`, as Pillow's images have, got {type(image).__name__}")
+            raise TypeError(f"image: must have a `save` method like Pillow's images, got {type(image).__name__}")
         file = io.BytesIO()
         image.save(file, format=format)
         return cls(file.getvalue())
 
     @classmethod
     def from_data_url(cls, url: str) -> Self:
-        """Return the image of a data URL, such as "data:image/png;base64,iVBORw0..."; ValueError for any other URL."""
+        """Return the image of a data URL, such as "data:image/png;base64,iVBORw0...".
+
+        Args:
+            url: The data URL, encoded as base64.
+
+        Raises:
+            ValueError: If it isn't a data URL of a supported image.
+        """
         if not isinstance(url, str) or not url.startswith(DATA):
             raise ValueError(
-                f"url: must be a data URL of base64, such as 'data:image/png;base64,...', got {url!r:.80}; nothing is "
-                "fetched: what a model saw must stay with its rollout. Download it, and give ag.Image(data)"
+                f"url: must be a base64 data URL, such as 'data:image/png;base64,...', got {url!r:.80}; other URLs are "
+                "not fetched, because images are stored with the rollout: download the file and use ag.Image(data)"
             )
         mime_type, mark, written = url[len(DATA) :].partition(BASE64)
         if not mark:
-            raise ValueError(f"url: must hold {BASE64!r} after its media type, got {url!r:.80}")
+            raise ValueError(f"url: must contain {BASE64!r} after its media type, got {url!r:.80}")
         if mime_type not in (*IMAGE_TYPES, "image/jpg"):
             raise ValueError(f"url: its media type must be one of {', '.join(IMAGE_TYPES)}, got {mime_type!r:.80}")
         try:
             data = base64.b64decode(written, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"url: the part after {BASE64!r} is not base64 ({error}); is it cut off?") from None
+            raise ValueError(f"url: the part after {BASE64!r} is not base64 ({error}); is it truncated?") from None
         return cls(data, mime_type)
 
     @property
@@ -122,12 +144,12 @@ class Image:
 
     @property
     def part(self) -> Any:
-        """The image as a part of a content, in OpenAI's shape."""
+        """The image as a content part in the OpenAI format."""
         return {"type": "image_url", "image_url": {"url": self.data_url}}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
-        """Let a task have an image as a field, read from bytes, a data URL, {"bytes": ...}, or an image of Pillow's."""
+        """Support images as task fields, read from bytes, a data URL, {"bytes": ...} or a Pillow image."""
         written = core_schema.plain_serializer_function_ser_schema(lambda image: image.data_url)
         return core_schema.no_info_plain_validator_function(_as_image, serialization=written)
 

@@ -1,4 +1,4 @@
-"""Messages, and the parts that a content is made of where it is not text alone."""
+"""Messages, and the parts of a content that isn't only text."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Required, TypeAlias
@@ -10,9 +10,9 @@ from agentgym.types.messages.parts import content_of
 
 
 class Function(TypedDict):
-    """The called function: its name ("" when none could be read) and its arguments.
+    """The called function: its name ("" if none could be parsed) and its arguments.
 
-    `arguments` is a dict when the call was valid JSON, else the raw text the model wrote.
+    `arguments` is a dict if the call was valid JSON, otherwise the raw text that the model wrote.
     """
 
     name: str
@@ -20,7 +20,7 @@ class Function(TypedDict):
 
 
 class ToolCall(TypedDict, total=False):
-    """One tool call of an assistant message, in the OpenAI shape."""
+    """One tool call of an assistant message, in the OpenAI format."""
 
     id: str
     type: Literal["function"]
@@ -28,28 +28,28 @@ class ToolCall(TypedDict, total=False):
 
 
 class TextPart(TypedDict):
-    """A text among the parts of a content."""
+    """A text part of a content."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageURL(TypedDict, total=False):
-    """An image as a data URL; `detail` says how closely some endpoints look at it."""
+    """An image as a data URL; `detail` sets the resolution at which some endpoints process it."""
 
     url: Required[str]
     detail: Literal["auto", "low", "high"]
 
 
 class ImagePart(TypedDict):
-    """An image among the parts of a content, as OpenAI's chat API takes it; `ag.Image(...).part` is one."""
+    """An image part of a content, in the format of OpenAI's chat API; `ag.Image(...).part` returns one."""
 
     type: Literal["image_url"]
     image_url: ImageURL
 
 
 Part: TypeAlias = TextPart | ImagePart
-"""One part of a content that is not text alone."""
+"""One part of a content that isn't only text."""
 
 
 def _read(value: Any, read_text: Callable[[Any], str]) -> Any:
@@ -58,7 +58,7 @@ def _read(value: Any, read_text: Callable[[Any], str]) -> Any:
 
 if TYPE_CHECKING:
     Content: TypeAlias = Any
-    """What type checkers see, so that a model's own message, which is text, needs no cast."""
+    """The type for type checkers, so that a model's message, which is text, needs no cast."""
 else:
     Content = Annotated[str, WrapValidator(_read), PlainSerializer(lambda content: content, return_type=Any)]
 
@@ -68,10 +68,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def role_of(given: Any) -> Any:
-    """Return a role as it was given; ValueError for none of `ROLES`, with the one that the newer word stands for."""
+    """Return the given role.
+
+    Raises:
+        ValueError: If it isn't in `ROLES`; for "developer", the message suggests "system".
+    """
     if given in ROLES:
         return given
-    hint = "; write 'system', which chat templates know" if given == "developer" else ""
+    hint = "; use 'system', which chat templates support" if given == "developer" else ""
     raise ValueError(f"must be one of {', '.join(ROLES)}, got {given!r:.80}{hint}")
 
 
@@ -82,10 +86,10 @@ else:
 
 
 class Message(TypedDict, total=False):
-    """A chat message in the OpenAI shape: what templates, tool parsers, MCP and proxies speak.
+    """A chat message in the OpenAI format, which templates, tool parsers, MCP and proxies use.
 
-    `content` is text. In a message of the user or of a tool it may be a list of parts, one of them an image; a model's
-    own message is text.
+    `content` is text. In a user or tool message it may also be a list of parts that includes an image; a model's
+    message is always text.
     """
 
     role: Required[Role]

@@ -1,4 +1,4 @@
-"""Contents of messages: text, or parts of text and images; read, checked, joined and shown."""
+"""Message contents: text, or parts of text and images; reading, validating, joining and formatting them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,22 +6,28 @@ from typing import Any
 from agentgym.types.messages.image import BASE64, DATA, Image, shown_size
 
 SEEING_ROLES = ("user", "tool")
-"""The roles whose messages may hold images: no API takes one from the system or the assistant."""
+"""The roles whose messages may contain images; no API accepts images from the system or the assistant."""
 SEE_ELSEWHERE = (
-    "evaluate on a chat endpoint whose model sees (ag.Endpoint, `agentgym eval --url`), or let the env say in text "
-    "what is to be seen"
+    "evaluate with a chat endpoint whose model accepts images (ag.Endpoint, `agentgym eval --url`), or have the env "
+    "describe the image as text"
 )
-"""What to do with an env that shows images where text alone is read."""
+"""What to do with an env that uses images when only text is supported; ends an error message."""
 _DETAILS = ("auto", "low", "high")
 
 
 def content_of(value: Any, where: str, role: str | None = None) -> Any:
-    """Return a content as it is kept: text, or a list of parts in OpenAI's shape, one of them an image.
+    """Return a content in the form in which it is stored: text, or a list of parts in the OpenAI format, with an image.
 
-    A list may hold texts, `ag.Image`, and parts; one without an image becomes its texts, each in lines of its own.
-    With `role`, an image must be in a message of the user or of a tool.
+    A list may contain texts, `ag.Image` objects and parts. Without an image it becomes one text, a line for each
+    part.
 
-    :raises ValueError: for anything else; the message names the part.
+    Args:
+        value: The content.
+        where: Its place for error messages, such as "messages[0].content".
+        role: The role of its message; an image then requires the role "user" or "tool". None allows any.
+
+    Raises:
+        ValueError: If it isn't a valid content; the message names the part.
     """
     if isinstance(value, str):
         return value
@@ -29,20 +35,24 @@ def content_of(value: Any, where: str, role: str | None = None) -> Any:
         got = type(value).__name__
         raise ValueError(f"{where}: must be text, or a list of parts such as ['Look:', ag.Image(data)], got {got}")
     if not value:
-        raise ValueError(f"{where}: an empty list of parts; write text, or at least one part")
+        raise ValueError(f"{where}: an empty list of parts; use text or at least one part")
     parts = [_part(part, f"{where}[{place}]") for place, part in enumerate(value)]
     images = [place for place, part in enumerate(parts) if part["type"] == "image_url"]
     if not images:
         return "\n".join(part["text"] for part in parts)
     if role is not None and role not in SEEING_ROLES:
         raise ValueError(
-            f"{where}[{images[0]}]: an image in a message of the role {role!r}; put it into a message of the user"
+            f"{where}[{images[0]}]: an image in a message with the role {role!r}; put it into a user message"
         )
     return [part for part in parts if part != {"type": "text", "text": ""}]
 
 
 def kept_message(message: Any, where: str) -> Any:
-    """Return a message with its content as it is kept; ValueError names the part that is none."""
+    """Return a message with its content in the form in which it is stored.
+
+    Raises:
+        ValueError: If the content is invalid; the message names the part.
+    """
     content = message.get("content")
     if isinstance(content, str):
         return message
@@ -50,14 +60,16 @@ def kept_message(message: Any, where: str) -> Any:
 
 
 def _part(part: Any, where: str) -> Any:
-    """One part in OpenAI's shape; ValueError for what is none."""
+    """Return one part in the OpenAI format; raise ValueError if it isn't a valid part."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if isinstance(part, Image):
         return part.part
     if not isinstance(part, Mapping):
         raise ValueError(f"{where}: must be text, an ag.Image or a part, got {type(part).__name__}")
-    given = {name: value for name, value in part.items() if value is not None}  # Arrow fills in what others have.
+    given = {
+        name: value for name, value in part.items() if value is not None
+    }  # Arrow adds keys of other parts as None.
     if given.get("type") == "text" and given.keys() == {"type", "text"}:
         if not isinstance(given["text"], str):
             raise ValueError(f"{where}.text: must be text, got {type(given['text']).__name__}")
@@ -73,10 +85,10 @@ def _part(part: Any, where: str) -> Any:
 
 def _image_url(given: Any, where: str) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: must be an object with the field url, got {type(given).__name__}")
+        raise ValueError(f"{where}: must be an object with a url field, got {type(given).__name__}")
     kept = {name: value for name, value in given.items() if value is not None}
     if unknown := sorted(map(str, kept.keys() - {"url", "detail"})):
-        raise ValueError(f"{where}: has url and detail, got {unknown[0]!r:.80}, too")
+        raise ValueError(f"{where}: must have only the fields url and detail, got also {unknown[0]!r:.80}")
     try:
         Image.from_data_url(kept.get("url", ""))
     except ValueError as error:
@@ -87,14 +99,14 @@ def _image_url(given: Any, where: str) -> dict[str, str]:
 
 
 def parts_of(content: Any) -> list[Any]:
-    """Return the parts of a content; text is one part, and "" is none."""
+    """Return the parts of a content; text is one part, and "" has no parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content)
 
 
 def is_image(part: Any) -> bool:
-    """Whether a part is an image."""
+    """Return whether a part is an image."""
     return isinstance(part, Mapping) and part.get("type") == "image_url"
 
 
@@ -104,7 +116,7 @@ def image_of(part: Any) -> Image:
 
 
 def first_image(messages: Sequence[Any]) -> str | None:
-    """Return where the first image of these messages is, such as "messages[0].content[1]"; None where there is none."""
+    """Return the place of the first image, such as "messages[0].content[1]", or None if there is none."""
     for place, message in enumerate(messages):
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list | tuple) else ()):
@@ -114,7 +126,7 @@ def first_image(messages: Sequence[Any]) -> str | None:
 
 
 def joined(contents: Sequence[Any], between: str) -> Any:
-    """Return the contents in one, those that say nothing left out, with the text `between` two texts."""
+    """Return the contents as one, skipping empty ones, with the text `between` between two texts."""
     said = [content for content in contents if content]
     if all(isinstance(content, str) for content in said):
         return between.join(said)
@@ -127,12 +139,12 @@ def joined(contents: Sequence[Any], between: str) -> Any:
 
 
 def text_of(content: Any) -> str:
-    """Return a content as text, where an image is a word about it: `[image/png, 12 kB]`."""
+    """Return a content as text, each image as a short description: `[image/png, 12 kB]`."""
     return content if isinstance(content, str) else "\n".join(map(part_text, content))
 
 
 def part_text(part: Any) -> str:
-    """Return a part as text; an image is a word about it."""
+    """Return a part as text; an image becomes a short description."""
     if not is_image(part):
         return str(part["text"])
     mime_type, _, written = part["image_url"]["url"].removeprefix(DATA).partition(BASE64)

@@ -35,7 +35,7 @@ def test_a_picture_of_pillow_is_saved_as_it_is_asked_for() -> None:
         image = ag.Image.from_pil(drawn, format)
         assert image.mime_type == mime_type
         assert pillow.open(io.BytesIO(image.data)).size == (3, 2)
-    with pytest.raises(TypeError, match=r"^image: must have a method `save`, as Pillow's images have, got bytes"):
+    with pytest.raises(TypeError, match=r"^image: must have a `save` method like Pillow's images, got bytes"):
         ag.Image.from_pil(PNG)
 
 
@@ -44,10 +44,10 @@ def test_a_picture_of_pillow_is_saved_as_it_is_asked_for() -> None:
     [
         ((b"",), "^data: empty; give the bytes of an image"),
         (("cat.png",), "^data: must be bytes, got str; see ag.Image.from_path"),
-        ((b"<svg/>",), "^data: begins with b'<svg/>', as no PNG, JPEG, GIF or WebP does; convert it"),
-        ((PNG, "image/jpeg"), "^mime_type: 'image/jpeg', and the bytes are image/png; leave it out"),
-        ((PNG, "text/html"), "^mime_type: 'text/html', and the bytes are image/png"),
-        ((PNG + bytes(MAX_IMAGE_BYTES),), "^data: 20,000,070 bytes, and at most 20,000,000 are sent; make"),
+        ((b"<svg/>",), "^data: starts with b'<svg/>', so it isn't a PNG, JPEG, GIF or WebP; convert it"),
+        ((PNG, "image/jpeg"), "^mime_type: 'image/jpeg', but the bytes are image/png; leave it out"),
+        ((PNG, "text/html"), "^mime_type: 'text/html', but the bytes are image/png"),
+        ((PNG + bytes(MAX_IMAGE_BYTES),), "^data: 20,000,070 bytes, but at most 20,000,000 are allowed; make"),
     ],
 )
 def test_bytes_that_are_no_image_to_show_are_refused_by_their_field(given: Any, told: str) -> None:
@@ -62,15 +62,15 @@ def test_an_image_of_the_largest_size_is_taken() -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("https://example.com/cat.png", "^url: must be a data URL of base64, .* nothing is fetched"),
-        (None, "^url: must be a data URL of base64"),
-        ("data:image/png,abc", "^url: must hold ';base64,' after its media type"),
+        ("https://example.com/cat.png", "^url: must be a base64 data URL, .* not fetched"),
+        (None, "^url: must be a base64 data URL"),
+        ("data:image/png,abc", "^url: must contain ';base64,' after its media type"),
         ("data:image/svg+xml;base64,PHN2Zy8+", "^url: its media type must be one of image/png, .*got 'image/svg"),
-        (URL[:-3], "^url: the part after ';base64,' is not base64 .*; is it cut off"),
+        (URL[:-3], "^url: the part after ';base64,' is not base64 .*; is it truncated"),
         (f"{URL}\ud800", "^url: the part after ';base64,' is not base64"),
         (URL.replace("=", " ="), "^url: the part after ';base64,' is not base64"),
         ("data:image/png;base64,", "^data: empty"),
-        (URL.replace("image/png", "image/webp"), "^mime_type: 'image/webp', and the bytes are image/png"),
+        (URL.replace("image/png", "image/webp"), "^mime_type: 'image/webp', but the bytes are image/png"),
     ],
 )
 def test_a_url_that_holds_no_image_is_refused(url: Any, told: str) -> None:
@@ -80,7 +80,7 @@ def test_a_url_that_holds_no_image_is_refused(url: Any, told: str) -> None:
 
 def test_a_file_that_holds_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a cat")
-    with pytest.raises(ValueError, match=r"^path: .*/a\.txt: data: begins with b'a cat'"):
+    with pytest.raises(ValueError, match=r"^path: .*/a\.txt: data: starts with b'a cat'"):
         ag.Image.from_path(tmp_path / "a.txt")
 
 

@@ -41,8 +41,8 @@ def test_a_content_is_kept_as_text_or_as_parts_of_which_one_is_an_image(given: A
         ([{"type": "text", "text": 3}], r"^content\[0\]\.text: must be text, got int"),
         ([{"type": "image_url", "image_url": URL}], r"^content\[0\]\.image_url: must be an object .*, got str"),
         ([{"type": "image_url", "image_url": {"url": URL[:-1]}}], r"^content\[0\]\.image_url\.url: .* is not base64"),
-        ([{"type": "image_url", "image_url": {}}], r"^content\[0\]\.image_url\.url: must be a data URL"),
-        ([{"type": "image_url", "image_url": {"url": URL, "x": 1}}], r"^content\[0\]\.image_url: .*, got 'x', too"),
+        ([{"type": "image_url", "image_url": {}}], r"^content\[0\]\.image_url\.url: must be a base64 data URL"),
+        ([{"type": "image_url", "image_url": {"url": URL, "x": 1}}], r"^content\[0\]\.image_url: .*, got also 'x'"),
         ([{"type": "image_url", "image_url": {"url": URL, "detail": "?"}}], r"image_url\.detail: must be one of auto"),
         ([{**PART, "cache_control": {}}], r"^content\[0\]: must be .*cache_control"),
     ],
@@ -54,7 +54,7 @@ def test_what_is_no_part_is_refused_by_its_place(given: Any, told: str) -> None:
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
 def test_an_image_where_no_api_takes_one_is_refused(role: str) -> None:
-    with pytest.raises(ValueError, match=rf"^content\[1\]: an image in a message of the role '{role}'; put it into"):
+    with pytest.raises(ValueError, match=rf"^content\[1\]: an image in a message with the role '{role}'; put it into"):
         content_of(["a", PART], "content", role)
     assert content_of(["a", "b"], "content", role) == "a\nb"
 
@@ -65,7 +65,7 @@ def test_a_prompt_holds_parts_in_messages_and_a_list_with_an_image_is_one_messag
     assert ag.Task(id="t", prompt=[ag.Message(role="user", content=["How many?", ag.Image(PNG)])]) == task
     assert ag.Task.model_validate_json(task.model_dump_json()) == task
     with pytest.raises(
-        ValidationError, match=r"prompt\.0\.content\n.*content\[0\]\.image_url\.url: must be a data URL"
+        ValidationError, match=r"prompt\.0\.content\n.*content\[0\]\.image_url\.url: must be a base64 data URL"
     ):
         ag.Task(id="t", prompt=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "cat.png"}}]}])
 
