@@ -152,5 +152,5 @@ async def test_rows_are_the_tasks_of_an_env() -> None:
 
 @pytest.mark.parametrize("source", [arrow_table, pandas_frame, polars_frame])
 def test_a_table_as_the_tasks_of_an_env_is_an_error_that_names_rows(source: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=r"whose \[index\] gives no row; write ag\.Rows\(it, Sum\)"):
+    with pytest.raises(ValueError, match=r"whose \[index\] does not return a row; write ag\.Rows\(table, Sum\)"):
         as_tasks(Sums, source())

@@ -151,7 +151,7 @@ def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
     run = ag.RunConfig(recipe="made", env="made", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=4)
     with caplog.at_level(logging.WARNING), hold_checked(run, Made, tmp_path / "both"):
         pass
-    assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were looked at ('5000'" in caplog.text
+    assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were compared ('5000'" in caplog.text
     assert check_tasks(Made)[0].wrong.startswith("train and test share 10 ids among the 10 test tasks")
     caplog.clear()
     Made.test = range(9000, 9010)

@@ -131,7 +131,7 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
 
 
 async def test_a_task_of_no_member_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^task: 'chase/1' is of no member of the mixture; .* one of ones, rows"):
+    with pytest.raises(ValueError, match=r"^task: 'chase/1' belongs to no member of the mixture; .* one of ones, rows"):
         await ag.rollout(mixed(), ag.Task(id="chase/1", prompt="?"), Scripted([say("1")]))
 
 
