@@ -145,7 +145,7 @@ def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
             "it is excluded, so a stored task has its default, which is a different value; give it no default, or "
             "compute it from the other fields in a property"
         )
-    came = f"a stored task has {now!r:.60} where this one has {was!r:.60}"
+    came = f"a stored task has {now!r:.60}, but this task has {was!r:.60}"
     if isinstance(was, bytes):
         return f"{came}; {BASE64}"
     return f"{came}; give it a type that states its content, such as set[str] instead of Any, or {EXCLUDE}"

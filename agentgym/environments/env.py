@@ -66,9 +66,7 @@ class Env(Generic[TaskT]):
     version: ClassVar[str | None] = None
     """The env's own version, such as "1.2", recorded with its results; None uses the version of its package."""
     data_files: ClassVar[tuple[str, ...]] = ()
-    """Files and folders next to the class's own file that its tasks are made from; they are part of its content
-    hash.
-    """
+    """Files and folders, next to the class's file, that its tasks are made from; part of its content hash."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -244,7 +242,7 @@ class Env(Generic[TaskT]):
         Args:
             seed: The only source of randomness that an env should use, from 0 to 2^31 - 1. A group's rollouts share it;
                 each attempt of an evaluation has a different one.
-            options: Gymnasium's options; agentgym passes none.
+            options: Gymnasium's options; agentgym's own runs pass none.
         """
         messages = [_copied(message) for message in self.task.prompt]
         if self.system is not None and messages[0]["role"] != "system":
@@ -282,7 +280,8 @@ class Env(Generic[TaskT]):
         """Restore the state that the rewards read, as it was at the rollout's end, for `agentgym rescore`.
 
         It is called on a new instance whose task, `answer`, `metrics` and `role_rewards` are set. If the rewards read
-        more and this isn't overridden, rescoring refuses the env, with an error that names it.
+        more than these and the env doesn't override this method, rescoring raises an error that names the missing
+        attribute.
 
         Args:
             rollout: The stored rollout.

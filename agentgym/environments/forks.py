@@ -51,7 +51,7 @@ class Model(ABC):
     name: str
     """The name that it was given under."""
     calls: int
-    """Number of requests to its engine in this rollout, including retries."""
+    """Number of requests to its engine in this rollout, including repeated ones."""
 
     @property
     @abstractmethod

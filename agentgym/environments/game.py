@@ -42,8 +42,8 @@ class Game(ToolEnv[GameTask]):
     """A turn-based game, whose rules a subclass implements; the model moves with the tool `move`.
 
     A subclass defines `start`, `play`, `observe`, `to_move` and `returns`, and `opponent` if there is more than one
-    player. They are plain functions of the game's state in `self`. Any exception in them is a failure of the env, and
-    the rollout has no reward; the only exception is IllegalMove in `play` for the model's own move.
+    player. They are plain functions of the game's state in `self`. If any of them raises, the env has failed, and the
+    rollout has no reward, unless it is an IllegalMove in `play` for the model's own move.
     """
 
     players: ClassVar[int] = 2

@@ -26,9 +26,7 @@ class Limits:
     tokens: Positive | None = None
     """Maximum number of sampled token ids in the whole rollout; None for no such limit."""
     parallel_calls: Positive = 16
-    """Maximum number of one turn's calls that run at the same time, if their tools are declared parallel; others
-    wait.
-    """
+    """Maximum number of one turn's calls to parallel tools that run at the same time; others wait."""
     retries: Count = 0
     """Maximum number of retries if the engine or the sandbox failed before an action of the model reached the env."""
 
@@ -49,6 +47,7 @@ class KeepLast:
     """Keeps the first prompt, the summary, and the last `turns` turns unchanged, with the env's responses."""
 
     turns: int
+    """Number of turns to keep, at least 1."""
 
     def __post_init__(self) -> None:
         if self.turns < 1:

@@ -75,7 +75,7 @@ class ToolEnv(Env[TaskT]):
         return await super().reset(seed=seed, options=options)
 
     def _begin_play(self, returned: object) -> None:
-        """Raise EnvError if `setup` returned a value or left metrics in which tool calls can't be counted."""
+        """Raise EnvError if `setup` returned a value or `metrics` isn't a dict; add the missing counts to it."""
         if returned is not None:
             said = "a rollout begins with a turn of the model; leave tasks that are already over out of the data set"
             raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, but must return None: {said}")
@@ -107,7 +107,7 @@ class ToolEnv(Env[TaskT]):
 
         Args:
             calls: The tool calls of one turn.
-            allowed_tools: Names of the tools that this caller may use; None allows all.
+            allowed_tools: Names of the tools that this caller may use; None allows those of the root conversation.
 
         Returns:
             The tool messages, and the reason if a tool stopped the rollout, otherwise None.

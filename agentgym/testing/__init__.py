@@ -97,7 +97,7 @@ def check_env(
     block_limit_s: float = 0.5,
     models: Mapping[str, Engine] | None = None,
 ) -> Coroutine[Any, Any, None]:
-    """Assert that an env does everything that an env must do: `await check_env(MyEnv, TASK, oracle=[...])`.
+    """Check that an env meets its contract: `await check_env(MyEnv, TASK, oracle=[...])`.
 
     One AssertionError has a line for each finding: `kind: what is wrong: what to change`. If an env shows images, it
     runs as on an endpoint with vision, and the log says that it can't be trained.
@@ -105,16 +105,14 @@ def check_env(
     The check asserts that:
 
     - The oracle reaches `threshold`, twice, with the same prompt, tool results and rewards for the same seed. None of
-      its tools fails or times
-      out. No method blocks the event loop for `block_limit_s` seconds in the second run.
+      its tools fails or times out. No method blocks the event loop for `block_limit_s` seconds in the second run.
     - The no-op stays below `threshold`.
     - A malformed call gets a response, and the rollout continues.
     - A cancelled rollout ends, wherever the env waits, and closes once.
     - Rewards are finite numbers.
     - Nothing is left behind: no thread, process, open file, temporary folder or asyncio task.
     - Tools have schemas, something scores the rollout, the train and test splits have no task in common, and rollouts
-      don't change anything
-      that belongs to the class.
+      don't change anything that belongs to the class.
 
     In a mixture, all this applies to the task's own member.
 
@@ -174,7 +172,7 @@ def check_env(
 
 
 async def check_sandbox(spec: SandboxSpec, *, timeout_s: float = 120.0) -> None:
-    """Assert that a sandbox does everything that a sandbox must do: `await check_sandbox(MySandbox())`.
+    """Check that a sandbox meets its contract, in real sandboxes: `await check_sandbox(MySandbox())`.
 
     The checks run in real sandboxes of the spec. They call every method of `agentgym.sandboxes.protocol.Sandbox` and
     compare the results with its contract: results, exit codes, statuses and limits of time and output, host functions,

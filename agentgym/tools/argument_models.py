@@ -14,9 +14,7 @@ from pydantic.errors import PydanticUserError
 from agentgym.errors.tracebacks import describe
 
 KEPT = 8
-"""Maximum number of cached signatures per code object; a function that is redefined for each task may vary its
-types.
-"""
+"""Maximum number of cached signatures per code object; a function redefined for each task may vary its types."""
 
 
 class UnknownType(ValueError):

@@ -70,7 +70,7 @@ def checked(validator: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     except RecursionError as error:
         raise WrongArguments("arguments: nested too deeply to be checked; use fewer levels of nesting") from error
     except OverflowError as error:
-        raise WrongArguments(f"arguments: contain a number that is too large to be checked ({error})") from error
+        raise WrongArguments(f"arguments: a number is too large to be checked ({error}); use a smaller one") from error
     finally:
         _steps.reset(before)
     if len(errors) > SHOWN_ERRORS:
@@ -177,7 +177,7 @@ def _size(pattern: str) -> int:
 def _matches(pattern: str, text: str) -> bool:
     if _size(pattern) * len(text) > WORK_AT_MOST:
         raise WrongArguments(
-            f"arguments: a text of {len(text)} characters is too long to match against {pattern!r:.80}"
+            f"arguments: a text of {len(text)} characters is too long for the pattern {pattern!r:.80}; shorten it"
         )
     try:
         _linear(pattern).validate_python(text)
@@ -215,7 +215,9 @@ def _step(validator: Any, **changes: Any) -> Any:
     from attrs import evolve
 
     if next(_steps.get(), None) is None:
-        raise WrongArguments(f"arguments: need more than {STEPS_AT_MOST:,} steps to check; send less data, less nested")
+        raise WrongArguments(
+            f"arguments: the check needs more than {STEPS_AT_MOST:,} steps; send less data, less nested"
+        )
     return evolve(validator, **changes)
 
 

@@ -29,8 +29,7 @@ class DynamicTool:
     parameters: Mapping[str, Any]
     """The JSON schema of the arguments, an object by argument name."""
     call: Callable[..., Any]
-    """The function that is called with the arguments by name: async, or plain, in which case it runs in a separate
-    thread.
+    """The function that is called with the arguments by name: async, or plain and run in a separate thread.
 
     If it is a method of the env, a sub-agent's calls use the method of the sub-agent's own copy of the env.
     """
@@ -41,9 +40,7 @@ class DynamicTool:
     root: bool = True
     """Whether the rollout's first conversation has it, and not only sub-agents that are given it."""
     check: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """Returns the arguments for `call`, or raises ValueError with a text for the model; None validates by the
-    schema.
-    """
+    """Returns the arguments for `call`, or raises ValueError with a text for the model; None uses the schema."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

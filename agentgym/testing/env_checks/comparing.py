@@ -13,9 +13,7 @@ ANYWAY = re.compile(
     r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?"
     r"|\bthread (?:id )?\d+|\bstarted (?:daemon )?\d+"
 )
-"""Texts that may differ between two rollouts of a correct env: memory addresses, durations, times of day, thread
-ids.
-"""
+"""Texts that may differ between two rollouts of a correct env: addresses, durations, times of day, thread ids."""
 SEED = "take all randomness from random.Random(seed), with the seed that reset(seed=...) gets"
 
 
