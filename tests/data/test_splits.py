@@ -77,10 +77,10 @@ def test_an_id_or_a_content_in_two_parts_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("shares", "why"),
     [
-        ({}, "shares: name two or more"),
-        ({"train": 1.0}, "shares: name two or more"),
+        ({}, "shares: pass two or more"),
+        ({"train": 1.0}, "shares: pass two or more"),
         ({"train": 0.9, "test": 0.2}, "got train=0.9, test=0.2"),
-        ({"train": 1.0, "test": 0.0}, "shares: name two"),
+        ({"train": 1.0, "test": 0.0}, "shares: pass two"),
         ({"train": 0.999, "test": 0.001}, "^test: got none of the 3 tasks"),
     ],
 )

@@ -253,7 +253,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         reversed_names,
         "list: expected ['a', 'b/', 'c'], got ['c', 'b/', 'a']",
     ),
-    "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: FileNotFoundError is promi"),
+    "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: expected FileNotFoundError"),
     "a file has no limit": ("read", "read", without("limit"), "read over the limit: expected ValueError"),
     "content is an error of its own": (
         "read",
@@ -268,13 +268,13 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         keeps_nothing_out,
         "the links that get leaves out: expected ['link'], got []",
     ),
-    "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: ValueError is prom"),
-    "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: ValueError is pro"),
+    "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: expected ValueError"),
+    "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: expected ValueErr"),
     "what is no snapshot empties the folder": (
         "restore",
         "restore",
         empties_first,
-        "the files after it: ['f', 'g', 'there/'] is",
+        "the files after it: expected ['f', 'g', 'there/']",
     ),
     "a branch is the sandbox itself": (
         "fork",
@@ -282,7 +282,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         shares,
         "the parent's file after a change in a branch: expected b'before', got b'br",
     ),
-    "a branch has zeros": ("fork", "fork", blanks_branches, "a large file that a branch has from before: b'\\x00\\x01"),
+    "a branch has zeros": ("fork", "fork", blanks_branches, "a large earlier file in a branch: expected b'\\x00\\x01"),
     "any port is lent": ("port", "port", always_open, "expected a LocalAddress, got None"),
 }
 
