@@ -1,4 +1,4 @@
-"""Parts of a sequence of tasks: the tasks that a predicate keeps, and splits that cannot overlap."""
+"""Subsets of a task sequence: the tasks that a predicate keeps, and splits that can't overlap."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Chosen(Sequence[TaskT]):
-    """Some tasks of a sequence, in its order; a task is made when it is asked for."""
+    """Some of a sequence's tasks, in its order; a task is created on access."""
 
     def __init__(self, tasks: Sequence[TaskT], numbers: Sequence[int]) -> None:
         self.tasks, self.numbers = tasks, numbers
@@ -28,7 +28,7 @@ class Chosen(Sequence[TaskT]):
 
     @property
     def left_out(self) -> int:
-        """How many tasks of the sequence were left out."""
+        """Number of tasks of the sequence that were left out."""
         return len(self.tasks) - len(self)
 
     @overload
@@ -42,14 +42,14 @@ class Chosen(Sequence[TaskT]):
 
 
 class _Where(Chosen[TaskT]):
-    """The tasks that a predicate keeps; it checks all of them when the first one is asked for."""
+    """The tasks that a predicate keeps; the predicate runs on all of them at the first access."""
 
     def __init__(self, tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> None:
         self.tasks, self._keep = tasks, keep
 
     @cached_property
-    def numbers(self) -> Sequence[int]:  # type: ignore[override]  # read when it is asked for
-        """The numbers of the tasks that are kept."""
+    def numbers(self) -> Sequence[int]:  # type: ignore[override]  # computed on first access
+        """The indices of the tasks that are kept."""
         found = [number for number in range(len(self.tasks)) if self._keep(self.tasks[number])]
         if len(self.tasks) and not found:
             raise ValueError(f"where: none of {len(self.tasks)} tasks is kept; check the predicate")
@@ -62,13 +62,17 @@ def where(tasks: Endless[TaskT], keep: Callable[[TaskT], bool]) -> Endless[TaskT
 @overload
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Chosen[TaskT]: ...
 def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[TaskT]:
-    """Return the tasks for which `keep` is true; all are checked when the first one is asked for.
+    """Return the tasks for which `keep` is true; all of them are checked at the first access.
 
-    `len` and `left_out` of the result count the tasks that are kept and those that are not. For an `Endless` the result
-    is an Endless, too.
+    `len` and `left_out` of the result count the tasks that are kept and those that are not. For an `Endless`, the
+    result is an Endless, too.
+
+    Args:
+        tasks: The tasks.
+        keep: Returns whether to keep a task.
 
     Raises:
-        ValueError: No task is kept; raised when the tasks are asked for.
+        ValueError: If no task is kept; raised when the tasks are accessed.
     """
     return tasks.where(keep) if isinstance(tasks, Endless) else _Where(tasks, keep)
 
@@ -76,29 +80,30 @@ def where(tasks: Sequence[TaskT], keep: Callable[[TaskT], bool]) -> Sequence[Tas
 def split(
     tasks: Sequence[TaskT], *, seed: int = 0, by: Callable[[TaskT], object] | None = None, **shares: float
 ) -> dict[str, Chosen[TaskT]]:
-    """Return the tasks in parts that cannot overlap: `split(tasks, train=0.9, test=0.1)`.
+    """Return the tasks in parts that can't overlap: `split(tasks, train=0.9, test=0.1)`.
 
-    The part of a task depends only on the seed and on its content (all fields but the id): tasks that differ only in
-    their ids are in the same part, and a data set that grows moves none. So the shares are met approximately.
+    A task's part depends only on the seed and on its content (all fields but the id): tasks that differ only in their
+    ids are in the same part, and when a data set grows, no task moves to another part. The shares are therefore only
+    approximate.
 
     Args:
         tasks: The tasks, which must not be endless.
         seed: Another seed gives another split.
-        by: Returns what decides the part instead of the content, such as the task's repository: all tasks of one
-            repository are then in the same part.
+        by: Returns a value that decides the part instead of the content, such as the task's repository: all tasks of
+            one repository are then in the same part.
         shares: The share of each part by its name; they must add up to 1.
 
     Returns:
         The tasks of each part, by its name.
 
     Raises:
-        ValueError: A task, or the value of `by`, has no text that is the same in every process, such as a function in a
-            field; an id, or a content, is in two parts; a part has no task; or the shares are not above 0 or do not add
-            up to 1.
+        ValueError: If a task, or the value of `by`, has no text that is the same in every process, such as a function
+            in a field; if an id or a content is in two parts; if a part has no task; or if the shares are not above 0
+            or don't add up to 1.
     """
     if len(shares) < 2 or min(shares.values()) <= 0 or not math.isclose(sum(shares.values()), 1.0):
         given = ", ".join(f"{name}={share}" for name, share in shares.items()) or "none"
-        raise ValueError(f"shares: name two or more that add up to 1, as in train=0.9, test=0.1; got {given}")
+        raise ValueError(f"shares: pass two or more that add up to 1, such as train=0.9, test=0.1; got {given}")
     if isinstance(tasks, Endless):
         raise ValueError("tasks: endless tasks cannot be split; split the data that they are generated from")
     numbers: dict[str, list[int]] = {name: [] for name in shares}
@@ -115,12 +120,12 @@ def split(
             raise ValueError(f"tasks: {wrong}")
     for name, found in numbers.items():
         if not found:
-            raise ValueError(f"{name}: none of the {len(tasks)} tasks fell to it; take another seed, or more tasks")
+            raise ValueError(f"{name}: got none of the {len(tasks)} tasks; use another seed, or more tasks")
     return {name: Chosen(tasks, found) for name, found in numbers.items()}
 
 
 def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
-    """Say which task is in two of the splits, by its id or by all its other fields; None if there is no such task."""
+    """Return a phrase that names a task in two splits, by its id or all its other fields, or None if there is none."""
     seen = _Seen()
     for name, tasks in splits.items():
         for number in range(len(tasks)):
@@ -130,7 +135,7 @@ def overlap(splits: Mapping[str, Sequence[Task]]) -> str | None:
 
 
 def refuse_twice(tasks: Sequence[Task], name: str) -> None:
-    """Raise ValueError if two of the tasks have the same id: they would be one group, and one task in a store."""
+    """Raise ValueError if two tasks have the same id, since they'd be one group, and one task in a store."""
     seen: dict[str, int] = {}
     for number in range(len(tasks)):
         task = tasks[number]
@@ -138,7 +143,7 @@ def refuse_twice(tasks: Sequence[Task], name: str) -> None:
         if first != number:
             raise ValueError(
                 f"env: {name} has the id {task.id!r} twice, as number {first} and as number {number}; give each task "
-                "an id of its own, such as its number: ag.Rows(data, MyTask, id=None)"
+                "a unique id, such as its number: ag.Rows(data, MyTask, id=None)"
             )
 
 
@@ -150,13 +155,13 @@ class _Seen:
         self._contents: dict[bytes, tuple[str, str]] = {}
 
     def add(self, task: Task, name: str) -> str | None:
-        """Note a task of the split `name`; return what is wrong if another split has it."""
+        """Record a task of the split `name`; return what is wrong if another split has it, or None."""
         other = self._ids.setdefault(task.id, name)
         if other != name:
             return f"the id {task.id!r} is in {other!r} and in {name!r}; a held-out task must not be trained on"
         other, known = self._contents.setdefault(_digest(content(task)), (name, task.id))
         if other != name:
-            return f"{known!r} in {other!r} and {task.id!r} in {name!r} are the same but for their ids"
+            return f"{known!r} in {other!r} and {task.id!r} in {name!r} are equal except for their ids"
         return None
 
 
@@ -165,7 +170,7 @@ def _is_task(row: object) -> bool:
 
 
 def _part(shares: Mapping[str, float], seed: int, key: str) -> str:
-    """Return the part that a key falls to: each has its share of the numbers from 0 to 1."""
+    """Return the part for a key; each part owns its share of the numbers from 0 to 1."""
     place = int.from_bytes(_digest(f"{seed} {key}")[:8]) / 2**64
     end = 0.0
     for name, share in shares.items():

@@ -1,4 +1,4 @@
-"""The content of a task: its fields in the form that identifies it and that a store keeps."""
+"""The content of a task: its fields in the form that identifies it and that a store saves."""
 
 import base64
 import json
@@ -12,18 +12,18 @@ from agentgym.data.plain import NotPlainError, model_fields_of, plain
 from agentgym.types.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
-EXCLUDE = "write `Field(exclude=True)`, which leaves it out of the task's content and of what is stored"
+EXCLUDE = "write `Field(exclude=True)`, which leaves it out of the task's content and of the stored task"
 
 BASE64 = "write `model_config = pydantic.ConfigDict(ser_json_bytes='base64', val_json_bytes='base64')` in the class"
 
 
 def task_fields(task: Task) -> dict[str, Any]:
-    """Return the fields of a task in JSON's types, equal for equal tasks in every process (`plain`).
+    """Return a task's fields in JSON types, equal for equal tasks in every process (see `plain`).
 
     Fields that pydantic excludes are left out.
 
     Raises:
-        ValueError: A field has no such form, such as a function or a SecretStr; the message names the field, and
+        ValueError: If a field has no such form, such as a function or a SecretStr; the message names the field, and
             what to write instead.
     """
     try:
@@ -35,7 +35,7 @@ def task_fields(task: Task) -> dict[str, Any]:
 
 
 def _raw(value: Any) -> str | dict[str, str]:
-    """Return bytes as text if they are UTF-8, and otherwise as an object, which no text equals."""
+    """Return bytes as text if they are UTF-8, and otherwise as an object, which can't equal any text."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f"a {type(value).__name__}")
     try:
@@ -45,11 +45,11 @@ def _raw(value: Any) -> str | dict[str, str]:
 
 
 def _instead(what: str, where: list[Any]) -> str:
-    """Say what is wrong with a field, and what to write."""
+    """Return what is wrong with a field, and what to write instead."""
     if "Secret" in what:
         return (
-            f"{what} is written as asterisks: two of them would look the same, and a stored task would lose its value; "
-            f"write `{where[0]}: str = Field(repr=False)`, which no log shows"
+            f"{what} is written as asterisks, so two of them would look the same, and a stored task would lose its "
+            f"value; write `{where[0]}: str = Field(repr=False)`, which no log shows"
         )
     if "function" in what:
         return (
@@ -60,7 +60,7 @@ def _instead(what: str, where: list[Any]) -> str:
 
 
 def content(task: Task) -> str:
-    """Return all fields of the task but its id, as text that is the same for equal fields in every process.
+    """Return all of a task's fields but its id, as text that is the same for equal fields in every process.
 
     Raises:
         ValueError: As in `task_fields`.
@@ -71,7 +71,7 @@ def content(task: Task) -> str:
 
 
 def key_text(value: Any) -> str:
-    """Return what `by` of `split` returned as such text; ValueError if it has none."""
+    """Return such a text for the value that `by` of `split` returned; raise ValueError if it has none."""
     try:
         return repr(_sorted(plain(value, _raw)))
     except NotPlainError as error:
@@ -79,33 +79,34 @@ def key_text(value: Any) -> str:
 
 
 def _sorted(value: Any) -> Any:
-    """Return the value with the keys of each object in order."""
+    """Return the value with each object's keys sorted."""
     if isinstance(value, dict):
         return [(repr(key), _sorted(value[key])) for key in sorted(value, key=repr)]
     return [_sorted(inner) for inner in value] if isinstance(value, list) else value
 
 
 def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two tasks have the same fields, in JSON's types; NaN equals itself."""
+    """Return whether two tasks have the same fields, in JSON types; NaN equals itself."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
-    """Return the task that has these fields in JSON's types, as a store keeps them: by their names, not their aliases.
+    """Return the task with these stored fields in JSON types; fields are matched by name or alias.
 
     Raises:
-        ValidationError: The task type refuses the fields."""
+        ValidationError: If the task type rejects the fields.
+    """
     try:
         return kind.model_validate_json(json.dumps(fields), by_alias=True, by_name=True)
-    except ValidationError:  # half a character, and types that are validated as Python's own values alone
+    except ValidationError:  # a lone surrogate, or a type that only validates Python values
         return kind.model_validate(dict(fields), by_alias=True, by_name=True)
 
 
 def refuse_unkept(tasks: Iterable[Task]) -> None:
-    """Raise ValueError, naming the field, for a task that differs when it is read back from its stored fields.
+    """Raise ValueError, naming the field, if a task changes when it is read back from its stored fields.
 
-    Otherwise its rewards would be computed from another task when its rollouts are scored again. A field without a
-    default that pydantic excludes may be missing: then the stored task is refused, and never scored wrongly.
+    Otherwise its rewards would be computed from a different task when its rollouts are rescored. A field that pydantic
+    excludes and that has no default may be missing: the stored task is then rejected, and never scored wrongly.
     """
     for task in tasks:
         _refuse_unkept(task)
@@ -120,7 +121,7 @@ def _refuse_unkept(task: Task) -> None:
         if not wrong:
             return
         loc = ".".join(map(str, wrong[0]["loc"]))
-        readable = f"give it a type that pydantic reads from what it writes in JSON, or {EXCLUDE}"
+        readable = f"give it a type that pydantic can read back from its own JSON, or {EXCLUDE}"
         raise ValueError(
             f"{kind.__name__}.{loc}: a stored task could not be read back: {wrong[0]['msg']}, got "
             f"{wrong[0]['input']!r:.60}; {BASE64 if wrong[0]['type'] == 'bytes_type' else readable}"
@@ -138,24 +139,24 @@ def _is_left_out(kind: type[Task], error: Mapping[str, Any]) -> bool:
 
 
 def _not_given_back(was: Any, now: Any, *, excluded: bool) -> str:
-    """Say what is wrong with a field that comes back changed, and what to write."""
+    """Return what is wrong with a field that comes back changed, and what to write instead."""
     if excluded:
         return (
-            "it is excluded, so a stored task has its default, which is another value; give it no default, or compute "
-            "it from the other fields in a property"
+            "it is excluded, so a stored task has its default, which is a different value; give it no default, or "
+            "compute it from the other fields in a property"
         )
-    came = f"a stored task has {now!r:.60} where this one has {was!r:.60}"
+    came = f"a stored task has {now!r:.60}, but this task has {was!r:.60}"
     if isinstance(was, bytes):
         return f"{came}; {BASE64}"
-    return f"{came}; give it a type that says what is in it, such as set[str] in place of Any, or {EXCLUDE}"
+    return f"{came}; give it a type that states its content, such as set[str] instead of Any, or {EXCLUDE}"
 
 
 _Difference: TypeAlias = tuple[list[str], Any, Any]
-"""Where two values differ, and the value of each there."""
+"""The path to a difference between two values, and each one's value there."""
 
 
 def _difference(one: Any, other: Any) -> _Difference | None:
-    """Return the first place in which two values differ, in value or in type; None for equal ones."""
+    """Return the first difference between two values, in value or in type, or None if they are equal."""
     if type(one) is type(other) and isinstance(one, BaseModel):
         return _first({n: (getattr(one, n), getattr(other, n)) for n in type(one).model_fields})
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
@@ -176,6 +177,6 @@ def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
     try:
-        return bool(one == other) or bool(one != one and other != other)  # what is no number
-    except Exception:  # it cannot be compared
+        return bool(one == other) or bool(one != one and other != other)  # both are NaN
+    except Exception:  # they can't be compared
         return False

@@ -1,4 +1,4 @@
-"""Tasks that a generator makes without end."""
+"""Tasks that a generator produces without end."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -8,19 +8,24 @@ from typing import Any, TypeVar, overload
 from agentgym.types.task import Task
 
 LEFT_OUT_AT_MOST = 10_000
-"""Tasks in a row that a filter may leave out before it raises an error."""
+"""Number of consecutive tasks that a filter may leave out before it raises an error."""
 TaskT = TypeVar("TaskT", bound=Task)
 
 
 class Endless(Sequence[TaskT]):
     """The tasks that `generate(seed)` yields, in order and without end.
 
-    The same seed must give the same tasks. A run gives a seed derived from its own, and each process takes its share of
-    the stream; a resumed run generates the tasks again up to where it stopped, and goes on from there. Outside of a run
-    the seed is `seed`. `tasks[:n]` are the first n tasks. The length is `sys.maxsize`, because no number is right.
+    The same seed must give the same tasks. A run passes a seed derived from its own, and each process takes its share
+    of the stream; a resumed run generates the tasks again up to where it stopped, and continues from there. Outside of
+    a run the seed is `seed`. `tasks[:n]` are the first n tasks. The length is `sys.maxsize`, because no number is
+    right.
+
+    Args:
+        generate: A function of a seed that yields tasks forever.
+        seed: The seed outside of a run.
 
     Raises:
-        ValueError: The generator ends; the message says after how many tasks.
+        ValueError: If the generator ends; the message says after how many tasks.
     """
 
     def __init__(self, generate: Callable[[int], Iterator[TaskT]], *, seed: int = 0) -> None:
@@ -30,19 +35,33 @@ class Endless(Sequence[TaskT]):
         self._coming, self._made = self.begin(seed), 0
 
     def begin(self, seed: int) -> Iterator[TaskT]:
-        """Yield the tasks of this seed from the first one on."""
+        """Yield the tasks of this seed, starting with the first one.
+
+        Args:
+            seed: The seed.
+        """
         made = 0
         for task in self._generate(seed):
             yield task
             made += 1
-        raise ValueError(f"tasks: the generator ended after {made} tasks, and Endless goes on for ever; loop in it")
+        raise ValueError(
+            f"tasks: the generator ended after {made} tasks, but Endless needs one that never ends; make it loop"
+        )
 
     def mapped(self, change: Callable[[TaskT], Any]) -> "Endless[Any]":
-        """Return the same stream with each task as `change` gives it."""
+        """Return the same stream with `change` applied to each task.
+
+        Args:
+            change: A function of a task.
+        """
         return Endless(lambda seed: map(change, self.begin(seed)), seed=self.seed)
 
     def where(self, keep: Callable[[TaskT], bool]) -> "Endless[TaskT]":
-        """Return the stream of the tasks that are kept; it raises ValueError if 10,000 in a row are not."""
+        """Return the stream of the tasks that are kept; it raises ValueError if 10,000 in a row are not.
+
+        Args:
+            keep: Returns whether to keep a task.
+        """
         return Endless(lambda seed: _kept(self.begin(seed), keep), seed=self.seed)
 
     def __len__(self) -> int:
@@ -63,7 +82,7 @@ class Endless(Sequence[TaskT]):
             return self._part(index)
         if index < 0:
             raise IndexError(f"{index}: endless tasks cannot be indexed from their end")
-        if index < self._made:  # Going on is quick, going back is not: mostly they are asked for in order.
+        if index < self._made:  # Going forward is quick, going back is not; tasks are mostly accessed in order.
             self._coming, self._made = self.begin(self.seed), 0
         task = next(islice(self._coming, index - self._made, None))
         self._made = index + 1
@@ -91,9 +110,13 @@ def _kept(tasks: Iterator[TaskT], keep: Callable[[TaskT], bool]) -> Iterator[Tas
 
 
 class Procedural(Sequence[TaskT]):
-    """A sequence of tasks that calls `make(index)` when a task is asked for, with each index of `indices`.
+    """A sequence of tasks that calls `make(index)` when a task is accessed, with the index from `indices`.
 
-    `make` must return the same task for the same index. A slice is a Procedural, too, and makes no task.
+    A slice is a Procedural, too, and creates no task.
+
+    Args:
+        make: Creates the task of an index; it must return the same task for the same index.
+        indices: The indices.
     """
 
     def __init__(self, make: Callable[[int], TaskT], indices: range) -> None:

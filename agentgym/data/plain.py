@@ -1,4 +1,4 @@
-"""One form in JSON for each value of Python, for the results of tools and the fields of tasks."""
+"""A unique JSON form of Python values, for the results of tools and the fields of tasks."""
 
 import dataclasses
 import json
@@ -14,19 +14,19 @@ from pydantic import BaseModel, RootModel, Secret, SecretBytes, SecretStr
 from pydantic_core import to_jsonable_python
 
 Raw: TypeAlias = Callable[[Any], Any]
-"""Converts bytes and pydantic's secrets, which have no form in JSON, and raises for those that it refuses."""
+"""Converts bytes and pydantic's secrets, which have no JSON form, and raises for those that it rejects."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _TABLES = ("iloc", "to_dicts", "to_pylist", "to_list", "num_rows")
-"""Attributes of which each table of pandas, polars, Arrow or `datasets` has one."""
+"""Attributes of which each table of pandas, polars, Arrow or `datasets` has at least one."""
 
 
 _LISTED = (np.generic, np.ndarray, KeysView, ItemsView, ValuesView)
-"""Types that pydantic cannot write, and that `plain` writes as numbers and lists."""
+"""Types that pydantic can't serialize, and that `plain` writes as numbers and lists."""
 
 
 class NotPlainError(TypeError):
-    """A value, or one inside it, has no form in JSON; `where` are the keys and places that lead to it."""
+    """A value, or one inside it, has no JSON form; `where` is the path of keys and indices to it."""
 
     def __init__(self, said: str) -> None:
         super().__init__(said)
@@ -34,7 +34,7 @@ class NotPlainError(TypeError):
 
 
 def plain(value: Any, raw: Raw) -> Any:
-    """Return the value in JSON's types: equal values give equal results, in every process.
+    """Return the value in JSON types; equal values give equal results, in every process.
 
     A set becomes a sorted list, an Enum its value, NumPy's numbers and arrays numbers and lists, a dataclass, a
     NamedTuple or a pydantic model an object of its fields, and a date, a Decimal, a UUID or a path the text that
@@ -45,8 +45,8 @@ def plain(value: Any, raw: Raw) -> Any:
         raw: Converts bytes and secrets.
 
     Raises:
-        NotPlainError: For a function, an object whose text is its address in memory, a table whose text leaves rows
-            out, a key that is not text, and anything that `raw` refuses.
+        NotPlainError: For a function, an object whose text is its memory address, a table whose text leaves rows out, a
+            key that is not text, and anything that `raw` rejects.
     """
     kind = type(value)
     if kind in _SCALARS:
@@ -57,19 +57,19 @@ def plain(value: Any, raw: Raw) -> Any:
 
 
 def model_fields_of(model: BaseModel, raw: Raw, *, again: bool = False) -> Any:
-    """Return a model as pydantic writes it in JSON, with sets in order and numbers that are not finite.
+    """Return a model as pydantic writes it in JSON, but with sets in order, and with non-finite numbers kept.
 
-    With `again` the result can be read back as the model: computed fields are left out.
+    With `again`, the result can be read back as the model, so computed fields are left out.
 
     Raises:
-        NotPlainError: As in `plain`, and for bytes and secrets that the model's own serializers do not write, as `raw`
-            decides.
+        NotPlainError: As in `plain`, and for bytes and secrets that the model's own serializers don't write, if `raw`
+            rejects them.
     """
     try:
         dumped = model.model_dump(
             mode="json", round_trip=again, warnings=False, fallback=lambda value: plain(value, raw)
         )
-    except Exception:  # pydantic hides whose value it was: ask for them one at a time
+    except Exception:  # pydantic doesn't say whose value it was, so convert one field at a time
         named = {**type(model).model_fields}
         kept = {name: getattr(model, name) for name, field in named.items() if not field.exclude}
         return _object(kept | (model.model_extra or {}), raw)
@@ -95,7 +95,7 @@ def _under(key: Any, value: Any, raw: Raw) -> Any:
 
 
 def _key(key: Any, raw: Raw) -> str:
-    """Return a key as JSON has it, as Python's own json writes numbers."""
+    """Return a key as JSON has it, with numbers written as Python's own json does."""
     if isinstance(made := key if type(key) is str else plain(key, raw), str):
         return made
     if made is None or isinstance(made, bool | int | float):
@@ -107,10 +107,10 @@ def _other(value: Any, raw: Raw) -> Any:
     if isinstance(value, Enum):
         return plain(value.value, raw)
     if isinstance(value, np.generic | np.ndarray):
-        # Moments as text: of nanoseconds numpy gives whole numbers.
+        # Times as text, because numpy returns integers for nanoseconds.
         listed = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
         return listed if value.dtype.kind in "biufU" else plain(listed, raw)
-    for kind in (str, int, float):  # a subclass of it
+    for kind in (str, int, float):  # subclasses of these
         if isinstance(value, kind):
             return kind.__str__(value) if kind is str else kind(value)
     if isinstance(value, bytes | bytearray | memoryview | SecretStr | SecretBytes | Secret):
@@ -150,18 +150,18 @@ def _leaf(value: Any) -> Any:
         raise NotPlainError(f"a {type(value).__name__}{saves}")
     try:
         return to_jsonable_python(value)
-    except ValueError:  # none that pydantic knows
+    except ValueError:  # not a type that pydantic knows
         return text
 
 
 def in_order(items: list[Any]) -> list[Any]:
-    """Return the items of a set in a fixed order: numbers or texts sorted, anything else in the order of its JSON."""
+    """Return a set's items in a fixed order: numbers or texts sorted, anything else sorted by its JSON."""
     kinds = set(map(type, items))
     return sorted(items) if kinds in ({str}, {int}) else sorted(items, key=lambda one: json.dumps(one, sort_keys=True))
 
 
 def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
-    """Return what pydantic wrote for the value, with the parts restored that pydantic loses."""
+    """Return pydantic's output for the value, with the parts restored that pydantic loses."""
     if type(value) in (str, int, bool, type(None)):
         return dumped
     if isinstance(value, float) and dumped is None:  # not finite
@@ -170,7 +170,7 @@ def _mended(value: Any, dumped: Any, raw: Raw) -> Any:
         return dumped if str(dumped).strip("b'*") else raw(value)  # its own serializer may write it
     if isinstance(value, RootModel):
         return _mended(value.root, dumped, raw)
-    if isinstance(value, _LISTED) or _is_tensor(value):  # pydantic asked `plain` for it
+    if isinstance(value, _LISTED) or _is_tensor(value):  # pydantic called `plain` for it
         return _mended(plain(value, raw), dumped, raw)
     if isinstance(dumped, dict):
         return _mended_object(value, dumped, raw)

@@ -10,26 +10,26 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """The rows of a data set, read one at a time; the data set stays where it is."""
+    """The rows of a data set, read one at a time; the data set isn't copied."""
 
     count: int
     columns: tuple[str, ...]
-    """The names of the columns: for a list the keys of all its rows, for another sequence those of its first row."""
+    """The column names: for a list, the keys of all its rows; for another sequence, those of its first row."""
     read: Callable[[int], Mapping[str, Any]]
-    """Returns the row of an index from 0 to `count` - 1."""
+    """Returns the row at an index from 0 to `count` - 1."""
     filled: bool
-    """Whether None fills missing values, as in Arrow, which gives each row every key that any of them has."""
+    """Whether missing values are filled with None, as in Arrow, where each row has every key that any row has."""
 
 
 def is_table(data: Any) -> bool:
-    """Whether `[index]` does not return a row of it: an Arrow table, or a frame of pandas or polars."""
+    """Return whether `[index]` doesn't return a row: the data is an Arrow table, or a pandas or polars frame."""
     return _is_pandas(data) or _is_arrow(data) or _is_polars(data)
 
 
 def rows_of_columns(data: Mapping[Any, Any], needed: Collection[str]) -> list[dict[str, Any]] | None:
-    """Return the rows of a dict of columns, as a slice of a `datasets.Dataset` is; None if it is no such dict.
+    """Return the rows of a dict of columns, such as a slice of a `datasets.Dataset`, or None if it isn't such a dict.
 
-    The columns must be lists of the same length, and include those that are needed.
+    The columns must be lists of the same length, and include those in `needed`.
     """
     if not (data.keys() >= set(needed) and all(isinstance(of, list | tuple | np.ndarray) for of in data.values())):
         return None
@@ -39,10 +39,11 @@ def rows_of_columns(data: Mapping[Any, Any], needed: Collection[str]) -> list[di
 
 
 def row_source(data: Any) -> RowSource:
-    """Return the way to read the rows of `data`.
+    """Return a reader for the rows of `data`.
 
     Raises:
-        ValueError: It is a mapping of splits, or has no length or no rows by index."""
+        ValueError: If it is a mapping of splits, or has no length or no rows by index.
+    """
     if isinstance(data, Mapping):
         rows = rows_of_columns(data, ())
         if not rows or any(isinstance(value, Mapping) for value in rows[0].values()):
@@ -58,19 +59,19 @@ def row_source(data: Any) -> RowSource:
         return RowSource(data.height, _names(data.columns), lambda i: data.row(i, named=True), True)
     if isinstance(data, str | bytes) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise ValueError(
-            f"data: must have a length and rows by index, got {type(data).__name__}; make a list of a finite stream"
+            f"data: must have a length and rows by index, got {type(data).__name__}; use list(...) for a finite stream"
         )
     return _of_sequence(data)
 
 
 def _of_sequence(data: Any) -> RowSource:
-    """Return the rows that `[index]` gives; a `datasets.Dataset` is one of these, and knows its columns."""
+    """Return the rows that `[index]` returns; a `datasets.Dataset` is such a sequence, and knows its columns."""
     if hasattr(data, "column_names"):
         return RowSource(len(data), _names(data.column_names), lambda i: data[i], True)
     looked_at = data if isinstance(data, list | tuple) else [data[0]] if len(data) else []
     for number, row in enumerate(looked_at):
         if not isinstance(row, Mapping):
-            raise ValueError(f"data: a row must be a dict of columns, and row {number} is {row!r:.80}")
+            raise ValueError(f"data: a row must be a dict of columns, but row {number} is {row!r:.80}")
     return RowSource(
         len(data), _names(dict.fromkeys(key for row in looked_at for key in row)), lambda i: data[i], False
     )
@@ -93,7 +94,7 @@ def _names(columns: Any) -> tuple[str, ...]:
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a pandas row as Python values; missing values are None."""
+    """Return a pandas row as Python values; missing values become None."""
     return {str(name): _plain_value(value) for name, value in row.items()}
 
 
@@ -105,7 +106,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def without_nones(value: Any) -> Any:
-    """Return the value without the keys of mappings in it whose value is None."""
+    """Return the value without mapping keys whose value is None, at every level."""
     if isinstance(value, Mapping):
         return {key: without_nones(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

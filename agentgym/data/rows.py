@@ -1,4 +1,4 @@
-"""Rows of a data set as tasks: each becomes a task when it is asked for."""
+"""Rows of a data set as tasks; each becomes a task on access."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,26 +13,25 @@ from agentgym.types.task import Task
 
 TaskT = TypeVar("TaskT", bound=Task)
 Column: TypeAlias = str | Callable[[Mapping[str, Any]], Any]
-"""A column by its name, or a function that makes the value from a row."""
+"""A column's name, or a function that computes the value from a row."""
 
 
 class Rows(Sequence[TaskT], Generic[TaskT]):
-    """A data set as a sequence of tasks, made when they are asked for; the data set stays on disk.
+    """A data set as a sequence of tasks, which are created on access; the data set stays on disk.
 
-    Columns that no field takes are left out. A slice is a Rows, too, and keeps the numbers of its rows.
+    Columns that match no field are ignored. A slice is a Rows, too, and keeps its row numbers.
 
     Args:
-        data: A list of dicts, a split of a `datasets.Dataset`, an Arrow table, a frame of pandas or polars, or anything
+        data: A list of dicts, a split of a `datasets.Dataset`, an Arrow table, a pandas or polars frame, or anything
             else whose `[index]` returns a dict.
         task_type: The class of the tasks.
-        id: The column of the field `id`, or a function of the row; None takes the number of the row.
-        prompt: The column of the field `prompt`, or a function of the row.
-        columns: For other fields whose column has another name: the column, or a function of the row, by the name of
-            the field.
+        id: The column for the field `id`, or a function of the row; None uses the row number.
+        prompt: The column for the field `prompt`, or a function of the row.
+        columns: By field name, the column or a function of the row, for other fields whose column has a different name.
 
     Raises:
-        ValueError: The data does not have a column, or the task type a field. If the task type refuses a row, it is
-            raised when that row is asked for; the message has the row's number and the field.
+        ValueError: If the data lacks a column, or the task type a field. If the task type rejects a row, it is raised
+            when that row is accessed; the message has the row's number and the field.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
         columns: Mapping[str, Column] = MappingProxyType({}),
     ) -> None:
         if not (isinstance(task_type, type) and issubclass(task_type, Task)):
-            raise ValueError(f"task_type: must be a class of ag.Task, got {task_type!r:.80}")
+            raise ValueError(f"task_type: must be a subclass of ag.Task, got {task_type!r:.80}")
         source = row_source(data)
         self._source, self._type, self._numbered = source, task_type, id is None
         self._columns = _chosen(source, task_type, columns, {"id": id, "prompt": prompt})
@@ -77,19 +76,19 @@ class Rows(Sequence[TaskT], Generic[TaskT]):
             return self._type.model_validate(fields)
 
     def _fields(self, row: Mapping[str, Any], number: int) -> Iterator[tuple[str, Any]]:
-        """Yield name and value of each field for which the row has a value; other fields keep their defaults."""
+        """Yield the name and value of each field for which the row has a value; other fields keep their defaults."""
         for name, column in self._columns.items():
             if not isinstance(column, str):
                 yield name, _made(column, row, number, name)
             elif column in row and not (self._source.filled and row[column] is None):
-                # Messages know for themselves which of Arrow's Nones are meant: those in the arguments of a call.
+                # Messages themselves decide which of Arrow's Nones are meant: those in a call's arguments.
                 filled = self._source.filled and name != "prompt"
                 yield name, without_nones(row[column]) if filled else row[column]
 
 
 @contextmanager
 def naming_row(number: int) -> Iterator[None]:
-    """Turn the error of a row that is not a task into a ValueError of one line, with the row's number and the field."""
+    """Turn the error of an invalid row into a one-line ValueError with the row's number and the field."""
     try:
         yield
     except ValidationError as error:
@@ -103,10 +102,10 @@ def naming_row(number: int) -> Iterator[None]:
 def _chosen(
     source: RowSource, kind: type[Task], columns: Mapping[str, Column], named: Mapping[str, Column | None]
 ) -> dict[str, Column]:
-    """Return the column of each field: the one that is named, or else the one with the field's name."""
+    """Return the column of each field: the one that is given, otherwise the one with the field's name."""
     for name in columns:
         if name in named:
-            raise ValueError(f"columns: {name!r} has an argument of its own; write {name}=...")
+            raise ValueError(f"columns: {name!r} has its own argument; write {name}=...")
         if name not in kind.model_fields:
             raise ValueError(f"columns: {kind.__name__} has no field {name!r}; {nearest(name, kind.model_fields)}")
     alike: dict[str, Column] = {name: name for name in kind.model_fields if name in source.columns}
@@ -114,7 +113,7 @@ def _chosen(
     chosen = {name: column for name, column in (alike | given).items() if name != "id" or named["id"] is not None}
     for name, column in given.items():
         if source.count and isinstance(column, str) and column not in source.columns:
-            how = "id=None numbers the rows" if name == "id" else "a function of the row may stand in its place"
+            how = "id=None numbers the rows" if name == "id" else "a function of the row works, too"
             raise ValueError(f"{name}: the data has no column {column!r}; {nearest(column, source.columns)}; {how}")
     lacking = [
         name
@@ -123,7 +122,7 @@ def _chosen(
     ]
     if lacking:
         raise ValueError(
-            f"columns: no column for {kind.__name__}.{lacking[0]}; name one, columns={{{lacking[0]!r}: ...}}, of "
+            f"columns: no column for {kind.__name__}.{lacking[0]}; pass columns={{{lacking[0]!r}: ...}} with one of "
             f"{', '.join(source.columns)}"
         )
     return chosen

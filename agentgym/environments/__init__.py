@@ -1,4 +1,4 @@
-"""Environments: what the model can do in a task, and what it is worth."""
+"""Environments: the actions that a model can take in a task, and their reward."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

@@ -1,7 +1,7 @@
 """The base class of environments.
 
-`Env` has Gymnasium's `reset`, `step` and `close`, asynchronously and in Gymnasium's order. Most environments are a
-`ToolEnv` (`tool_env.py`): its methods are the model's tools and the rewards.
+`Env` has Gymnasium's `reset`, `step` and `close` with Gymnasium's order of calls, but async. Most environments are a
+`ToolEnv` (`tool_env.py`), whose methods are the model's tools and the rewards.
 """
 
 import inspect
@@ -39,12 +39,13 @@ Split = Literal["train", "test"]
 
 
 class Env(Generic[TaskT]):
-    """One attempt at one task: an instance is made for a rollout, closed after it, and never used twice.
+    """One attempt at one task: an instance is created for each rollout, closed afterwards, and never reused.
 
-    The runner sets `sandbox` before `reset` where the class declares a `sandbox`. It calls `close` once, whatever
-    happens, when the threads of plain tools and rewards have ended.
+    If the class declares a sandbox, the runner sets `sandbox` before it calls `reset`. It calls `close` once, whatever
+    happens, after the threads of plain tools and rewards have ended.
 
-    :raises ValueError: when a class is made that declares what cannot work; the message names the attribute.
+    Raises:
+        ValueError: When a class is defined, if it declares something that can't work; the message names the attribute.
     """
 
     sandbox_spec: ClassVar[SandboxSpec | None] = None
@@ -52,20 +53,20 @@ class Env(Generic[TaskT]):
     limits: ClassVar[Limits] = Limits()
     """The turns, seconds and tokens that one rollout may use."""
     context: ClassVar[Compact | Window | None] = None
-    """How a rollout goes on when its context is full; None ends it there."""
+    """How a rollout continues when its context is full; None ends it."""
     system: ClassVar[str | None] = None
-    """The system message in front of each prompt that has none; None for no message."""
+    """The system message for each prompt that has none; None adds no message."""
     fallback_models: ClassVar[Mapping[str, Any]] = {}
-    """Engines by name that answer where no model of that name is given, such as a `Scripted` judge."""
+    """Engines by model name, such as a `Scripted` judge, that are used if no model of that name is given."""
     root_engine: str | None = None
-    """The model role that plays in place of the policy, whose tokens are not trained; `reset` may set it."""
+    """The model role that plays instead of the policy, whose tokens are then not trained; `reset` may set it."""
     root_trained: bool = True
     """Whether the model's own turns are trained, and not only those of sub-agents; `reset` may set it."""
 
     version: ClassVar[str | None] = None
-    """The env's own version, such as "1.2", for what is measured on it; None for that of its package."""
+    """The env's own version, such as "1.2", recorded with its results; None uses the version of its package."""
     data_files: ClassVar[tuple[str, ...]] = ()
-    """Files and folders beside the class's own file that its tasks are made of; they count in its content hash."""
+    """Files and folders, next to the class's file, that its tasks are made from; part of its content hash."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -83,7 +84,7 @@ class Env(Generic[TaskT]):
         made: type = cls
         if not isinstance(inspect.getattr_static(made, "sandbox"), property):
             raise ValueError(
-                f"{name}.sandbox: is the leased sandbox of a rollout; its kind is declared as `sandbox_spec = ...`"
+                f"{name}.sandbox: is a rollout's leased sandbox; declare the kind of sandbox as `sandbox_spec = ...`"
             )
         check_settings(made, _SETTINGS)
         check_on_class(made, "tasks")
@@ -93,22 +94,25 @@ class Env(Generic[TaskT]):
         check_opened(made, "open_resources")
         for method in ("interrupt", "restore_played"):
             if inspect.iscoroutinefunction(getattr(cls, method)):
-                raise ValueError(f"{name}.{method}: it is not awaited; make it a plain `def`")
-        asked = (("sandbox_for", "it is asked before there is an instance"), ("group_reward", "it sees many instances"))
+                raise ValueError(f"{name}.{method}: is not awaited; make it a plain `def`")
+        asked = (
+            ("sandbox_for", "it is called before there is an instance"),
+            ("group_reward", "it is called for many instances"),
+        )
         for method, why in asked:
             if not isinstance(vars(cls).get(method, getattr(Env, method)), classmethod | MethodType):
                 raise ValueError(f"{name}.{method}: put @classmethod on it; {why}")
         if inspect.iscoroutinefunction(cls.sandbox_for):
-            raise ValueError(f"{name}.sandbox_for: its answer is not awaited; make it a plain `def`")
+            raise ValueError(f"{name}.sandbox_for: is not awaited; make it a plain `def`")
 
     def __init__(self, task: TaskT) -> None:
         self.task = task
         self.metrics: dict[str, float] = {}
         """Numbers about this rollout by name; the log shows their means over a batch."""
         self.tool_failures: Counter[str] = Counter()
-        """How often each tool's own code raised, timed out or returned something that is neither text nor JSON."""
+        """How often each tool's own code raised, timed out, or returned something that is neither text nor JSON."""
         self.role_rewards: dict[str, float] = {}
-        """The rewards of the roles that were given to sub-agents (`fork(role=...)`), by role."""
+        """The rewards, by role, of the roles that were given to sub-agents (`fork(role=...)`)."""
         self._sandbox: Sandbox | None = None
         self._models: Callable[[str], Model] | None = None
         self._forks: Callable[..., AbstractAsyncContextManager[ForkedAgent]] | None = None
@@ -117,29 +121,40 @@ class Env(Generic[TaskT]):
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[TaskT]:
-        """Return the tasks to train on ("train") or the held-out ones ("test"); the two must not overlap."""
+        """Return the tasks of a split, which must not overlap with those of the other one.
+
+        Args:
+            split: "train" for the tasks to train on, "test" for the held-out ones.
+        """
         raise NotImplementedError(f"{cls.__name__}.tasks(split): override it, or pass tasks yourself")
 
     @classmethod
     def configured(cls, **arguments: Any) -> type[Self]:
-        """Return this env with these values of its parameters (`ag.Parameter`), as a class of its own.
+        """Return a subclass of this env with these values of its parameters (`ag.Parameter`).
 
-        :raises ValueError: for a parameter that it does not declare, or a value of another type; the message names it.
+        Args:
+            arguments: Values by parameter name.
+
+        Raises:
+            ValueError: If a parameter isn't declared, or a value has the wrong type; the message names it.
         """
         return configured(cls, arguments)
 
     @classmethod
     def sandbox_for(cls, task: TaskT) -> SandboxSpec | None:
-        """Return the spec of the sandbox that this task's rollouts get, None for no sandbox; by default `sandbox_spec`.
+        """Return the spec of the sandbox for this task's rollouts, or None for no sandbox; by default `sandbox_spec`.
 
-        Override it if each task needs an image of its own, such as `ag.Docker(image=task.image)`. Equal specs share
-        their sandboxes.
+        Override it if each task needs a different image, such as `ag.Docker(image=task.image)`. Equal specs share their
+        sandboxes.
+
+        Args:
+            task: The task of the rollout.
         """
         return cls.sandbox_spec
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox of this rollout; EnvError if the class declares no `sandbox_spec`."""
+        """The sandbox of this rollout; raises EnvError if the class declares no `sandbox_spec`."""
         if self._sandbox is None:
             raise EnvError(
                 f"{type(self).__name__} has no sandbox: declare `sandbox_spec = ag.AnySandbox()` in the class, or let "
@@ -153,23 +168,25 @@ class Env(Generic[TaskT]):
 
     @classmethod
     def open_resources(cls) -> AbstractAsyncContextManager[Any]:
-        """Open what all rollouts of this env share, such as a client or an index; `self.resources` is what it gives.
+        """Open the resources that all rollouts of this env share, such as a client or an index.
+
+        `self.resources` is the yielded value.
 
         Override it as a generator: `@classmethod`, below it `@asynccontextmanager`, `async def open_resources(cls)`
-        with one `yield`. A run, an evaluation and `run_groups` open it once in each process and close it at their end,
+        with one `yield`. A run, an evaluation and `run_groups` open it once in each process, and close it at their end,
         whatever happens.
         """
         return nullcontext()
 
     @property
     def resources(self) -> Any:
-        """What `open_resources` opened for all rollouts; EnvError where it opens nothing.
+        """The value that `open_resources` yields for all rollouts; raises EnvError if it opens nothing.
 
-        A class may say their type: `resources: Index`.
+        A class may annotate the type: `resources: Index`.
         """
         if self._resources is None:
             raise EnvError(
-                f"{type(self).__name__} has no resources: override `open_resources`; where the env is made without a "
+                f"{type(self).__name__} has no resources: override `open_resources`; if you create the env without a "
                 "rollout, set `env.resources`"
             )
         return self._resources
@@ -182,26 +199,39 @@ class Env(Generic[TaskT]):
     async def group_reward(
         cls, task: TaskT, rollouts: Sequence[Rollout], model: Callable[[str], Model]
     ) -> Sequence[float]:
-        """Return what to add to the reward of each scored rollout of a task, when all of them have ended.
+        """Return the number to add to the reward of each scored rollout of a task, once all of them have ended.
 
-        It is for judges that compare rollouts: `model("judge")` is a model by its name, as `self.model` in a rollout.
-        It may take `limits.seconds`, but for the time of models. What it raises leaves the group without rewards. A
-        single `ag.rollout` has no group, and is not asked.
+        It is meant for judges that compare rollouts. It may take up to `limits.seconds`, not counting the time of model
+        calls. If it raises, the whole group has no rewards. It isn't called for a single `ag.rollout`, which has no
+        group.
+
+        Args:
+            task: The task of the group.
+            rollouts: The task's scored rollouts.
+            model: Returns a model by its name, such as `model("judge")`, like `self.model` in a rollout.
+
+        Returns:
+            One number for each rollout, in the same order.
         """
         return [0.0] * len(rollouts)
 
     def model(self, name: str) -> Model:
         """Return a model that was given to the rollout by name, such as a judge: `await self.model("judge").ask(...)`.
 
-        :raises EnvError: outside of a rollout, and where no model of that name was given; it says how to give one.
+        Args:
+            name: The model's name.
+
+        Raises:
+            EnvError: If called outside of a rollout, or if no model of that name was given; the message says how to
+                give one.
         """
         if self._models is None:
-            raise EnvError(f"{type(self).__name__}.model: only inside a rollout, from `reset` on")
+            raise EnvError(f"{type(self).__name__}.model: only available inside a rollout, from `reset` on")
         return self._models(name)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The schemas that the chat template shows to the model, in the OpenAI shape."""
+        """The tool schemas that the chat template shows to the model, in OpenAI's format."""
         return []
 
     async def reset(
@@ -209,7 +239,10 @@ class Env(Generic[TaskT]):
     ) -> tuple[list[Message], dict[str, Any]]:
         """Return the first messages and an info dict: by default the system message, if any, and the task's prompt.
 
-        Draw from `seed` (0 to 2^31 - 1) alone. A group's rollouts share it; attempts of an evaluation each have one.
+        Args:
+            seed: The only source of randomness that an env should use, from 0 to 2^31 - 1. A group's rollouts share it;
+                each attempt of an evaluation has a different one.
+            options: Gymnasium's options; agentgym's own runs pass none.
         """
         messages = [_copied(message) for message in self.task.prompt]
         if self.system is not None and messages[0]["role"] != "system":
@@ -217,50 +250,61 @@ class Env(Generic[TaskT]):
         return messages, {}
 
     async def step(self, action: Message) -> StepResult:
-        """Answer the assistant's message with new messages, the reward of this turn, and whether the rollout ends.
+        """Return the response to the assistant's message: messages, the turn's reward, and whether the rollout ends.
 
-        In the step that ends the rollout, `info["stop_reason"]` may say why, and `info["rewards"]` may give the outcome
-        by name; then `score` is not called.
+        In the step that ends the rollout, `info["stop_reason"]` may give the reason, and `info["rewards"]` the outcome
+        rewards by name; in that case `score` isn't called.
+
+        Args:
+            action: The assistant's message.
         """
         raise NotImplementedError(f"{type(self).__name__}.step(action)")
 
     async def score(self) -> dict[str, float]:
         """Return the outcome rewards by name; their sum is added to the rewards of the steps.
 
-        In that sum the value of a method under `@ag.reward` counts by its weight, and any other one once.
-        It is called once, when the rollout has ended, by itself or by a limit. It is not called where the last step
-        gave the outcome in `info["rewards"]`.
+        In that sum, the value of a method under `@ag.reward` is multiplied by its weight, and any other value counts
+        once. It is called once, when the rollout has ended, by itself or by a limit, unless the last step gave the
+        outcome in `info["rewards"]`.
         """
         return {}
 
     async def close(self) -> None:
-        """Give back what the env opened; called once, also after an error or a cancellation.
+        """Release the env's resources; called once, even after an error or a cancellation.
 
-        The plain tools and rewards of this rollout have ended by then. The exception is one inside a call of C that did
-        not return within five seconds; the log names it.
+        The plain tools and rewards of this rollout have ended by then, except one inside a C call that didn't return
+        within five seconds; the log names it.
         """
 
     def restore_played(self, rollout: Rollout) -> None:
-        """Set what the rewards read to what it was at the end of this rollout, so that `agentgym rescore` can ask them.
+        """Restore the state that the rewards read, as it was at the rollout's end, for `agentgym rescore`.
 
-        It is called on a new instance, with task, `answer`, `metrics` and `role_rewards` set; more is refused by name.
+        It is called on a new instance whose task, `answer`, `metrics` and `role_rewards` are set. If the rewards read
+        more than these and the env doesn't override this method, rescoring raises an error that names the missing
+        attribute.
+
+        Args:
+            rollout: The stored rollout.
         """
 
     async def branch(self, memo: dict[int, Any]) -> Self:
-        """Return a copy of this env as it is now, which plays a branch of the rollout (`ag.BranchingConfig`).
+        """Return a copy of this env in its current state, which plays a branch of the rollout (`ag.BranchingConfig`).
 
-        By default it copies every attribute as `copy.deepcopy(value, memo)` does, where `memo` has what stands in the
-        place of the sandbox, the task and the like. Override it where an attribute is refused, such as a connection.
-        The runner gives the copy its sandbox, models and metrics, and closes it as any env.
+        By default it copies every attribute with `copy.deepcopy(value, memo)`. Override it if an attribute can't be
+        copied, such as a connection. The runner sets the copy's sandbox, models and metrics, and closes it like any
+        env.
+
+        Args:
+            memo: A deepcopy memo with the replacements for the sandbox, the task and the like.
         """
         return copied(self, memo)
 
     def interrupt(self) -> None:
-        """End a call of C in which a plain tool or reward hangs, such as a query: `self.db.interrupt()`.
+        """End a C call in which a plain tool or reward hangs, such as a query: `self.db.interrupt()`.
 
-        It is called in the thread of the event loop when such a tool or reward is over its time limit or cancelled, and
-        every five seconds while its thread goes on. It must return at once. Python code needs none: it is interrupted
-        at its next step.
+        It is called in the event loop's thread when such a tool or reward exceeds its time limit or is cancelled, and
+        then every five seconds while its thread keeps running. It must return immediately. Python code doesn't need it:
+        it is interrupted at its next step.
         """
 
     def fork(
@@ -277,30 +321,38 @@ class Env(Generic[TaskT]):
     ) -> AbstractAsyncContextManager[ForkedAgent]:
         """Open a second conversation under this rollout's limits: `async with self.fork(...) as agent`.
 
-        A "subagent" starts from `messages` alone, with `tools` (methods of this env, or their names; none by default).
-        A "fork" goes on from this conversation as if it had been answered with `messages`; it keeps the tools, and the
-        prefix that it shares with the parent is trained in the parent only. `sandbox=True` gives the agent a branch of
-        the sandbox. `turns` limits the agent's own turns.
+        The agent's tools run on a shallow copy of this env: attributes that they assign on `self` stay with the agent,
+        and objects that they change in place are shared.
 
-        A sub-agent with an `engine` is played by the model of that name, and never trained. `train=False` trains none
-        of the agent's turns. With a `role` they are trained on that role's own reward, which `self.role_rewards` or
-        methods under `@ag.reward(role=...)` give. What is None is as in the conversation that opens the agent.
+        Args:
+            kind: A "subagent" starts from `messages` alone. A "fork" continues this conversation as if `messages` had
+                been the response; it keeps the tools, and the prefix that it shares with its parent is trained only in
+                the parent.
+            messages: The first messages of a sub-agent, or the response in a fork.
+            tools: Methods of this env, or their names, as a sub-agent's tools; None for no tools.
+            sandbox: Whether the agent gets a branch of the sandbox.
+            turns: Limit on the agent's own turns; None for no extra limit.
+            engine: Name of the model that plays a sub-agent, whose turns are then never trained; None as in the parent
+                conversation.
+            train: False trains none of the agent's turns; None as in the parent conversation.
+            role: Role on whose reward the agent's turns are trained, as `self.role_rewards` or methods under
+                `@ag.reward(role=...)` give it; None as in the parent conversation.
 
-        The agent's tools run on a shallow copy of this env: what they assign to `self` stays with the agent, what they
-        change in place is shared.
-
-        :raises EnvError: outside of a rollout.
-        :raises ValueError: for an unknown kind or tool, `tools` or `engine` given to a fork, or `train=True` with an
-            engine.
+        Raises:
+            EnvError: If called outside of a rollout.
+            ValueError: If the kind or a tool is unknown, if `tools` or `engine` is given to a fork, or if `train=True`
+                is combined with an engine.
         """
         if self._forks is None:
-            raise EnvError(f"{type(self).__name__}.fork: only inside a rollout, in a tool or in step()")
+            raise EnvError(f"{type(self).__name__}.fork: only available inside a rollout, in a tool or in step()")
         if kind not in ("fork", "subagent"):
-            raise ValueError(f"kind: {kind!r} is none of fork, subagent")
+            raise ValueError(f"kind: expected 'fork' or 'subagent', got {kind!r}")
         if kind == "fork" and tools is not None:
             raise ValueError("tools: a fork keeps the tools of its parent; leave `tools` out, or open a 'subagent'")
         if kind == "fork" and engine is not None:
-            raise ValueError("engine: a fork goes on in the ids of its parent; leave it out, or open a 'subagent'")
+            raise ValueError(
+                "engine: a fork continues its parent's token ids; leave `engine` out, or open a 'subagent'"
+            )
         names = None if kind == "fork" else [self._tool_name(given) for given in tools or ()]
         return self._forks(
             self, kind, messages, tools=names, sandbox=sandbox, turns=turns, engine=engine, train=train, role=role
@@ -311,11 +363,13 @@ class Env(Generic[TaskT]):
         for name, made in offered(self).items():
             if attribute in (name, getattr(made, "attribute", name)):
                 return name
-        raise ValueError(f"tools: {attribute!r} is no @tool of {type(self).__name__}: put @ag.tool on the method")
+        raise ValueError(
+            f"tools: {attribute!r} is not an @ag.tool of {type(self).__name__}; put @ag.tool on the method"
+        )
 
 
 def has_group_reward(env: type[Env[Any]]) -> bool:
-    """Whether an env compares the rollouts of a task (`Env.group_reward`)."""
+    """Return whether an env compares a task's rollouts (`Env.group_reward`)."""
     given: Any = env.group_reward
     own: Any = Env.group_reward
     return given.__func__ is not own.__func__
@@ -330,7 +384,7 @@ async def close(env: Env[Any]) -> None:
 
 
 def _copied(message: Message) -> Message:
-    """A copy of the message that shares nothing with it that can change; one of texts alone needs no deep copy."""
+    """Return a copy of the message that shares nothing mutable with it; one with only texts needs no deep copy."""
     if all(type(value) is str for value in message.values()):
         return message.copy()
     return deepcopy(message)
@@ -346,7 +400,7 @@ _SETTINGS: Mapping[str, Callable[[Any], bool]] = {
     "context": lambda value: isinstance(value, Compact | Window),
     "system": lambda value: isinstance(value, str),
 }
-"""The settings of an env class, and what tells a value that each could have."""
+"""The settings of an env class, each with a test of whether a value could be meant for it."""
 
 
 def _is_env(value: object) -> bool:

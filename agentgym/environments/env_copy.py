@@ -11,10 +11,15 @@ EnvT = TypeVar("EnvT")
 
 
 def copied(env: EnvT, memo: dict[int, Any]) -> EnvT:
-    """Return a copy of an env that shares only what `memo` says, and what cannot change.
+    """Return a copy of an env that shares only immutable values and those that `memo` specifies.
 
-    `memo` is that of `copy.deepcopy`: by the id of an object it has what stands in its place, such as the branch of the
-    sandbox for the sandbox. EnvError names an attribute that cannot be copied, and says what to write.
+    Args:
+        env: The env to copy.
+        memo: The memo of `copy.deepcopy`: the replacement of each object by the object's id, such as the sandbox's
+            branch for the sandbox.
+
+    Raises:
+        EnvError: If an attribute can't be copied; the message names it and says what to write.
     """
     twin = copy(env)
     memo[id(env)] = twin
@@ -36,19 +41,19 @@ def _listed(slots: str | Sequence[str]) -> Sequence[str]:
 
 
 def _why_not(value: Any, env: object, memo: dict[int, Any]) -> str | None:
-    """Say why `deepcopy` would give a copy that still reaches what the env has; None where it does not, at a glance."""
+    """Return why a deepcopy would share state with the env, or None if a quick look finds no reason."""
     for each in _inner(value):
         if id(each) in memo or hasattr(each, "__deepcopy__"):
             continue
         if isinstance(each, FunctionType) and _keeps(each, env):
-            return f"the function {each.__qualname__} was made with this instance in it, and would go on with it"
+            return f"the function {each.__qualname__} holds this instance in its closure, and its copy would too"
         if hasattr(type(each), "__aexit__") or hasattr(type(each), "__exit__"):
-            return f"a {type(each).__name__} is open, and two would use and close it"
+            return f"a {type(each).__name__} is open, and both copies would use and close it"
     return None
 
 
 def _inner(value: Any) -> Iterator[Any]:
-    """Yield the value, or what is in a list or a dict of values, with what the tools among them call."""
+    """Yield the value, or the items of a list or dict, and the function that each tool among them calls."""
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     for each in inner:
         yield each
@@ -56,11 +61,11 @@ def _inner(value: Any) -> Iterator[Any]:
 
 
 def _keeps(function: FunctionType, env: object) -> bool:
-    """Whether the env, or a method of it, is in the closure of a function: `deepcopy` shares functions."""
+    """Return whether a function's closure holds the env or a method of it; `deepcopy` shares functions."""
     for cell in function.__closure__ or ():
         try:
             held = cell.cell_contents
-        except ValueError:  # It is empty.
+        except ValueError:  # The cell is empty.
             continue
         if held is env or getattr(held, "__self__", None) is env:
             return True
@@ -70,7 +75,7 @@ def _keeps(function: FunctionType, env: object) -> bool:
 def _refused(env: object, name: str, why: str) -> EnvError:
     cls = type(env).__name__
     return EnvError(
-        f"{cls}.branch: self.{name} ({type(getattr(env, name)).__name__}) cannot be copied: {why}; override "
-        f"`async def branch(self, memo)` in {cls}: make `twin = copy.copy(self)`, give it its own parts, such as "
-        f"`twin.board = copy.deepcopy(self.board, memo)`, and a `{name}` of its own or one to share, and return it"
+        f"{cls}.branch: self.{name} ({type(getattr(env, name)).__name__}) can't be copied: {why}; override "
+        f"`async def branch(self, memo)` in {cls}: create `twin = copy.copy(self)`, copy its attributes, such as "
+        f"`twin.board = copy.deepcopy(self.board, memo)`, give it a new or a shared `{name}`, and return it"
     )

@@ -1,4 +1,4 @@
-"""The version and the content of an env: what a result was measured on."""
+"""The version and the content hash of an env, recorded with its results."""
 
 import ast
 import logging
@@ -19,19 +19,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def warn_of_other_envs(begun: Mapping[str, EnvVersion], envs: Mapping[str, EnvVersion]) -> None:
-    """Log a warning for each env that is no longer what it was when a run or an evaluation was begun."""
+    """Log a warning for each env that changed since a run or an evaluation was started."""
     for name, was in begun.items():
         if (now := envs.get(name)) is not None and now != was:
-            _LOG.warning("resume: the env %s was (%s) when this was begun, and is (%s)", name, was, now)
+            _LOG.warning("resume: the env %s has changed since the start: it was (%s) and is (%s)", name, was, now)
 
 
 def env_versions(env: type[Env[Any]]) -> dict[str, EnvVersion]:
-    """Return what the env is, or each member of a mixture, by name.
+    """Return the version of the env, or of each member of a mixture, by name.
 
-    The hash is over the files of the class and of its base classes, those of their own package or folder that they
-    import, and what `data_files` of the class names; agentgym's own have its version.
+    The hash covers the files of the class and its base classes, the files of their own package or folder that they
+    import, and the class's `data_files`. agentgym's own files are not hashed; its version stands for them.
 
-    :raises ValueError: for one of `data_files` that there is not; the message names it.
+    Raises:
+        ValueError: If one of `data_files` doesn't exist; the message names it.
     """
     members = {name: of.env for name, of in env.members.items()} if issubclass(env, Mixture) else {env.__name__: env}
     return {name: _version_of(each) for name, each in members.items()}
@@ -71,16 +72,16 @@ def _content(env: type[Env[Any]]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Home:
-    """Where a module of the user lies."""
+    """The location of a user's module."""
 
     module: str
     path: Path
     root: Path
-    """The folder in which its package lies."""
+    """The folder that contains its package."""
 
 
 def _home(module: str) -> _Home | None:
-    """Return where a module lies; None for those of Python and of agentgym, and for one that is of no file."""
+    """Return a module's location, or None if it belongs to Python or agentgym, or has no file."""
     package = module.partition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if package == "agentgym" or package in sys.stdlib_module_names - {"__main__"} or file is None:
@@ -91,7 +92,7 @@ def _home(module: str) -> _Home | None:
 
 
 def _with_imports(home: _Home) -> set[Path]:
-    """Return the file, and those of its package or its folder that it imports, and that these import."""
+    """Return the file and the files of its package or folder that it imports, directly or indirectly."""
     found: set[Path] = set()
     waiting = [home.path]
     while waiting:
@@ -103,7 +104,7 @@ def _with_imports(home: _Home) -> set[Path]:
 
 
 def _imports(path: Path, home: _Home) -> Iterator[str]:
-    """Yield the dotted names that the file imports, inside functions too, of its package or its folder alone."""
+    """Yield the dotted names that the file imports from its own package or folder, inside functions too."""
     if path.suffix != ".py":  # a compiled module
         return
     parts = path.relative_to(home.root).with_suffix("").parts
@@ -119,14 +120,14 @@ def _imports(path: Path, home: _Home) -> Iterator[str]:
 
 
 def _is_own(name: str, home: _Home) -> bool:
-    """Whether a name is of the module's own package; or of its folder, where it is of no package."""
+    """Return whether a name is in the module's own package, or in its folder if the module is in no package."""
     if "." in home.module or home.path.name == "__init__.py":
         return name.partition(".")[0] == home.module.partition(".")[0]
     return "site-packages" not in home.root.parts
 
 
 def _files(name: str, home: _Home) -> Iterator[Path]:
-    """Yield the files of a module, and of the packages around it; `a.b` may be a module, or a name in a."""
+    """Yield the files of a module and of its parent packages; `a.b` may be a module, or a name in `a`."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         place = home.root.joinpath(*parts[:end])
@@ -137,7 +138,7 @@ def _data(owner: type, home: _Home, name: str) -> Iterator[tuple[str, Path]]:
     place = home.path.parent / name
     if not place.exists():
         raise ValueError(
-            f"{owner.__name__}.data_files: there is no {place}; name files and folders beside {home.path.name}"
+            f"{owner.__name__}.data_files: there is no {place}; name files and folders next to {home.path.name}"
         )
     for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
         if path.is_file() and "__pycache__" not in path.parts:

@@ -1,4 +1,4 @@
-"""What an env asks of its rollout: forks and sub-agents, and model roles."""
+"""Interfaces through which an env uses its rollout: forks and sub-agents, and model roles."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,56 +13,57 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class ForkedAgent(Protocol):
-    """A fork or a sub-agent of a running rollout: a conversation of its own, under the same limits."""
+    """A fork or sub-agent of a running rollout: a separate conversation under the same limits."""
 
     stop_reason: str | None
     """Why the agent ended, such as "answer" or the name of a limit; None while it runs."""
 
     @property
     def env(self) -> Any:
-        """The copy of the env that its tools run on: `env.sandbox` is its own where it was forked with one."""
+        """The copy of the env that its tools run on; `env.sandbox` is its own branch if it was forked with one."""
         ...
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, prompt included."""
+        """The conversation so far, including the prompt."""
         ...
 
     async def run(self) -> str:
-        """Play with tool calls until the agent answers without a call or a tool stops it, and return the text.
+        """Run turns and tool calls until the agent answers without a call or a tool stops it.
 
-        The text is "" where a limit ended the agent first.
+        Returns:
+            The answer's text, or "" if a limit ended the agent first.
         """
         ...
 
     async def turn(self) -> Message | None:
-        """Sample one assistant message; None where a limit ended the agent."""
+        """Sample one assistant message and return it, or None if a limit ended the agent."""
         ...
 
     def reply(self, messages: Sequence[Message]) -> None:
-        """Answer the agent's last turn; where the answer overflows the context, the next `turn` gives None."""
+        """Respond to the agent's last turn; if the response overflows the context, the next `turn` returns None."""
         ...
 
 
 class Model(ABC):
-    """A model role of a rollout, such as a judge: it is asked for text, and none of its tokens is trained on."""
+    """A model role of a rollout, such as a judge: it generates text, and none of its tokens are trained."""
 
     name: str
     """The name that it was given under."""
     calls: int
-    """How often its engine was asked in this rollout, repeated questions too."""
+    """Number of requests to its engine in this rollout, including repeated ones."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """What tells its answers from those of another model: its name on disk or on a hub, and its version.
+        """What distinguishes its answers from another model's: its name on disk or on a hub, and its version.
 
-        "" where its engine does not say its name (`model_name`), such as a `Scripted`: nothing tells it apart then.
+        "" if its engine doesn't tell its name (`model_name`), such as a `Scripted`; then nothing distinguishes it.
         """
 
     @abstractmethod
     def count(self, what: str, number: float = 1.0) -> None:
-        """Add to the metric `model_WHAT/NAME` of the rollout."""
+        """Add to the rollout's metric `model_WHAT/NAME`."""
 
     @overload
     async def ask(
@@ -96,15 +97,23 @@ class Model(ABC):
         retries: int = 2,
         timeout_s: float = 120.0,
     ) -> Any:
-        """Return the model's answer to a conversation, or to one question: its text, or the `response` in it.
+        """Return the model's answer to a conversation or to a single question: its text, or the `response` in it.
 
-        With a pydantic model as `response`, it is asked for one JSON object of that schema. One that does not fit is
-        answered with what is wrong, and asked for again. The same question is asked again where the engine fails, each
-        time after a longer wait. All of this `retries` times at most. The rollout's time limits stand still meanwhile;
-        `timeout_s` bounds the whole.
+        The request is repeated if the engine fails, each time after a longer wait. The rollout's time limits are paused
+        meanwhile.
 
-        :raises EngineError: where it has not answered after all; the rollout has no reward then.
-        :raises EnvError: where the messages do not fit its context.
+        Args:
+            messages: The conversation, or the text of one question.
+            response: A pydantic model; the model is then asked for one JSON object of that schema. If the object
+                doesn't fit, the model is told what is wrong, and asked again. None returns the text.
+            max_tokens: Maximum number of sampled tokens.
+            temperature: The sampling temperature.
+            retries: Maximum number of repetitions, for both reasons together.
+            timeout_s: Maximum seconds for everything together.
+
+        Raises:
+            EngineError: If there is still no answer; the rollout then has no reward.
+            EnvError: If the messages don't fit its context.
         """
         return (await self._ask(messages, response, max_tokens, temperature, retries, timeout_s))[1]
 
@@ -118,7 +127,16 @@ class Model(ABC):
         retries: int = 2,
         timeout_s: float = 120.0,
     ) -> tuple[str, AnswerT]:
-        """Return the JSON object that the model wrote, and the `response` in it; the rest is as for `ask`."""
+        """Return the JSON object that the model wrote, and the `response` parsed from it; otherwise like `ask`.
+
+        Args:
+            messages: The conversation, or the text of one question.
+            response: The pydantic model of the JSON object.
+            max_tokens: Maximum number of sampled tokens.
+            temperature: The sampling temperature.
+            retries: Maximum number of repetitions, as in `ask`.
+            timeout_s: Maximum seconds for everything together.
+        """
         return await self._ask(messages, response, max_tokens, temperature, retries, timeout_s)
 
     @abstractmethod
@@ -131,4 +149,4 @@ class Model(ABC):
         retries: int,
         timeout_s: float,
     ) -> tuple[str, Any]:
-        """Return what the model wrote, and what was read of it."""
+        """Return the text that the model wrote, and the value parsed from it."""

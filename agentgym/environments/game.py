@@ -1,4 +1,4 @@
-"""Games of turns: the model has one seat, and code plays the others."""
+"""Turn-based games: the model has one seat, and code plays the others."""
 
 import random
 from collections.abc import Sequence
@@ -21,43 +21,43 @@ from agentgym.types.messages import Message, joined
 from agentgym.types.task import Task
 
 HELD_OUT = 1_000_000
-"""Seeds from this one on are those of held-out games."""
+"""The first seed of held-out games."""
 TEST_GAMES = 10_000
 
 
 class GameTask(Task):
-    """One game: how it begins, and the model's seat in it."""
+    """One game: its start, and the model's seat in it."""
 
     seed: int
-    """What `start` gets."""
+    """The argument of `start`."""
     seat: Annotated[int, Field(ge=0)] = 0
-    """The player that the model is; the others are `opponent`."""
+    """The player that the model is; `opponent` plays the others."""
 
 
 class IllegalMove(ValueError):
-    """Raised in `play` for a move that the rules do not allow; the model reads its text and moves again."""
+    """Raised in `play` for a move that the rules don't allow; the model reads its text and moves again."""
 
 
 class Game(ToolEnv[GameTask]):
-    """A game of turns, whose rules a subclass writes; the model moves by the tool `move`.
+    """A turn-based game, whose rules a subclass implements; the model moves with the tool `move`.
 
-    A subclass has `start`, `play`, `observe`, `to_move` and `returns`, and `opponent` where there is more than one
-    player. They are plain functions of the game's state in `self`. What raises in them, IllegalMove in `play` for the
-    model's own move excepted, is a failure of the env: the rollout has no reward.
+    A subclass defines `start`, `play`, `observe`, `to_move` and `returns`, and `opponent` if there is more than one
+    player. They are plain functions of the game's state in `self`. If any of them raises, the env has failed, and the
+    rollout has no reward, unless it is an IllegalMove in `play` for the model's own move.
     """
 
     players: ClassVar[int] = 2
-    """How many players there are, the model included."""
+    """Number of players, including the model."""
     rules: ClassVar[str] = ""
-    """The prompt of the tasks that `tasks` makes; what the model's seat observes follows it."""
+    """The prompt of the tasks that `tasks` creates; it is followed by the model's first observation."""
     actions: ClassVar[tuple[str, ...]] = ()
-    """The moves that the model is told of and may make; () for any text, which `play` reads."""
+    """The moves that the model is told about and may make; () allows any text, which `play` parses."""
     illegal_moves: ClassVar[int] = 3
-    """The illegal moves that the model may make in one game; one more ends it."""
+    """Number of illegal moves that the model may make in one game; one more ends it."""
     forfeit: ClassVar[float] = 0.0
-    """What a game is worth to the model that did not come to its end: by illegal moves, an answer or a limit."""
+    """The model's reward for a game that didn't reach its end, because of illegal moves, an answer or a limit."""
     opponent_timeout_s: ClassVar[float] = 30.0
-    """The seconds that one move of an opponent may take."""
+    """Maximum seconds of one move by an opponent."""
 
     def __init__(self, task: GameTask) -> None:
         super().__init__(task)
@@ -70,14 +70,18 @@ class Game(ToolEnv[GameTask]):
     def tools(self) -> list[dict[str, Any]]:
         schemas = super().tools
         if self.actions:
-            schemas = deepcopy(schemas)  # A class has one schema of each tool.
+            schemas = deepcopy(schemas)  # The class shares one schema per tool.
             move = next(schema["function"] for schema in schemas if schema["function"]["name"] == "move")
             move["parameters"]["properties"]["action"]["enum"] = list(self.actions)
         return schemas
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[GameTask]:
-        """Return games of each seed, the model in each seat in turn; those of the two splits have other seeds."""
+        """Return one game for each seed, with the model in each seat in turn; the two splits have different seeds.
+
+        Args:
+            split: "train" or "test".
+        """
         start, count = (0, HELD_OUT) if split == "train" else (HELD_OUT, TEST_GAMES)
         return Procedural(cls._game, range(start, start + count))
 
@@ -86,30 +90,49 @@ class Game(ToolEnv[GameTask]):
         return GameTask(id=seed, prompt=cls.rules, seed=seed, seat=seed % cls.players)
 
     def start(self, seed: int) -> None:
-        """Begin the game; the same seed must begin it the same way. Draw later chance from `luck`."""
+        """Start the game; the same seed must start it the same way. For later chance, use `luck`.
+
+        Args:
+            seed: The task's seed.
+        """
         raise NotImplementedError(f"{type(self).__name__}.start(seed)")
 
     def play(self, action: str, player: int) -> None:
-        """Make the player's move; IllegalMove, with what to do instead, if the rules do not allow it."""
+        """Make the player's move.
+
+        Args:
+            action: The move.
+            player: The player who moves, counted from 0.
+
+        Raises:
+            IllegalMove: If the rules don't allow the move; the message says what to do instead.
+        """
         raise NotImplementedError(f"{type(self).__name__}.play(action, player)")
 
     def observe(self, player: int) -> str:
-        """Return what the player sees of the game."""
+        """Return what the player can see of the game.
+
+        Args:
+            player: The player, counted from 0.
+        """
         raise NotImplementedError(f"{type(self).__name__}.observe(player)")
 
     def to_move(self) -> int | None:
-        """Return the player whose turn it is, counted from 0; None when the game has ended."""
+        """Return the player whose turn it is, counted from 0, or None if the game has ended."""
         raise NotImplementedError(f"{type(self).__name__}.to_move()")
 
     def returns(self) -> Sequence[float]:
-        """Return what the ended game is worth to each player; the model's own is its reward."""
+        """Return the ended game's reward for each player; the model's own is its reward."""
         raise NotImplementedError(f"{type(self).__name__}.returns()")
 
     def opponent(self, observation: str, rng: random.Random) -> Any:
-        """Return the move of the player whose turn it is, from what that player observes.
+        """Return the move of the player whose turn it is.
 
-        It runs in a thread of its own; an `async def` is awaited instead. `rng` follows from the seeds of the game and
-        of `reset`, so the same moves are answered the same way.
+        It runs in a separate thread; an `async def` is awaited instead.
+
+        Args:
+            observation: What that player observes.
+            rng: A generator seeded by the game's seed and that of `reset`, so the same moves get the same responses.
         """
         raise NotImplementedError(f"{type(self).__name__}.opponent(observation, rng)")
 
@@ -124,7 +147,7 @@ class Game(ToolEnv[GameTask]):
         messages[-1]["content"] = joined(said, "\n\n")
         return messages, info
 
-    # Longer than a game: an opponent has a limit of its own, and it is no mistake of the model's where one is late.
+    # Longer than a game: opponents have their own limit, and a late one isn't the model's mistake.
     @tool(timeout_s=3600)
     async def move(self, action: str) -> str | Stop:
         """Make your move. The answer is the game as it is when it is your turn again, or at its end."""
@@ -137,8 +160,8 @@ class Game(ToolEnv[GameTask]):
         self.metrics["illegal_moves"] = illegal = self.metrics.get("illegal_moves", 0.0) + 1
         left = self.illegal_moves - int(illegal)
         if left < 0:
-            return Stop("illegal_moves", f"error: illegal move: {refused}; the game is forfeited")
-        raise ToolError(f"illegal move: {refused}; after {left} more the next one forfeits the game")
+            return Stop("illegal_moves", f"error: illegal move: {refused}; you forfeit the game")
+        raise ToolError(f"illegal move: {refused}; illegal moves left: {left}; one more than that forfeits the game")
 
     @reward
     async def outcome(self) -> float:
@@ -147,15 +170,17 @@ class Game(ToolEnv[GameTask]):
 
     def _begin_luck(self, seed: int | None) -> None:
         self.luck = random.Random(seed_for("game", self.task.seed, str(seed)))
-        """The generator for chance during the game, such as dice: the same draws in one group, others for each attempt
-        of an evaluation."""
+        """The generator for chance during the game, such as dice.
+
+        The draws are the same within a group, and different for each attempt of an evaluation.
+        """
         self._rng = random.Random(seed_for("opponent", self.task.seed, str(seed)))
 
     def _refused(self, action: str) -> str | None:
-        """Make the model's move; return why the rules do not allow it."""
+        """Make the model's move; return why the rules don't allow it, or None if they do."""
         try:
             if self.actions and action not in self.actions:
-                raise IllegalMove(f"{action!r:.80} is none of {', '.join(self.actions)}")
+                raise IllegalMove(f"{action!r:.80} is not one of {', '.join(self.actions)}")
             self.play(action, self.task.seat)
         except IllegalMove as illegal:
             return str(illegal)
@@ -167,7 +192,9 @@ class Game(ToolEnv[GameTask]):
         name = type(self).__name__
         while (player := self.to_move()) is not None and player != self.task.seat:
             if player not in range(self.players):
-                raise EnvError(f"{name}.to_move returned {player!r}; it must be None or below {self.players}")
+                raise EnvError(
+                    f"{name}.to_move returned {player!r}; it must return None or a player below {self.players}"
+                )
             observation, limit = self.observe(player), TimeLimit(self.opponent_timeout_s)
             with boundary(EnvError, f"{name}.opponent"):
                 asked = partial(self.opponent, observation, self._rng)

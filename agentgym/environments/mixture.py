@@ -1,4 +1,4 @@
-"""Several envs as one: each task is played by the env that it is of."""
+"""Several envs combined into one; each task is played by the env that it comes from."""
 
 import sys
 from collections import Counter
@@ -24,18 +24,20 @@ class Member:
 
     env: type[Env[Any]]
     weight: float
-    """Its tasks in proportion to those of the other members; a finite number above 0."""
+    """Number of its tasks relative to the other members' weights; a finite number above 0."""
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight)
         if self.weight <= 0:
-            raise ValueError(f"weight: must be above 0, got {self.weight!r}; leave out a member that is not played")
+            raise ValueError(
+                f"weight: must be above 0, got {self.weight!r}; leave out a member that should not be played"
+            )
 
 
 class Mixture(Env[Any]):
-    """Stands for its members wherever an env class is taken; `mix` makes one.
+    """Stands for its members wherever an env class is accepted; `mix` creates one.
 
-    A task's id is NAME/ID, with the name of its member and the id that it has there; no instance is ever made.
+    A task's id is NAME/ID, with its member's name and its id in that member. A mixture is never instantiated.
     """
 
     members: ClassVar[Mapping[str, Member]] = {}
@@ -43,12 +45,12 @@ class Mixture(Env[Any]):
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[Task]:
-        """Return the tasks of all members, in turns by weight; where one has no more, the others go on."""
+        """Return the tasks of all members, alternating by weight; when one has none left, the others continue."""
         return _InTurns({name: cls.tasks_of(name, split) for name in cls.members}, cls.turns)
 
     @classmethod
     def tasks_of(cls, name: str, split: Split) -> Sequence[Task]:
-        """Return the tasks of one member, under their ids in the mixture."""
+        """Return one member's tasks, with their ids in the mixture."""
         env = cls.members[name].env
         tasks = split_tasks(env, split)
         return tasks.mapped(partial(_renamed, name)) if isinstance(tasks, Endless) else _Renamed(name, tasks)
@@ -60,10 +62,15 @@ class Mixture(Env[Any]):
 
     @classmethod
     def turns(cls, names: Sequence[str] | None = None) -> Iterator[str]:
-        """Yield members' names for ever: of the first n, each has its share of n by weight, to less than one.
+        """Yield members' names forever, in proportion to their weights.
 
-        Of those that are below their share, the one comes that would first fall behind it by one (Baruah et al., 1996,
-        Proportionate Progress, for one processor).
+        Among the first n names, each member's count differs from n times its share by less than one.
+
+        Among the members below their share, the next one is the one that would be the first to fall a whole turn behind
+        (Baruah et al., 1996, Proportionate Progress, for one processor).
+
+        Args:
+            names: The members to use; None uses all.
         """
         shares = cls._shares(names or list(cls.members))
         had = dict.fromkeys(shares, 0)
@@ -75,49 +82,62 @@ class Mixture(Env[Any]):
 
     @classmethod
     def most(cls, prompts: int, steps: int) -> Counter[str]:
-        """Count the most tasks of each member in one of the first batches."""
+        """Return the largest number of tasks that each member has in any of the first batches.
+
+        Args:
+            prompts: Number of tasks in a batch.
+            steps: Number of batches.
+        """
         turns, most = cls.turns(), Counter[str]()
         shares = cls._shares(list(cls.members)).values()
         for step in range(1, steps + 1):
             most |= Counter(islice(turns, prompts))
             if all((share * step * prompts).denominator == 1 for share in shares):
-                break  # each has had its share, and the turns come round
+                break  # each member has had its exact share, so the turns repeat
         return most
 
     @classmethod
     def _shares(cls, names: Sequence[str]) -> dict[str, Fraction]:
-        """Return the share of each of these members, of the weights as they are written: 0.3 is three tenths."""
+        """Return each member's share of the total weight, with weights read as written: 0.3 is three tenths."""
         weights = {name: Fraction(str(cls.members[name].weight)) for name in names}
         return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def mix(members: Mapping[str, Member]) -> type[Mixture]:
-    """Return the mixture of these members, a class; ValueError for a name with a slash in it."""
+    """Return a mixture class of these members.
+
+    Args:
+        members: The members by name.
+
+    Raises:
+        ValueError: If a name contains a slash.
+    """
     for name in members:
         if "/" in name:
-            raise ValueError(f"env: {name!r} has a slash, which parts a member's name from a task's id; rename it")
+            raise ValueError(f"env: {name!r} has a slash, which separates a member's name from a task's id; rename it")
     made: type[Mixture] = type("Mixture", (Mixture,), {"members": dict(sorted(members.items()))})
     return made
 
 
 def member_of(env: type[Env[Any]], task: Any) -> type[Env[Any]]:
-    """Return the class that plays the task: that of a mixture's member, and any other env itself.
+    """Return the class that plays the task: the mixture's member, or the env itself if it isn't a mixture.
 
-    :raises ValueError: for a task of none of the members.
+    Raises:
+        ValueError: If the task belongs to none of the members.
     """
     if not issubclass(env, Mixture):
         return env
     name, slash, _ = task.id.partition("/")
     if not slash or name not in env.members:
         raise ValueError(
-            f"task: {task.id!r} is of no member of the mixture; its id must begin with NAME/, and NAME be "
+            f"task: {task.id!r} belongs to no member of the mixture; its id must begin with NAME/, where NAME is "
             f"one of {', '.join(env.members)}"
         )
     return env.members[name].env
 
 
 def parameter_values(env: type[Env[Any]]) -> dict[str, Any]:
-    """Return the values of an env's parameters by name, those of a mixture's members as MEMBER.NAME."""
+    """Return the values of an env's parameters by name; those of a mixture's members are named MEMBER.NAME."""
     if not issubclass(env, Mixture):
         return {name: found.value for name, found in parameters(env).items()}
     members = ((name, parameter_values(member.env)) for name, member in env.members.items())
@@ -125,7 +145,7 @@ def parameter_values(env: type[Env[Any]]) -> dict[str, Any]:
 
 
 class _Renamed(Sequence[Task]):
-    """Tasks under their ids in a mixture, renamed when they are asked for."""
+    """Tasks with their ids in a mixture, renamed on access."""
 
     def __init__(self, name: str, tasks: Sequence[Task]) -> None:
         self.name, self.tasks = name, tasks
@@ -144,7 +164,7 @@ def _renamed(name: str, task: Task) -> Task:
 
 
 class _InTurns(Sequence[Task]):
-    """The tasks of several members, each once; the order is made as far as it is asked for."""
+    """The tasks of several members, each once; the order is computed only as far as it is accessed."""
 
     def __init__(self, tasks: Mapping[str, Sequence[Task]], turns: Any) -> None:
         self.tasks, self._turns = tasks, turns
@@ -152,7 +172,7 @@ class _InTurns(Sequence[Task]):
         self._coming = self._all()
 
     def __len__(self) -> int:
-        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # one that is endless has this length itself
+        return min(sum(map(len, self.tasks.values())), sys.maxsize)  # an endless one has this length itself
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -164,7 +184,7 @@ class _InTurns(Sequence[Task]):
         return self.tasks[name][number]
 
     def _all(self) -> Iterator[tuple[str, int]]:
-        """Yield name and number of each task; a member that has no more leaves, and the turns begin anew."""
+        """Yield the name and index of each task; a member without tasks left drops out, and the turns restart."""
         given = dict.fromkeys((name for name, tasks in self.tasks.items() if len(tasks)), 0)
         while given:
             for name in self._turns(list(given)):

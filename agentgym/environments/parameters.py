@@ -1,4 +1,4 @@
-"""The parameters of an env class: values that a run or an evaluation may set."""
+"""Parameters of an env class: values that a run or an evaluation may set."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,11 +15,16 @@ EnvT = TypeVar("EnvT", bound=type)
 class Parameter(Generic[T]):
     """Declares a value of an env class that a run may set: `difficulty = ag.Parameter(3)`.
 
-    The attribute reads as the value, of the class and of its instances. `kind` is its type, with bounds where it has
-    some: `ag.Parameter(3, Annotated[int, Field(ge=1, le=9)])`; by default it is the default's own type. `doc` says what
-    it is, in the `--help` of a recipe.
+    The attribute reads as the value, on the class and on its instances.
 
-    :raises ValueError: for a default that is not of that type, or that is neither a number, a bool nor text.
+    Args:
+        default: The default value: a number, a bool or text.
+        kind: The type, optionally with bounds: `ag.Parameter(3, Annotated[int, Field(ge=1, le=9)])`; by default the
+            default's own type.
+        doc: Description for the `--help` of a recipe.
+
+    Raises:
+        ValueError: If the default isn't of that type, or is neither a number, a bool nor text.
     """
 
     def __init__(self, default: T, kind: Any = None, *, doc: str = "") -> None:
@@ -34,7 +39,12 @@ class Parameter(Generic[T]):
         return self.value
 
     def check(self, value: Any, name: str) -> T:
-        """Return the value; ValueError, beginning with the name, where it is not of the parameter's type."""
+        """Return the value; raise ValueError, naming `name` first, if it isn't of the parameter's type.
+
+        Args:
+            value: The value to validate.
+            name: The parameter's name in the message.
+        """
         try:
             return self._adapter.validate_python(value)
         except ValidationError as error:
@@ -45,7 +55,12 @@ class Parameter(Generic[T]):
         return self._adapter.json_schema()
 
     def read(self, text: str, name: str) -> T:
-        """Return the value that a text of the command line stands for; ValueError, beginning with the name."""
+        """Parse a command-line text; raise ValueError, naming `name` first, if it is invalid.
+
+        Args:
+            text: The text from the command line.
+            name: The parameter's name in the message.
+        """
         try:
             return self._adapter.validate_strings(text, strict=False)
         except ValidationError as error:
@@ -59,10 +74,16 @@ def parameters(env: type) -> dict[str, Parameter[Any]]:
 
 
 def configured(env: EnvT, arguments: Mapping[str, Any], *, prefix: str = "") -> EnvT:
-    """Return a subclass of the env, of the same name, whose parameters have these values; without any, the env itself.
+    """Return a subclass of the env, with the same name, that has these parameter values; without any, the env itself.
 
-    :raises ValueError: for a name that the env does not declare, or a value that is not of the parameter's type; the
-        message begins with the prefix and the name.
+    Args:
+        env: The env class.
+        arguments: Values by parameter name.
+        prefix: Text put in front of the name in messages.
+
+    Raises:
+        ValueError: If the env doesn't declare a name, or a value isn't of the parameter's type; the message begins with
+            the prefix and the name.
     """
     if not arguments:
         return env
@@ -74,15 +95,16 @@ def configured(env: EnvT, arguments: Mapping[str, Any], *, prefix: str = "") -> 
 
 
 def variant(env: EnvT, members: Mapping[str, Any]) -> EnvT:
-    """Return a subclass of the env, of the same name, that has these members."""
+    """Return a subclass of the env, with the same name, that has these members."""
     body = {name: getattr(env, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(env)(env.__name__, (env,), {**body, **members})
 
 
 def read_arguments(env: type, texts: Mapping[str, str], *, prefix: str = "") -> dict[str, Any]:
-    """Return the values that texts of the command line stand for, under the prefix and the name.
+    """Return the values of command-line texts, under the prefix and the name.
 
-    :raises ValueError: as `configured` does.
+    Raises:
+        ValueError: As in `configured`.
     """
     named = {f"{prefix}{name}": (_declared(env, name, prefix), text) for name, text in texts.items()}
     return {name: declared.read(text, name) for name, (declared, text) in named.items()}
@@ -92,7 +114,7 @@ def _declared(env: type, name: str, prefix: str) -> Parameter[Any]:
     known = parameters(env)
     if name in known:
         return known[name]
-    raise ValueError(f"{prefix}{name}: {env.__name__} declares no such parameter; {nearest(name, known)}")
+    raise ValueError(f"{prefix}{name}: {env.__name__} has no such parameter; {nearest(name, known)}")
 
 
 def _refused(error: ValidationError, value: Any, name: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""The envs by name: registered ones, those of installed packages and of the gallery, those of a module or a file."""
+"""Envs by name: registered ones, those of installed packages and of the gallery, and those of a module or a file."""
 
 import importlib
 import importlib.util
@@ -20,29 +20,39 @@ from agentgym.files.foreign.opening import is_file
 EnvT = TypeVar("EnvT", bound="type[Env[Any]]")
 
 GROUP = "agentgym.envs"
-"""The group of entry points in which an installed package names its envs."""
+"""The entry point group in which an installed package names its envs."""
 
 
 GALLERY = Path("_gallery/envs")
-"""The folder of the wheel with the envs that come with agentgym."""
+"""The wheel's folder with the envs that come with agentgym."""
 _REGISTERS = re.compile(r'^@ag\.register\("(\w+)"\)$', re.MULTILINE)
 
 _registry: dict[str, type[Env[Any]]] = {}
 
 
 def register(name: str) -> Callable[[EnvT], EnvT]:
-    """Make an env class known by a name: `@ag.register("name")`; ValueError where another class has the name."""
+    """Register an env class under a name: `@ag.register("name")`.
+
+    Args:
+        name: The name: letters, digits, "_", "-" and ".", without ".py" at its end.
+
+    Raises:
+        ValueError: If the name is invalid, or another class has it.
+        TypeError: If the name isn't a text, or the decorator is applied to anything but an env class.
+    """
     if not isinstance(name, str):
         raise TypeError(f'register: needs a name, write `@ag.register("name")`; got {name!r}')
     if not re.fullmatch(r"\w[\w.-]*", name) or name.endswith(".py"):
-        raise ValueError(f"register: a name has letters, digits, '_', '-' and '.', and no .py at its end; got {name!r}")
+        raise ValueError(
+            f"register: a name may have letters, digits, '_', '-' and '.', and must not end with .py; got {name!r}"
+        )
 
     def enter(cls: EnvT) -> EnvT:
         if not _is_env(cls):
-            raise TypeError(f"register: {name!r} marks an env class, got {cls!r}")
+            raise TypeError(f"register: {name!r} can only name an env class, got {cls!r}")
         known = _registry.get(name)
         if known is not None and _place(known) != _place(cls):
-            raise ValueError(f"register: {name!r} is already {known.__module__}.{known.__qualname__}")
+            raise ValueError(f"register: {name!r} is already registered as {known.__module__}.{known.__qualname__}")
         _registry[name] = cls
         return cls
 
@@ -50,20 +60,21 @@ def register(name: str) -> Callable[[EnvT], EnvT]:
 
 
 def _place(cls: type) -> tuple[str, str]:
-    """Return file and name of a class: a program that imports its own file has each class of it twice."""
+    """Return a class's file and name, because a program that imports its own file has each of its classes twice."""
     module = sys.modules.get(cls.__module__)
     return getattr(module, "__file__", None) or cls.__module__, cls.__qualname__
 
 
 def registered() -> Iterator[tuple[str, type[Env[Any]]]]:
-    """Yield name and class of every env that an imported module registered, sorted by name."""
+    """Yield the name and class of every env that an imported module registered, sorted by name."""
     yield from sorted(_registry.items())
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the envs that installed packages name in their entry points, in the group "agentgym.envs", by name.
+    """Return the envs that installed packages list in their entry points, in the group "agentgym.envs", by name.
 
-    :raises ValueError: where two packages give one name to different classes; the message names both.
+    Raises:
+        ValueError: If two packages give the same name to different classes; the message names both.
     """
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
@@ -77,7 +88,7 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def gallery() -> dict[str, Path]:
-    """Return the files of the envs that come with agentgym, in the wheel or a checkout, by the names they register."""
+    """Return the files of the envs that come with agentgym, by registered name, from the wheel or a checkout."""
     room = Path(__file__).parents[1]
     folder = room / GALLERY if (room / GALLERY).is_dir() else room.parent / "envs"
     files = sorted(folder.glob("*/env.py"))
@@ -85,18 +96,20 @@ def gallery() -> dict[str, Path]:
 
 
 def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
-    """Return the env class of a name, of "package.module:Class" or of "path.py:Class"; a class is returned as it is.
+    """Return the env class of a name, of "package.module:Class" or of "path.py:Class"; a class is returned unchanged.
 
-    A name is one that an imported module registered, an entry point of an installed package, or one of the gallery. A
-    path alone, "path.py", is the one env that the file defines.
+    Args:
+        env: A class, or its name: one that an imported module registered, an installed package's entry point, or an env
+            of the gallery. A path alone, "path.py", is the one env that the file defines.
 
-    :raises ValueError: for an unknown name, with the nearest known one; for a name that means two classes; for a path
-        where there is no file, or whose file defines several envs or none; for a module or a file without that class.
-    :raises EnvError: where the module cannot be imported.
+    Raises:
+        ValueError: If a name is unknown (the message suggests the nearest one) or means two classes, if a path has no
+            file, if a file defines several envs or none, or if a module or file has no such class.
+        EnvError: If the module can't be imported.
     """
     if not isinstance(env, str):
         if not _is_env(env):
-            raise ValueError(f"env: must be a class of Env or its name, got {env!r:.200}; pass the class itself")
+            raise ValueError(f"env: must be an Env class or its name, got {env!r:.200}; pass the class itself")
         return env
     if env in _registry:
         return _registry[env]
@@ -113,14 +126,14 @@ def find_env(env: "str | type[Env[Any]]") -> type[Env[Any]]:
     if not _is_env(found):
         like = nearest(attribute, [name for name, value in vars(loaded).items() if _is_env(value)])
         raise ValueError(
-            f"env: {env!r} is no Env class; name a subclass of ag.Env or ag.ToolEnv after the colon ({like})"
+            f"env: {env!r} is not an Env class; name a subclass of ag.Env or ag.ToolEnv after the colon ({like})"
         )
     made: type[Env[Any]] = found
     return made
 
 
 def _installed(name: str) -> type[Env[Any]]:
-    """Return the env that an installed package or the gallery gives this name."""
+    """Return the env that an installed package or the gallery has under this name."""
     there, ours = installed(), gallery()
     if name not in there and name in ours:
         return _in_gallery(name, ours[name])
@@ -134,13 +147,13 @@ def _installed(name: str) -> type[Env[Any]]:
     with boundary(EnvError, f"env {name!r}, {entry.value} of {_package(entry)}"):
         found = entry.load()
     if not _is_env(found):
-        raise ValueError(f"env: {name!r} is {entry.value} of {_package(entry)}, which is no Env class")
+        raise ValueError(f"env: {name!r} is {entry.value} of {_package(entry)}, which is not an Env class")
     made: type[Env[Any]] = found
     return register(name)(made)
 
 
 def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
-    """Import an env of the gallery, as the others there import it: from the folder above `envs`."""
+    """Import an env of the gallery as the other envs there import it: from the folder above `envs`."""
     top, module = str(file.parents[2]), f"envs.{file.parent.name}.env"
     if top not in sys.path:
         sys.path.append(top)
@@ -148,7 +161,7 @@ def _in_gallery(name: str, file: Path) -> type[Env[Any]]:
         loaded = importlib.import_module(module)
     if name not in _registry:
         raise ValueError(
-            f"env: {name!r} is {file}, and {loaded.__file__} stands in its place as {module}; rename that folder, or "
+            f"env: {name!r} is {file}, but {loaded.__file__} was imported as {module} instead; rename that folder, or "
             "name its class as MODULE:CLASS"
         )
     return _registry[name]
@@ -159,10 +172,9 @@ def _package(entry: EntryPoint) -> str:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file of Python once, under the name that an `import` has for it where it has one.
+    """Import a Python file once, under the name that an `import` statement would use, if there is one.
 
-    The folder above its packages is put at the end of the path of imports, so that the file can import what lies
-    beside it.
+    The folder above its packages is appended to the import path, so that the file can import modules next to it.
     """
     path = path.resolve()
     if str(top := _top(path)) not in sys.path:
@@ -174,7 +186,10 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _top(path: Path) -> Path:
-    """The folder above the packages of a file; that of a checkout for an env of its own, as in envs/chase/env.py."""
+    """Return the folder above a file's packages.
+
+    For an env in a separate folder, as in envs/chase/env.py, that is the folder of the checkout.
+    """
     top = path.parent
     while (top / "__init__.py").is_file():
         top = top.parent
@@ -182,7 +197,7 @@ def _top(path: Path) -> Path:
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Yield the dotted names that the file may have, the longest first: a file of a package is imported as such."""
+    """Yield the dotted names that the file may have, longest first, so that a package's file is imported as such."""
     parts = path.with_suffix("").parts
     for start in range(1, len(parts)):
         if all(part.isidentifier() for part in parts[start:]) and str(Path(*parts[:start])) in _path():
@@ -194,7 +209,7 @@ def _path() -> set[str]:
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Find a module without importing it; its packages are imported."""
+    """Find a module without importing it; its parent packages are imported."""
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
@@ -202,7 +217,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _import_alone(path: Path) -> ModuleType:
-    """Import a file whose name another module has, under a name of its own."""
+    """Import a file under a generated name, because another module has its own."""
     name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]

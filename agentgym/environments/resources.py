@@ -1,4 +1,4 @@
-"""What an env opens once for all its rollouts, such as a client, an index or a semaphore."""
+"""Resources that an env opens once for all its rollouts, such as a client, an index or a semaphore."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,11 +11,11 @@ from agentgym.environments.mixture import Mixture
 from agentgym.errors import EnvError, boundary
 
 _open: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[type[Env[Any]], _Resources]]" = WeakKeyDictionary()
-"""The open resources of each event loop, by the class that they are of."""
+"""The open resources of each event loop, by env class."""
 
 
 class _Resources:
-    """The resources of one env class; a task of its own opens and closes them, as task groups in them need it."""
+    """The resources of one env class; a separate task opens and closes them, because task groups in them require it."""
 
     def __init__(self, env: type[Env[Any]]) -> None:
         self.env = env
@@ -37,17 +37,19 @@ class _Resources:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Whoever waits gets it; where nobody does, it is nobody's.
+            self.ready.exception()  # Waiting callers get it; if there are none, asyncio must not log it.
 
     def held(self) -> Any:
-        """The open resources; EnvError where they have ended by themselves."""
+        """Return the open resources; raise EnvError if they have ended by themselves."""
         if self._task.done():
             why = None if self._task.cancelled() else self._task.exception()
-            raise EnvError(f"{self.env.__name__}.open_resources: they have ended while rollouts use them") from why
+            raise EnvError(
+                f"{self.env.__name__}.open_resources: the resources ended while rollouts were using them"
+            ) from why
         return self.ready.result()
 
     async def close(self) -> None:
-        """Close them, and raise what their closing raised; a cancellation meanwhile cuts the closing short."""
+        """Close them, and re-raise an error of closing; a cancellation meanwhile also cancels the closing."""
         self._close.set()
         if not self.ready.done():
             self._task.cancel()
@@ -63,13 +65,19 @@ class _Resources:
 
 @asynccontextmanager
 async def open_resources(env: type[Env[Any]]) -> AsyncIterator[Any]:
-    """Yield what `env.open_resources` opens, for all rollouts of the env that this event loop plays meanwhile.
+    """Yield the value of `env.open_resources`, for all rollouts of the env that this event loop runs meanwhile.
 
-    A run, an evaluation, `run_groups` and a rollout do this by themselves, and share what is open already: what is
-    opened here is opened once, and closed where the last block that uses it ends, also by an error or a cancellation.
-    A mixture opens those of its members, and yields them by the members' names. None for an env that opens nothing.
+    A run, an evaluation, `run_groups` and a rollout do this by themselves, and share resources that are already open:
+    they are opened once, and closed when the last block that uses them ends, also by an error or a cancellation.
 
-    :raises EnvError: where they cannot be opened or closed.
+    Args:
+        env: The env class. A mixture opens the resources of its members.
+
+    Yields:
+        The resources, a mixture's by the members' names, or None if the env opens nothing.
+
+    Raises:
+        EnvError: If they can't be opened or closed.
     """
     async with AsyncExitStack() as stack:
         if issubclass(env, Mixture):
@@ -79,12 +87,12 @@ async def open_resources(env: type[Env[Any]]) -> AsyncIterator[Any]:
 
 
 def opens_resources(env: type[Env[Any]]) -> bool:
-    """Whether the env itself opens anything; a mixture leaves that to its members."""
+    """Return whether the env itself opens anything; a mixture leaves that to its members."""
     return getattr(env.open_resources, "__func__", None) is not getattr(Env.open_resources, "__func__", None)
 
 
 def share_resources(env: Env[Any]) -> None:
-    """Give an instance the open resources of its class; EnvError where they have ended by themselves."""
+    """Give an instance the open resources of its class; raise EnvError if they have ended by themselves."""
     found = _open.get(asyncio.get_running_loop(), {}).get(type(env))
     if found is not None:
         env.resources = found.held()
@@ -101,7 +109,7 @@ async def _shared(env: type[Env[Any]]) -> AsyncIterator[Any]:
         found = opened[env] = _Resources(env)
     found.users += 1
     try:
-        # Shielded: one of several that wait may be cancelled.
+        # Shielded, because one of several waiters may be cancelled.
         yield await asyncio.shield(found.ready)
     finally:
         found.users -= 1

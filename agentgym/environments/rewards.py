@@ -1,4 +1,4 @@
-"""Reward methods: their decorator, their weights, and the call of one."""
+"""Reward methods: their decorator, their weights, and how they are called."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -33,12 +33,19 @@ def reward(*, weight: float = ..., role: str = ...) -> Callable[[F], F]: ...
 
 @names_its_arguments
 def reward(function: Callable[..., Any] | None = None, *, weight: float = 1.0, role: str = "") -> Callable[..., Any]:
-    """Make a method a reward: it scores the finished rollout, whose reward is the weighted sum of all of them.
+    """Make a method a reward: it scores the finished rollout, whose reward is the weighted sum of all reward methods.
 
-    What it returns is logged under its name, without the weight; `weight=0.0` logs it and rewards nothing.
-    With a `role` it is part of that role's reward instead, on which the sub-agents of the role are trained.
-    The method is async or plain and returns a finite number. A plain one runs in a thread of its own and never blocks
-    the event loop.
+    The method is async or plain and returns a finite number. A plain one runs in a separate thread and never blocks the
+    event loop. Its value is logged under its name, without the weight.
+
+    Args:
+        function: The method, if the decorator is used without arguments.
+        weight: The weight in the sum; 0.0 only logs the value.
+        role: A role whose reward it is part of instead; sub-agents with that role are trained on it.
+
+    Raises:
+        ValueError: If the weight isn't a finite number.
+        TypeError: If the decorator is applied to anything but a function.
     """
     check_number("weight", weight)
 
@@ -62,15 +69,15 @@ def _marks(owner: type) -> dict[str, _RewardMark]:
 
 
 def total(owner: type, scores: Mapping[str, float]) -> float:
-    """Return the sum of the scores of a class, each times its reward's weight, without those of roles.
+    """Return the weighted sum of a class's scores, without those of roles.
 
-    A score of no reward method counts once.
+    A score that isn't from a reward method counts once.
     """
     return _sum(owner, scores, "")
 
 
 def role_totals(owner: type, scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the weighted sum of the scores of each role that has reward methods."""
+    """Return the weighted sum of scores for each role that has reward methods."""
     roles = dict.fromkeys(mark.role for mark in _marks(owner).values() if mark.role)
     return {role: _sum(owner, scores, role) for role in roles}
 
@@ -84,9 +91,15 @@ def _sum(owner: type, scores: Mapping[str, float], role: str) -> float:
 async def reward_value(method: Callable[..., Any], where: str, threads: Threads) -> float:
     """Call a reward method and return its value as a float.
 
-    A plain method runs in a thread of its own, which is interrupted when the caller stops waiting.
+    A plain method runs in a separate thread, which is interrupted if the caller stops waiting.
 
-    :raises EnvError: where the method raised, with the line, or returned no number; `where` names the reward.
+    Args:
+        method: The bound method.
+        where: How error messages name the reward.
+        threads: The rollout's threads.
+
+    Raises:
+        EnvError: If the method raised, with the line, or didn't return a number.
     """
     try:
         value = await call_method(method, {}, name=f"agentgym-reward {method.__name__}", threads=threads)
@@ -110,25 +123,26 @@ async def reward_value(method: Callable[..., Any], where: str, threads: Threads)
 
 
 ZERO = "it is 0.0: "
-"""How the reason of a reward begins that is 0.0 because of what the policy said or left behind."""
+"""Prefix of the reason for a reward that is 0.0 because of something that the policy wrote or left behind."""
 
 
 def counted_content(error: BaseException, where: str, method: Callable[..., Any]) -> str:
-    """Return what counts an error that comes from what the policy said or left behind; "" for any other error.
+    """Return the metric that counts an error caused by something the policy wrote or left behind, or "" for others.
 
-    It is noted among the failed cases and logged once: what the policy left is scored, and what `where` names is 0.0.
+    Such an error is recorded as a failed case and logged once: the rollout is scored, and the reward that `where` names
+    is 0.0.
     """
     content = content_error(error)
     if content is None:
         return ""
     place = place_of(content) or place_of_function(method)
     note_failed(where.partition(": ")[2] or where, f"{ZERO}{describe(content)}, at {place}")
-    log_once(f"{where}, which is 0.0 for it ({content.counted} counts that),", content, method)
+    log_once(f"{where}, which is therefore 0.0 ({content.counted} counts this),", content, method)
     return content.counted
 
 
 def _number(value: Any, where: str) -> float:
-    """Return the value as a float; text and arrays are refused, although Python could make a float of some."""
+    """Return the value as a float; reject text and arrays, although Python could convert some of them."""
     if not isinstance(value, str | bytes) and not getattr(value, "ndim", 0):
         try:
             return float(value)

@@ -1,4 +1,4 @@
-"""Tasks from rows: the dicts of a data set become the env's own tasks when they are asked for."""
+"""Tasks from rows: a data set's dicts become the env's own tasks on access."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, overload
@@ -21,10 +21,11 @@ def task_type(env: type) -> type[Task]:
 
 
 def as_task(env: type, row: Any) -> Any:
-    """Return a dict as the env's task, and a task as it is.
+    """Return a dict as the env's task, and a task unchanged.
 
-    :raises ValidationError: for a dict that the task type refuses; it names the field.
-    :raises ValueError: for anything that is neither a task nor a dict.
+    Raises:
+        ValidationError: If the task type rejects a dict; it names the field.
+        ValueError: If it is neither a task nor a dict.
     """
     if isinstance(row, Task):
         return row
@@ -32,34 +33,42 @@ def as_task(env: type, row: Any) -> Any:
         return task_type(env).model_validate(dict(row))
     if not hasattr(row, "id"):
         kind = task_type(env).__name__
-        raise ValueError(f"task: {env.__name__} takes a {kind} or a dict of its fields, got {row!r:.80}")
+        raise ValueError(f"task: {env.__name__} needs a {kind} or a dict of its fields, got {row!r:.80}")
     return row
 
 
 def split_tasks(env: Any, split: str) -> Any:
-    """Return the tasks of a split of an env class, as `as_tasks` returns them.
+    """Return the tasks of an env class's split, as `as_tasks` returns them.
 
-    :raises ValueError: for what is no sequence of tasks; it names the class's `tasks`.
+    Raises:
+        ValueError: If it isn't a sequence of tasks; the message names the class's `tasks`.
     """
     return as_tasks(env, env.tasks(split), f"{env.__name__}.tasks({split!r})")
 
 
 def first_tasks(tasks: Any, most: int) -> list[Any]:
-    """Return the first tasks of such a sequence, which need not know slices."""
+    """Return the first tasks of a sequence that may not support slices."""
     return [tasks[place] for place in range(min(most, len(tasks)))]
 
 
 def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
-    """Return a sequence of dicts as tasks that are validated when they are asked for, and one of tasks as it is.
+    """Return a sequence of dicts as tasks that are validated on access, and a sequence of tasks unchanged.
 
-    Columns of equal length that have all fields of the task, as a slice of a `datasets.Dataset` is, are rows, too.
+    Columns of equal length that include all required fields, such as a slice of a `datasets.Dataset`, count as rows,
+    too.
 
-    :raises ValueError: for a single task, a mapping of splits, a table, and what is no sequence of tasks; it begins
-        with `named`.
+    Args:
+        env: The env class.
+        tasks: The sequence.
+        named: How messages name the sequence.
+
+    Raises:
+        ValueError: If it is a single task, a mapping of splits, a table, or not a sequence of tasks; the message begins
+            with `named`.
     """
     kind = task_type(env)
     if isinstance(tasks, Task):
-        raise ValueError(f"{named}: give a list of tasks, got the one task {tasks.id!r}")
+        raise ValueError(f"{named}: pass a list of tasks, got the single task {tasks.id!r}")
     if isinstance(tasks, Mapping):
         required = [name for name, of in kind.model_fields.items() if of.is_required()]
         if (rows := rows_of_columns(tasks, required)) is None:
@@ -70,17 +79,19 @@ def as_tasks(env: type, tasks: Any, named: str = "tasks") -> Any:
         return tasks.mapped(lambda row: as_task(env, row))
     if is_table(tasks):
         got = type(tasks).__name__
-        raise ValueError(f"{named}: got a {got}, whose [index] gives no row; write ag.Rows(it, {kind.__name__})")
+        raise ValueError(
+            f"{named}: got a {got}, whose [index] does not return a row; write ag.Rows(table, {kind.__name__})"
+        )
     if isinstance(tasks, str | bytes) or not (hasattr(tasks, "__getitem__") and hasattr(tasks, "__len__")):
         raise ValueError(
-            f"{named}: give a sequence of tasks, such as a list, got {tasks!r:.60}; write list(...) around a "
-            "generator, or ag.Endless for one without an end"
+            f"{named}: pass a sequence of tasks, such as a list, got {tasks!r:.60}; put list(...) around a "
+            "generator, or use ag.Endless for an endless one"
         )
     return TaskRows(env, tasks, range(len(tasks))) if _has_rows(tasks) else tasks
 
 
 def _has_rows(tasks: Any) -> bool:
-    """Whether there is anything but tasks: anywhere in a list, and in the first place of another sequence."""
+    """Return whether there is anything but tasks: anywhere in a list, or at the first position of another sequence."""
     if not len(tasks):
         return False
     if isinstance(tasks, list | tuple):
@@ -89,7 +100,7 @@ def _has_rows(tasks: Any) -> bool:
 
 
 class TaskRows(Sequence[Any]):
-    """A data set as a sequence of tasks; the data set only needs `[index]` with whole numbers."""
+    """A data set as a sequence of tasks; the data set only needs `[index]` with integers."""
 
     def __init__(self, env: type, rows: Any, indices: range) -> None:
         self.env, self.rows, self.indices = env, rows, indices
@@ -110,20 +121,20 @@ class TaskRows(Sequence[Any]):
 
 
 def is_data(tasks: Any) -> bool:
-    """Whether they are rows of a data set, which are equal only where one was copied, and not made from an index."""
+    """Return whether the tasks are rows of a data set; equal rows are copies, unlike equal tasks made from an index."""
     return isinstance(tasks, list | tuple | Rows | TaskRows) or (isinstance(tasks, Chosen) and is_data(tasks.tasks))
 
 
 COMPARED = 64
-"""Tasks of a split that are compared with those of another one, where they are made from an index."""
+"""Number of tasks that are compared with those of the other split, if they are made from an index."""
 SEARCHED = 10_000
-"""Numbers that are tried to find some that two ranges of indices share."""
+"""Number of indices that are tried to find some that two ranges share."""
 
 
 def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
-    """Return the tasks of two splits that are looked at to find one in both.
+    """Return the tasks of two splits that are compared to find one that is in both.
 
-    Those are all rows of data. Of tasks that are made from an index they are the first ones, and those of indices that
+    From a data set, those are all rows. From tasks made from an index, they are the first ones, and those whose indices
     both splits have.
     """
     found = first_tasks(train, _looked_at(train)), first_tasks(test, _looked_at(test))
@@ -136,11 +147,17 @@ def compared(train: Any, test: Any) -> tuple[list[Any], list[Any]]:
 
 
 def shared_ids(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> str | None:
-    """Say which ids the tasks have in common; None where there is none. `listed` says that they are all there are."""
+    """Return a phrase that names the ids that the tasks have in common, or None if there are none.
+
+    Args:
+        train: Tasks to train on.
+        test: Held-out tasks.
+        listed: Whether these are all the tasks, not just the compared ones.
+    """
     ids = sorted({task.id for task in train} & {task.id for task in test})
     if not ids:
         return None
-    some = "" if listed else f" among the {len({task.id for task in test})} test tasks that were looked at"
+    some = "" if listed else f" among the {len({task.id for task in test})} test tasks that were compared"
     return f"train and test share {len(ids)} {'id' if len(ids) == 1 else 'ids'}{some} ({', '.join(map(repr, ids[:3]))})"
 
 

@@ -1,4 +1,4 @@
-"""Sandboxes for envs whose tasks need different ones: pools that share one bound on the number of sandboxes."""
+"""Sandboxes for envs whose tasks need different ones: pools that share one limit on the number of sandboxes."""
 
 import asyncio
 import inspect
@@ -17,18 +17,18 @@ class Resizable(Protocol):
     """A pool whose number of sandboxes can be changed while it is open."""
 
     async def resize(self, size: int) -> None:
-        """Let it have at most `size` sandboxes, leased ones included; idle ones above that are ended."""
+        """Limit it to `size` sandboxes, including leased ones; idle ones above that are ended."""
         ...
 
 
 class OpenPool:
-    """One sandbox's open pool, which a task of its own opens and closes."""
+    """The open pool of one sandbox spec; a separate task opens and closes it."""
 
     def __init__(self, spec: SandboxSpec, size: int) -> None:
         self.sandbox_spec = spec
         self.leased = 0
         self.held = 0
-        """The most sandboxes that it may have: those that are leased, and those that wait for the next lease."""
+        """Maximum number of sandboxes that it may have: leased ones, and idle ones kept for the next lease."""
         self.used = 0
         """The number of its last lease."""
         self.size = size
@@ -38,7 +38,7 @@ class OpenPool:
 
     @property
     def idle(self) -> int:
-        """The most sandboxes that it has beside those that are leased."""
+        """Maximum number of sandboxes that it has in addition to the leased ones."""
         return self.held - self.leased
 
     async def _run(self) -> None:
@@ -52,28 +52,30 @@ class OpenPool:
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
-            self.ready.exception()  # Whoever waits gets it; where nobody does, it is nobody's.
+            self.ready.exception()  # Waiting callers get it; if there are none, asyncio must not log it.
 
     @property
     def resizable(self) -> Resizable | None:
-        """The pool, where it is open and its number of sandboxes can be changed."""
+        """The pool, if it is open and its number of sandboxes can be changed; otherwise None."""
         opened = self.ready.result() if self.ready.done() and self.ready.exception() is None else None
         return opened if isinstance(opened, Resizable) else None
 
     @property
     def can_shrink(self) -> bool:
-        """Whether one of its idle sandboxes can be ended: of a foreign pool all sandboxes at once, when none is
-        leased."""
+        """Whether an idle sandbox can be ended.
+
+        A pool that isn't resizable must have no leases, because it ends all its sandboxes together.
+        """
         return self.idle > 0 and (self.resizable is not None or not self.leased)
 
     async def grow(self) -> None:
-        """Let it have one sandbox more."""
+        """Allow one more sandbox."""
         self.held += 1
         if (pool := self.resizable) is not None:
             await pool.resize(self.held)
 
     async def shrink(self) -> None:
-        """End one idle sandbox, or close the pool where it cannot end a single one."""
+        """End one idle sandbox, or close the pool if it can't end a single one."""
         if (pool := self.resizable) is not None:
             await pool.resize(self.held - 1)
             self.held -= 1
@@ -82,16 +84,16 @@ class OpenPool:
             await self.close()
 
     async def close(self) -> None:
-        """Close the pool, and raise what its closing raised."""
+        """Close the pool, and re-raise an error of its closing."""
         self._close.set()
         await asyncio.shield(self._task)
 
 
 class TaskSandboxPools:
-    """Pools of several specs with at most `size` sandboxes in all; implements `SandboxPool`.
+    """Pools of several specs with at most `size` sandboxes in total; implements `SandboxPool`.
 
-    A pool is opened by the first lease of its spec. Leases begin in the order in which they are asked for, whatever
-    spec they are for. Where all places are taken, an idle sandbox of the spec that was leased longest ago makes room.
+    A pool is opened by the first lease of its spec. Leases are granted in the order of their requests, whatever their
+    spec. If all slots are in use, an idle sandbox of the least recently leased spec is ended to make room.
     """
 
     def __init__(self, size: int, spec: SandboxSpec | None = None) -> None:
@@ -106,18 +108,20 @@ class TaskSandboxPools:
         self._lifetime = Lifetime("the pool")
 
     def lease(self, spec: SandboxSpec | None = None) -> AbstractAsyncContextManager[Sandbox]:
-        """Lease a clean sandbox of that spec, or of the default one, waiting for a place.
+        """Lease a clean sandbox of that spec, or of the default one; wait until there is a free slot.
 
-        :raises SandboxError: where its pool cannot be opened, or no sandbox be started.
-        :raises ClosedError: where the pools are closed.
+        Raises:
+            SandboxError: If the pool can't be opened, or no sandbox can be started.
+            ClosedError: If the pools are closed.
+            ValueError: If there is neither a spec nor a default.
         """
         wanted = spec if spec is not None else self._spec
         if wanted is None:
-            raise ValueError("spec: name one; these pools have no default")
+            raise ValueError("spec: required, because these pools have no default")
         return self._lease(wanted)
 
     async def close(self) -> None:
-        """Close all pools; the first error of one is raised when all are closed."""
+        """Close all pools; raise the first error only when all are closed."""
         self._lifetime.end("the block of the pool ended")
         pools, self._pools = self._pools, []
         results = await asyncio.gather(*(pool.close() for pool in pools), return_exceptions=True)
@@ -139,13 +143,13 @@ class TaskSandboxPools:
             finally:
                 pool.leased -= 1
                 if pool in self._pools and pool.ready.done() and pool.ready.exception() is not None:
-                    self._pools.remove(pool)  # The next lease opens it anew.
+                    self._pools.remove(pool)  # The next lease opens a new one.
                 self._ended.set()
         finally:
             self._leases.release()
 
     async def _place(self, spec: SandboxSpec) -> OpenPool:
-        """A pool with a place for one more lease: fewer than `size` are leased, so that one is free or idle."""
+        """Return a pool with room for one more lease: fewer than `size` are leased, so a slot is free or idle."""
         pool = self._pool_of(spec)
         if pool is None or not pool.idle:
             while sum(each.held for each in self._pools) >= self._size:
@@ -161,8 +165,7 @@ class TaskSandboxPools:
         return pool
 
     async def _make_room(self) -> None:
-        """End a sandbox of the pool that was used longest ago; wait for the end of a lease where none can be ended
-        now."""
+        """End a sandbox of the least recently used pool; if none can be ended now, wait for the end of a lease."""
         can_shrink = [pool for pool in self._pools if pool.can_shrink]
         if not can_shrink:
             self._ended.clear()
@@ -184,9 +187,9 @@ class TaskSandboxPools:
 async def open_sandboxes(
     env: type[Env[Any]], size: int, spec: SandboxSpec | None = None
 ) -> AsyncIterator[SandboxPool | None]:
-    """Yield at most `size` sandboxes for an env's rollouts; None where it declares no sandbox.
+    """Yield at most `size` sandboxes for an env's rollouts, or None if it declares no sandbox.
 
-    `sandbox` takes the place of what the env declares, for all its tasks.
+    If `spec` is given, it replaces the env's own declaration for all its tasks.
     """
     if spec is None and chooses(env):
         sandboxes = TaskSandboxPools(size, env.sandbox_spec)
@@ -204,17 +207,17 @@ async def open_sandboxes(
 
 
 def declares_sandboxes(env: type[Env[Any]]) -> bool:
-    """Whether rollouts of the env may have a sandbox."""
+    """Return whether rollouts of the env may have a sandbox."""
     return env.sandbox_spec is not None or chooses(env)
 
 
 def chooses(env: type[Env[Any]]) -> bool:
-    """Whether the env chooses a spec for each task."""
+    """Return whether the env chooses a spec for each task."""
     return getattr(env.sandbox_for, "__func__", None) is not getattr(Env.sandbox_for, "__func__", None)
 
 
 def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
-    """Return the spec that the env chooses for the task; EnvError if its choice fails or is not a spec."""
+    """Return the spec that the env chooses for the task; raise EnvError if its choice fails or isn't a spec."""
     with boundary(EnvError, f"{env.__name__}.sandbox_for"):
         spec: Any = env.sandbox_for(task)
         if inspect.iscoroutine(spec):
@@ -227,17 +230,17 @@ def sandbox_of(env: type[Env[Any]], task: Any) -> SandboxSpec | None:
 
 
 def check_sandboxes(sandboxes: Any) -> None:
-    """Raise TypeError if something else than an open pool is given, such as a spec."""
+    """Raise TypeError if the argument isn't an open pool, but a spec, for example."""
     if sandboxes is None or hasattr(sandboxes, "lease"):
         return
     how = (
         "open it: `async with SANDBOX.open(4) as sandboxes`"
         if hasattr(sandboxes, "open")
-        else "leave it out, or open a sandbox"
+        else "leave it out, or open a sandbox's pool"
     )
     raise TypeError(f"sandboxes: must be an open pool of sandboxes, got {sandboxes!r:.80}; {how}")
 
 
 def lease_for(sandboxes: SandboxPool, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
-    """Lease a sandbox of that spec from pools of several; a pool of one spec leases what it has."""
+    """Lease a sandbox of that spec if the pool has several specs; otherwise lease the kind that the pool has."""
     return sandboxes.lease(spec) if isinstance(sandboxes, TaskSandboxPools) else sandboxes.lease()

@@ -27,7 +27,7 @@ class ToolEnv(Env[TaskT]):
     """
 
     _counts: ClassVar[tuple[str, ...]] = ("tool_calls", "tool_errors", "malformed_calls")
-    """The metrics that every rollout has, 0 if nothing is counted in them."""
+    """The metrics that every rollout has, 0 if nothing was counted."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         made: type = cls
@@ -36,7 +36,8 @@ class ToolEnv(Env[TaskT]):
         for name in rewards_of(made):
             check_free(name, _TAKEN, f"reward {name!r} of {cls.__name__}", "")
             check_reward(getattr(cls, name), f"reward {name!r} of {cls.__name__}")
-        super().__init_subclass__(**kwargs)  # Behind the names: a tool called "close" has another mistake.
+        # After the name checks, whose message is clearer for a tool called "close".
+        super().__init_subclass__(**kwargs)
         for method in ("setup", "extra_tools", "call_tools"):
             check_awaited(made, method)
         check_tool_types(made)
@@ -53,7 +54,7 @@ class ToolEnv(Env[TaskT]):
         """Prepare the sandbox and the env's own state; called once, before the first prompt is shown."""
 
     async def extra_tools(self) -> Sequence[DynamicTool]:
-        """Return the tools that this instance has beside those of its class; called once, behind `setup`."""
+        """Return this instance's tools in addition to those of its class; called once, after `setup`."""
         return ()
 
     @property
@@ -74,10 +75,10 @@ class ToolEnv(Env[TaskT]):
         return await super().reset(seed=seed, options=options)
 
     def _begin_play(self, returned: object) -> None:
-        """Read what `setup` left behind: nothing to return, and metrics that the calls of tools can be counted in."""
+        """Raise EnvError if `setup` returned a value or `metrics` isn't a dict; add the missing counts to it."""
         if returned is not None:
-            said = "a rollout begins with a turn of the model: leave a task that is over before it out of the data set"
-            raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, and must return None: {said}")
+            said = "a rollout begins with a turn of the model; leave tasks that are already over out of the data set"
+            raise EnvError(f"{type(self).__name__}.setup: returned {returned!r:.80}, but must return None: {said}")
         with boundary(EnvError, where := f"{type(self).__name__}.metrics"):
             metrics: object = self.metrics
         if not isinstance(metrics, MutableMapping):
@@ -98,15 +99,21 @@ class ToolEnv(Env[TaskT]):
     async def call_tools(
         self, calls: Sequence[ToolCall], allowed_tools: Collection[str] | None = None
     ) -> tuple[list[Message], str | None]:
-        """Make the calls in order, and return their tool messages and the reason of a tool that stopped the rollout.
+        """Make the calls in order, and return their tool messages and the stop reason of a tool that ended the rollout.
 
-        Neighboring calls of tools that are declared parallel run at the same time, `limits.parallel_calls` of them at
-        most. Calls behind the one that stopped
-        the rollout are not made; those that ran beside it are cancelled, and nothing of them counts. `allowed_tools`
-        names the tools that this caller may use; None allows all.
+        Adjacent calls to parallel tools run at the same time, at most `limits.parallel_calls` of them. If a call stops
+        the rollout, later calls are not made; those that run at the same time are cancelled, and nothing about them is
+        counted.
+
+        Args:
+            calls: The tool calls of one turn.
+            allowed_tools: Names of the tools that this caller may use; None allows those of the root conversation.
+
+        Returns:
+            The tool messages, and the reason if a tool stopped the rollout, otherwise None.
         """
         messages: list[Message] = []
-        if len(calls) == 1:  # It is the usual case, and needs nothing around it.
+        if len(calls) == 1:  # The usual case, which needs no wrapper.
             (call,) = calls
             result = await self._dispatched(call, allowed_tools)
             self._count(call, result)
@@ -123,7 +130,7 @@ class ToolEnv(Env[TaskT]):
         return messages, None
 
     def _neighbors(self, calls: Sequence[ToolCall]) -> Iterator[list[ToolCall]]:
-        """Yield the calls that may run at the same time: neighbors of parallel tools, and any other one by itself."""
+        """Yield groups of calls that may run together: adjacent calls to parallel tools, and any other call alone."""
         beside: list[ToolCall] = []
         for call in calls:
             made = offered(self).get(call["function"]["name"])
@@ -138,9 +145,9 @@ class ToolEnv(Env[TaskT]):
             yield beside
 
     async def score(self) -> dict[str, float]:
-        """Return each reward method's value by name, without its weight; EnvError names one that has no value.
+        """Return each reward method's value by name, without its weight; raise EnvError if one has no value.
 
-        The weighted sums of a role's methods are put into `self.role_rewards`.
+        The weighted sums of each role's methods are added to `self.role_rewards`.
         """
         cls: type = type(self)
         scores = {name: await self._value(name) for name in rewards_of(cls)}
@@ -148,7 +155,7 @@ class ToolEnv(Env[TaskT]):
         return scores
 
     async def _value(self, name: str) -> float:
-        """The value of a reward method; 0.0 if code in the sandbox ended it, or left what the reward cannot use."""
+        """Return a reward's value: 0.0 if code in the sandbox ended it, or left something that the reward can't use."""
         method, where = getattr(self, name), f"{type(self).__name__}: reward {name!r}"
         try:
             return await reward_value(method, where, self._threads)
@@ -171,14 +178,14 @@ class ToolEnv(Env[TaskT]):
         if not result.error:
             return
         self._add("tool_errors")
-        if not result.malformed:  # The name in a malformed call may be none of ours.
+        if not result.malformed:  # A malformed call may name a tool that doesn't exist.
             self._add(f"tool_errors/{function['name']}")
         self._add("malformed_calls", result.malformed)
         if result.failed:
             self.tool_failures[function["name"]] += 1
 
     def _add(self, name: str, number: float = 1.0) -> None:
-        """Add to a metric, which the env may have taken away meanwhile."""
+        """Add to a metric, which the env may have removed meanwhile."""
         self.metrics[name] = self.metrics.get(name, 0.0) + number
 
 
@@ -190,7 +197,7 @@ def _tool_message(call: ToolCall, result: ToolResult) -> Message:
 
 
 def _end(messages: list[Message], reason: str) -> StepResult:
-    """Return the step that ends the rollout; the runner asks for the score."""
+    """Return the step that ends the rollout; the runner then calls `score`."""
     return StepResult(messages, 0.0, True, False, {"stop_reason": reason})
 
 
@@ -199,7 +206,7 @@ def _warn_of_no_reward(cls: type) -> None:
     scored = [getattr(cls, name) is not getattr(ToolEnv, name) for name in ("score", "step")]
     scored.append(has_group_reward(cls))
     if not rewards_of(cls) and not any(scored):
-        said = "has no @ag.reward and overrides neither score nor step: every rollout has the reward 0.0"
+        said = "has no @ag.reward and overrides neither score nor step, so every rollout has the reward 0.0"
         log.warning("%s %s", cls.__name__, said)
 
 

@@ -1,6 +1,6 @@
-"""The errors, named after the boundary they crossed, and Failure, which keeps one for a rollout.
+"""The errors, named after the boundary that they cross, and Failure, which records one for a rollout.
 
-Users raise plain Python in their environments and tools; `boundary` names the crossing once.
+Users raise plain Python exceptions in their environments and tools; `boundary` converts them once, where they cross.
 """
 
 import asyncio
@@ -14,46 +14,47 @@ from agentgym.errors.tracebacks import describe, encodable, place_of, users_trac
 
 
 class AgentGymError(Exception):
-    """The base of every error agentgym raises on purpose; bad arguments stay ValueError."""
+    """Base class of all errors that agentgym raises on purpose, except ValueError for bad arguments."""
 
     where: str = ""
-    """What it crossed first, such as "Bugfix.step" or "lease"; "" where it crossed nothing."""
+    """The first boundary that it crossed, such as "Bugfix.step" or "lease"; "" if it crossed none."""
 
 
 class EngineError(AgentGymError):
-    """The engine could not answer: it is closed, broken, or was asked for something impossible."""
+    """The engine couldn't respond: it is closed, broken, or got an impossible request."""
 
 
 class SandboxError(AgentGymError):
-    """A sandbox died or could not be had; infrastructure, never text for the model, never a reward."""
+    """A sandbox died or couldn't be started.
+
+    It is an infrastructure failure: never text for the model, never a reward.
+    """
 
 
 class SandboxKilledError(SandboxError):
-    """A sandbox ended because of what the code in it did: a result of the episode, which is scored, and never tried
-    again.
+    """A sandbox ended because of the code in it. This is a result of the episode: it is scored, and never retried.
 
-    In a tool it becomes the text that the model reads; a reward method that raises it gives 0.0.
+    In a tool it becomes the text that the model reads; a reward method that raises it returns 0.0.
     """
 
-    told = "[the sandbox was ended by the code that ran in it]"
+    told = "[sandbox terminated by your code]"
     """The text for the model."""
 
 
 class MachineError(AgentGymError):
-    """The machine had no thread, process or file descriptor left that the env needs; never text for the model."""
+    """The machine had no thread, process or file descriptor left for the env; never text for the model."""
 
 
 class ClosedError(SandboxError):
-    """A pool, a sandbox, a branch, a program or a shell was used after its end; the text says which, since when and
-    why."""
+    """A pool, sandbox, branch, program or shell was used after its end; the text says which, since when and why."""
 
 
 class ToolError(AgentGymError):
-    """A failure of a tool that the model should read; its text becomes the tool message."""
+    """A tool failure that the model should read; its text becomes the tool message."""
 
 
 class PolicyContentError(ToolError):
-    """The policy said or left behind something unusable: the rollout is scored, and does not fail.
+    """The policy wrote or left behind something unusable; the rollout is scored, and doesn't fail.
 
     If a tool raises it, the model reads its text. If a reward raises it, the reward is 0.0, and a metric counts it.
     """
@@ -63,17 +64,18 @@ class PolicyContentError(ToolError):
 
 
 class ModelLimitError(PolicyContentError):
-    """A question is too long for the context of the model that an env asks, or one more than its limit allows."""
+    """A request to an auxiliary model is too long for that model's context, or exceeds the limit on calls."""
 
     counted = "model_limit"
 
 
 class SandboxContentError(PolicyContentError):
-    """The content of a sandbox, or a text that was meant for it, is unusable; a failing sandbox is a SandboxError
-    instead.
+    """A sandbox's content, or text meant for a sandbox, is unusable.
 
-    It is raised if a file of a sandbox is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe
-    or a device, and if a path, a command or code cannot be used in any sandbox. Depending on the reason it is also a
+    If the sandbox itself fails, a SandboxError is raised instead.
+
+    It is raised if a sandbox's file is missing, too large, not readable or not UTF-8, or is a folder, a link, a pipe or
+    a device, and if a path, a command or code can't be used in any sandbox. Depending on the reason it is also a
     FileNotFoundError, an OSError with the kernel's number, a TimeoutError or a ValueError. If a tool raises it, the
     model reads its text. If a reward raises it, the reward is 0.0, and the metric `sandbox_content` counts it.
     """
@@ -82,22 +84,22 @@ class SandboxContentError(PolicyContentError):
 
 
 class EnvError(AgentGymError):
-    """The user's environment raised; the cause is chained, and the line of the user's code is named."""
+    """The user's environment raised; the cause is chained, and the message names the line of the user's code."""
 
 
 class ContextOverflow(AgentGymError):
-    """The first prompt alone does not fit the context; nothing can be sampled."""
+    """The first prompt alone doesn't fit the context, so nothing can be sampled."""
 
 
 class WireError(AgentGymError):
-    """The other end of a wire sent what the protocol does not allow."""
+    """The other end of a connection sent something that the protocol doesn't allow."""
 
 
 def is_stray(error: BaseException | None) -> bool:
-    """Whether it is a CancelledError although nobody cancelled the task that met it.
+    """Return whether it is a CancelledError although nobody cancelled the running task.
 
-    Code that awaits a future or a task which somebody else cancelled meets one. Let through, it would end this task as
-    cancelled, and nobody would hear of that.
+    Code that awaits a future or task that someone else cancelled meets one. If it propagated, this task would end as
+    cancelled, and the error would go unnoticed.
     """
     if not isinstance(error, asyncio.CancelledError):
         return False
@@ -106,10 +108,11 @@ def is_stray(error: BaseException | None) -> bool:
 
 
 def must_pass(error: BaseException) -> bool:
-    """Whether an error is not of the code that it comes out of, and must end what runs.
+    """Return whether an error doesn't belong to the code that raises it, and must propagate unchanged.
 
-    That is KeyboardInterrupt, the cancellation of the running task, and GeneratorExit where no task runs: a coroutine
-    is closed there. Every other error, SystemExit and GeneratorExit too, is one of the code that raised it.
+    Those are KeyboardInterrupt, the cancellation of the running task, and GeneratorExit if no task runs, because a
+    coroutine is being closed then. Every other error belongs to the code that raised it, even SystemExit and
+    GeneratorExit.
     """
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup((KeyboardInterrupt, asyncio.CancelledError)) is not None
@@ -119,10 +122,11 @@ def must_pass(error: BaseException) -> bool:
 
 
 def alone(error: BaseException) -> BaseException:
-    """Return what a group of errors is about: the first of ours in it, or its only error; any other error itself.
+    """Return a group's first agentgym error, or its only error; return any other error unchanged.
 
-    So an engine or a sandbox that fails in an `asyncio.TaskGroup` of the user's code is a failure of the engine or the
-    sandbox.
+    If a group has only PolicyContentErrors, return the first one. So if an engine or a sandbox fails in an
+    `asyncio.TaskGroup` of the user's code, it counts as a failure of the engine or the sandbox. A group that fits
+    neither case is returned unchanged.
     """
     if not isinstance(error, BaseExceptionGroup) or must_pass(error):
         return error
@@ -133,7 +137,7 @@ def alone(error: BaseException) -> BaseException:
 
 
 def content_error(error: BaseException | None) -> PolicyContentError | None:
-    """Return the PolicyContentError that an error is, or that it was raised from; None if it has no such cause."""
+    """Return the PolicyContentError that an error is or was raised from, or None if there is none."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -145,9 +149,9 @@ def content_error(error: BaseException | None) -> PolicyContentError | None:
 
 
 def of_machine(error: BaseException) -> MachineError | None:
-    """Return the error of a machine that has run out of something; None where the error is of the code that raised it.
+    """Return a MachineError if the machine ran out of something, or None if the code that raised is at fault.
 
-    `agentgym.errors.exhausted` says which is which.
+    `agentgym.errors.exhausted` decides which it is.
     """
     what = exhausted(error)
     if what is None:
@@ -157,7 +161,7 @@ def of_machine(error: BaseException) -> MachineError | None:
 
 
 def _errors_in(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    """Yield the errors of a group and of the groups in it."""
+    """Yield the errors of a group and of its nested groups."""
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
             yield from _errors_in(error)
@@ -173,9 +177,10 @@ def _running_task() -> "asyncio.Task[Any] | None":
 
 
 class boundary:
-    """Turn any foreign exception into `kind`, chained and saying where; ours pass through, and remember where.
+    """Context manager that raises foreign exceptions as `kind`, chained and with `where` in the text.
 
-    A ToolError outside of a tool is foreign too, and every error that is no Exception, but for those of `must_pass`.
+    agentgym's own errors propagate unchanged, but get `where` set if it is empty. A ToolError outside of a tool counts
+    as foreign, and so does an exception that isn't an Exception, except those that `must_pass` names.
     """
 
     __slots__ = ("kind", "where")
@@ -184,7 +189,7 @@ class boundary:
         self.kind, self.where = kind, where
 
     def __enter__(self) -> None:
-        """Nothing to open."""
+        """Do nothing; only the end of the block matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -194,9 +199,9 @@ class boundary:
         return False
 
     def cross(self, error: BaseException) -> None:
-        """Raise what an error is behind the boundary; return where it passes as it is, and its raiser goes on.
+        """Re-raise the error as this boundary's type; return if the caller should re-raise it unchanged.
 
-        For `except BaseException as error: edge.cross(error); raise`, which costs nothing where nothing is raised.
+        Meant for `except BaseException as error: edge.cross(error); raise`, which costs nothing if nothing is raised.
         """
         given, error = error, alone(error)
         if isinstance(error, AgentGymError) and not isinstance(error, ToolError):
@@ -220,17 +225,17 @@ class Failure:
     """Why a rollout has no reward: the error that ended it, and where the user's own code raised it."""
 
     type: str
-    """The name of the error's class among those of this module, such as EnvError, SandboxError and EngineError."""
+    """The error's class in this module, such as EnvError, SandboxError or EngineError."""
     message: str
-    """The error's text, with the line of the user's code; errors that followed it stand behind it, after "; "."""
+    """The error's text, with the line of the user's code; later errors are appended after "; " each."""
     where: str = ""
-    """The call that failed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" where it was none."""
+    """The call that failed, such as "Bugfix.setup", "Bugfix: reward 'fixed'" or "lease"; "" if there is none."""
     traceback: str = ""
-    """The traceback of the user's exception and its causes, from the user's first line on; "" where there was none."""
+    """The traceback of the user's exception and its causes, from the user's first line on; "" if there is none."""
 
     @classmethod
     def of(cls, error: AgentGymError) -> Self:
-        """Keep an error, its notes and its traceback as text that can be encoded."""
+        """Return a record of an error with its notes and traceback, as encodable text."""
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         return cls(
             type=next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__),
@@ -244,7 +249,7 @@ class Failure:
 
 
 def _traceback_of(error: AgentGymError) -> str:
-    """The cause's where it is the user's, else the error's where it passed the user's code, else all of the cause's."""
+    """Return the cause's traceback from the user's code on, else the error's, else the cause's in full."""
     cause = error.__cause__
     if cause is None:
         return users_traceback(error)

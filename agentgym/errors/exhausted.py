@@ -1,4 +1,4 @@
-"""What the machine has run out of: threads and processes, or file descriptors."""
+"""Detection of resources that the machine has run out of: threads and processes, or file descriptors."""
 
 import errno
 import os
@@ -8,11 +8,14 @@ _DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return what the machine has run out of, if that caused the error and agentgym cannot get any either; else None.
+    """Return the resource that the machine has run out of, if that caused the error and agentgym can't get any either.
 
-    The error alone does not tell whose fault it is: code that opens as many files as a model asked for reaches the
-    limit by itself, and has closed them again by the time of this check. Memory and disk space are left out, because a
-    tool takes as much of them as its arguments ask for.
+    The error alone doesn't tell whose fault it is: code that opens as many files as a model asked for reaches the limit
+    by itself, and has closed them again by the time of this check. Memory and disk space are not checked, because a
+    tool uses as much of them as its arguments ask for.
+
+    Returns:
+        A phrase for the message, or None if the error has another reason.
     """
     if _is_of_threads(error) and not _can_start_a_thread():
         return "no thread or process can be started"
@@ -22,7 +25,7 @@ def exhausted(error: BaseException) -> str | None:
 
 
 def _is_of_threads(error: BaseException) -> bool:
-    """Whether a thread or a process could not be started; both count against the same limit."""
+    """Return whether a thread or a process couldn't be started; both count against the same limit."""
     if isinstance(error, OSError):
         return error.errno == errno.EAGAIN
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)

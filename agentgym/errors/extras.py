@@ -1,4 +1,4 @@
-"""Optional packages, and the extra of agentgym that brings each of them."""
+"""Optional packages, and the agentgym extra that installs each of them."""
 
 import json
 import shlex
@@ -37,7 +37,7 @@ EXTRAS = {
     "starlette": "view",
     "uvicorn": "view",
 }
-"""The extra that brings each package, by the name that is imported."""
+"""The extra that installs each package, by import name."""
 
 
 DISTRIBUTION = "agentgym-kit"
@@ -47,13 +47,13 @@ DISTRIBUTION = "agentgym-kit"
 def install_line(extra: str) -> str:
     """Return the command that adds an extra to this installation.
 
-    It names the folder or the wheel that agentgym was installed from; otherwise the distribution on PyPI.
+    It names the folder or wheel that agentgym was installed from, or else the distribution on PyPI.
     """
     return f"pip install {shlex.quote(f'{_source() or DISTRIBUTION}[{extra}]')}"
 
 
 def _source() -> Path | None:
-    """Return the folder or the wheel that agentgym was installed from (PEP 610); None if it is not known or gone."""
+    """Return the folder or wheel that agentgym was installed from (PEP 610), or None if it isn't known or is gone."""
     try:
         said = distribution(DISTRIBUTION).read_text("direct_url.json")
         url = urlsplit(json.loads(said)["url"]) if said else None
@@ -64,14 +64,17 @@ def _source() -> Path | None:
 
 
 class MissingPackage(AgentGymError, ImportError):
-    """An optional package is not installed; the message is the command that installs it."""
+    """An optional package isn't installed; the message has the command that installs it."""
 
 
 class needs_extra:
-    """Turn the failed import of an optional package into MissingPackage; whatever else is raised passes unchanged."""
+    """Context manager that turns an optional package's failed import into MissingPackage.
+
+    All other exceptions propagate unchanged.
+    """
 
     def __enter__(self) -> None:
-        """Do nothing: only the end of the block matters."""
+        """Do nothing; only the end of the block matters."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,10 +86,10 @@ class needs_extra:
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are those of its `__init__.pyi`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package whose names are listed in its `__init__.pyi`.
 
-    A module is imported when one of its names is first used; if it needs an optional package that is not installed,
-    the error says how to install it.
+    A module is imported when one of its names is first used; if it needs an optional package that isn't installed, the
+    error says how to install it.
     """
     load, listed, names = lazy_loader.attach_stub(package, file)
 

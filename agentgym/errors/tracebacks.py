@@ -1,4 +1,4 @@
-"""Errors of the user's own code: the line that raised, the traceback, and one warning in the log for each kind."""
+"""Errors in the user's own code: the line that raised, the traceback, and one logged warning for each kind."""
 
 import inspect
 import logging
@@ -14,33 +14,33 @@ log = logging.getLogger(__name__)
 _OWN = f"{Path(__file__).parents[1]}/"
 _FOREIGN = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-"""Folders of packages, wherever they are: a user's own, one that a .pth adds, Debian's beside that of pip."""
+"""Package folders, wherever they are: a user's own, one that a .pth file adds, or Debian's next to pip's."""
 _said: set[tuple[str, str, str]] = set()
 
 _SQLITE = (
-    "a plain tool or reward runs in a thread of its own: open the connection with check_same_thread=False, "
+    "a plain tool or reward runs in a separate thread: open the connection with check_same_thread=False, "
     "or make the method async"
 )
 
 
 def place_of(error: BaseException) -> str:
-    """The line of the user's code that raised this or led to it: "my_env.py:12 in look"; "" where none of it did."""
+    """Return the user's line that raised or caused the error, as "my_env.py:12 in look", or "" if none did."""
     own = [(frame, line) for frame, line in _frames(error.__traceback__) if _is_users(frame.f_code.co_filename)]
     if own:
         return _place(own[-1][0].f_code, own[-1][1])
-    # A time limit of Python before 3.11.4 has no cause: what it cancelled is its context.
+    # Before Python 3.11.4, a timeout's error has no cause: the error of the cancelled code is its context.
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return place_of(before) if before is not None else ""
 
 
 def place_of_function(function: Callable[..., Any]) -> str:
-    """The line that defines a function: "my_env.py:10 in look"; "" where nothing says it."""
+    """Return the line that defines a function, as "my_env.py:10 in look", or "" if it is unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return _place(code, code.co_firstlineno) if code is not None else ""
 
 
 def place_of_frame(frame: FrameType) -> str:
-    """Return the line of the user's code that is running, and its function: "my_env.py:12 in look"."""
+    """Return the user's line that is running, as "my_env.py:12 in look"; without any, the frame's own line."""
     inner: FrameType | None = frame
     while inner is not None and not _is_users(inner.f_code.co_filename):
         inner = inner.f_back
@@ -49,9 +49,11 @@ def place_of_frame(frame: FrameType) -> str:
 
 
 def holder_of(frames: Sequence[FrameType]) -> str:
-    """Name the function that agentgym called and that runs now: "Env.look"; `frames` are its own, the innermost first.
+    """Return the name of the function that agentgym called and that is running, such as "Env.look".
 
-    Where none of the code is the user's, it is the innermost function.
+    Args:
+        frames: The frames of the stack, the innermost first. If none of them is the user's, the innermost function is
+            named.
     """
     found: FrameType | None = None
     for frame in frames:
@@ -67,8 +69,10 @@ def holder_of(frames: Sequence[FrameType]) -> str:
 def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> None:
     """Log a warning with the traceback, the first time that `what` raises this type of error at this line.
 
-    The traceback begins at the user's first frame, and has all frames where none is the user's. `function` is what was
-    called: its definition is named where no line of the user's code raised.
+    Args:
+        what: What raised, as the message names it.
+        error: The error. Its traceback starts at the user's first frame, or has all frames if none is the user's.
+        function: The function that was called. If no line of the user's code raised, the message names its definition.
     """
     place = place_of(error) or place_of_function(function)
     kind = (what, type(error).__qualname__, place)
@@ -81,23 +85,23 @@ def log_once(what: str, error: BaseException, function: Callable[..., Any]) -> N
     while first is not None and not _is_users(first.tb_frame.f_code.co_filename):
         first = first.tb_next
     shown = (type(error), error, first or error.__traceback__)
-    log.warning("%s; the same again is counted and not logged", said, exc_info=shown)
+    log.warning("%s; repetitions are counted, but not logged", said, exc_info=shown)
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and text, also where its `__str__` raises."""
+    """Return the error's type and text, even if its `__str__` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
         raise
     except BaseException as worse:
-        return f"{type(error).__name__}: (its text raised {type(worse).__name__})"
+        return f"{type(error).__name__}: (its __str__ raised {type(worse).__name__})"
 
 
 def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
-    """The traceback of an error and its causes as text, without the frames above the user's first one.
+    """Return the traceback of an error and its causes as text, without the frames above the user's first one.
 
-    Where no frame is the user's: "", or with `or_all` all frames but those of agentgym at the top.
+    If no frame is the user's, return "", or with `or_all` all frames but agentgym's own at the top.
     """
     made = TracebackException.from_exception(error, compact=True)
     parts = list(_parts(made))
@@ -112,12 +116,12 @@ def users_traceback(error: BaseException, *, or_all: bool = False) -> str:
 
 
 def encodable(text: str) -> str:
-    """`text` with lone surrogates escaped, so that files and terminals take it."""
+    """Return the text with lone surrogates escaped, so that files and terminals accept it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _parts(made: TracebackException) -> Iterator[TracebackException]:
-    """Yield a traceback, and those of its causes and of the errors in it."""
+    """Yield a traceback, those of its causes and contexts, and those of the errors in a group."""
     found: list[TracebackException | None] = [made]
     while found:
         if (part := found.pop()) is not None:

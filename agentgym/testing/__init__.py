@@ -1,4 +1,4 @@
-"""Helpers for the tests of an env: no GPU, no model, no container. The fixtures are in `agentgym.pytest_plugin`.
+"""Helpers for an env's tests: no GPU, no model, no container. The fixtures are in `agentgym.pytest_plugin`.
 
 ::
 
@@ -58,9 +58,12 @@ NOOP: tuple[Reply, ...] = (say("I do not know."),)
 
 
 def sample(prompt_ids: Sequence[int] = (1,), response_ids: Sequence[int] = (2, 3), **changes: Any) -> Sample:
-    """Make a sample whose response tokens were all sampled, with log-probability -0.5 and advantage 1.
+    """Create a sample whose response tokens were all sampled, with log-probability -0.5 and advantage 1.
 
-    `changes` replaces any field of `Sample`.
+    Args:
+        prompt_ids: The token ids of the prompt.
+        response_ids: The token ids of the response.
+        changes: Values that replace any fields of `Sample`.
     """
     n = len(response_ids)
     fields: dict[str, Any] = {
@@ -94,38 +97,50 @@ def check_env(
     block_limit_s: float = 0.5,
     models: Mapping[str, Engine] | None = None,
 ) -> Coroutine[Any, Any, None]:
-    """Assert what every env owes its users: `await check_env(MyEnv, TASK, oracle=[...])`.
+    """Check that an env meets its contract: `await check_env(MyEnv, TASK, oracle=[...])`.
 
-    One AssertionError has a line for each finding: `kind: what is wrong: what to change`. An env that shows images is
-    played as on an endpoint that sees, and the log says that it cannot be trained.
+    One AssertionError has a line for each finding: `kind: what is wrong: what to change`. If an env shows images, it
+    runs as on an endpoint with vision, and the log says that it can't be trained.
 
-    The oracle reaches `threshold`, twice, with the same prompt, tool answers and rewards for the same seed; none of its
-    tools fails or times out; no method holds up the event loop for `block_limit_s` seconds when it runs for the second
-    time. The no-op stays below `threshold`. A malformed call is answered and the rollout goes on. A cancelled rollout
-    ends, wherever the env waits, and closes once. Rewards are finite numbers. Nothing is left: no thread, process, open
-    file, temporary folder or asyncio task. Tools have schemas, something scores the rollout, the train and test split
-    have no task in common, and rollouts change nothing that belongs to the class. In a mixture, all this is of the
-    task's own member.
+    The check asserts that:
 
-    `oracle`: replies that solve the task, or a function of the text so far; each reply counts once.
-    `threshold`: the reward that the oracle reaches and the no-op does not.
-    `sandboxes`: an open pool to play in. Without it, an env that declares a sandbox is played in a real sandbox; where
-    none can
-        be had, in a FakeSandbox, with a warning that says why.
-    `noop`: a script, whose last reply is repeated for as long as the env asks, or a function of the text.
-    `idle_is_right`: doing nothing is the right answer to this task, so the no-op may reach the threshold.
-    `repeatable=False`: a judge or the world itself never answers the same twice; two plays are not compared.
-    `secrets`: texts that the model must not read before it wrote them itself. A `check` or `solution` of the task need
-        not be named: it may be in no prompt and no tool's answer, and an `answer` in no exception of a tool.
-    `shared`: attributes of the class that all rollouts are meant to change.
-    `reward_range`: the lowest and the highest reward that a rollout may have.
-    `block_limit_s`: the seconds for which a method may hold up the event loop.
-    `models`: what the env asks by name, such as `{"judge": Scripted(answer)}` with a function of the text.
+    - The oracle reaches `threshold`, twice, with the same prompt, tool results and rewards for the same seed. None of
+      its tools fails or times out. No method blocks the event loop for `block_limit_s` seconds in the second run.
+    - The no-op stays below `threshold`.
+    - A malformed call gets a response, and the rollout continues.
+    - A cancelled rollout ends, wherever the env waits, and closes once.
+    - Rewards are finite numbers.
+    - Nothing is left behind: no thread, process, open file, temporary folder or asyncio task.
+    - Tools have schemas, something scores the rollout, the train and test splits have no task in common, and rollouts
+      don't change anything that belongs to the class.
 
-    :raises AssertionError: with every finding.
-    :raises TypeError: where `oracle` or `noop` are no replies, or `noop` is empty.
+    In a mixture, all this applies to the task's own member.
+
+    Args:
+        env: The env class.
+        task: The task to play, or a dict of its fields.
+        oracle: Replies that solve the task, or a function of the text so far; each reply is used once.
+        noop: A script, whose last reply is repeated as long as the env continues, or a function of the text.
+        sandboxes: An open pool to run in. Without it, an env that declares a sandbox runs in a real sandbox; if there
+            is none, in a FakeSandbox, with a warning that says why.
+        threshold: The reward that the oracle reaches and the no-op doesn't.
+        idle_is_right: Whether doing nothing is the right answer to this task, so that the no-op may reach the
+            threshold.
+        repeatable: False if a judge or the world itself never gives the same answer twice; two runs are then not
+            compared.
+        secrets: Texts that the model must not read before it wrote them itself. A `check` or `solution` of the task
+            needn't be listed: it must not be in any prompt or tool result, and an `answer` must not be in any exception
+            of a tool.
+        shared: Names of class attributes that all rollouts are meant to change.
+        reward_range: The lowest and the highest reward that a rollout may have.
+        block_limit_s: The seconds for which a method may block the event loop.
+        models: The models that the env uses by name, such as `{"judge": Scripted(answer)}` with a function of the text.
+
+    Raises:
+        AssertionError: With every finding.
+        TypeError: If `oracle` or `noop` are not replies, or `noop` is empty.
     """
-    from agentgym.testing.env_checks.check import (  # Rollouts are loaded for checks alone.
+    from agentgym.testing.env_checks.check import (  # Only checks need the imports of rollouts.
         EnvCheck,
         Settings,
         run_checks,
@@ -137,7 +152,7 @@ def check_env(
     check_replies("oracle", oracle)
     check_replies("noop", noop)
     if not callable(noop) and not noop:
-        raise TypeError("noop: must hold at least one reply, such as [say(...)], got none")
+        raise TypeError("noop: must have at least one reply, such as [say(...)], got none")
     settings = Settings(
         cls=cls,
         task=task,
@@ -157,20 +172,23 @@ def check_env(
 
 
 async def check_sandbox(spec: SandboxSpec, *, timeout_s: float = 120.0) -> None:
-    """Assert what every sandbox owes its users, in real sandboxes of it: `await check_sandbox(MySandbox())`.
+    """Check that a sandbox meets its contract, in real sandboxes: `await check_sandbox(MySandbox())`.
 
-    Every method of `agentgym.sandboxes.protocol.Sandbox` is called, and what comes back is compared with what it
-    promises: results, exit codes, statuses and limits of time and output, host functions, hidden tests, background
-    programs, shells, files, archives, snapshots, branches, ports, resets. A pool never leases more than its size, its
-    leases are clean, and what is used after its end raises ClosedError. Attacks are not among the checks: what a
-    sandbox stops is its own promise.
+    The checks run in real sandboxes of the spec. They call every method of `agentgym.sandboxes.protocol.Sandbox` and
+    compare the results with its contract: results, exit codes, statuses and limits of time and output, host functions,
+    hidden tests, background programs, shells, files, archives, snapshots, branches, ports, resets. A pool never leases
+    more than its size, its leases are clean, and everything raises ClosedError after its end. Attacks are not among the
+    checks: each sandbox makes its own promises about security.
 
-    `timeout_s`: the seconds that each check may take; one that takes longer is broken.
+    Args:
+        spec: The sandbox to check.
+        timeout_s: Maximum seconds of each check; a check that takes longer fails.
 
-    :raises AssertionError: with a line for each promise that is broken, which names the method.
-    :raises SandboxError: where no sandbox can be had at all.
+    Raises:
+        AssertionError: With a line, which names the method, for each failed check.
+        SandboxError: If no sandbox can be started at all.
     """
     from agentgym.testing.sandbox_checks.check import check_sandbox as check
 
     found = await check(spec, timeout_s)
-    assert not found, f"{type(spec).__name__} breaks what it owes:\n" + "\n".join(found)
+    assert not found, f"{type(spec).__name__} fails check_sandbox:\n" + "\n".join(found)

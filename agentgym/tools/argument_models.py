@@ -1,4 +1,4 @@
-"""Pydantic models of tools' arguments: made from a signature, and once for functions that have the same one."""
+"""Pydantic models of tools' arguments, created from a signature and reused for functions with the same signature."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,16 +14,16 @@ from pydantic.errors import PydanticUserError
 from agentgym.errors.tracebacks import describe
 
 KEPT = 8
-"""Signatures of one piece of code that are kept: a function that is made anew for each task may differ in its types."""
+"""Maximum number of cached signatures per code object; a function redefined for each task may vary its types."""
 
 
 class UnknownType(ValueError):
-    """A type of a tool's parameter names what is not defined, at least not yet."""
+    """A tool parameter's type names something that is not defined, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a tool, with the type that its annotation stands for."""
+    """One parameter of a tool, with its annotation resolved to a type."""
 
     name: str
     kind: Any
@@ -31,7 +31,7 @@ class Parameter:
     default: Any
 
     def is_as(self, other: "Parameter") -> bool:
-        """Whether a model of one serves for the other: types that are equal but written in another order differ."""
+        """Return whether a model made for one fits the other; equal types written in another order don't count."""
         return (
             self.name == other.name
             and self.kind is other.kind
@@ -42,17 +42,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What stands for a tool's arguments."""
+    """A tool's parameters, with the model and the schema made from them."""
 
     name: str
     parameters: tuple[Parameter, ...]
     model: type[BaseModel]
-    """Validates them."""
+    """The pydantic model that validates the arguments."""
     schema: dict[str, Any]
-    """The JSON schema that the model is shown, without what only costs tokens."""
+    """The JSON schema that the model sees, without parts that only cost tokens."""
 
     def are_of(self, name: str, parameters: Sequence[Parameter]) -> bool:
-        """Whether they are those of a tool of this name and these parameters."""
+        """Return whether they were made for a tool with this name and these parameters."""
         return (
             self.name == name
             and len(self.parameters) == len(parameters)
@@ -66,10 +66,17 @@ _made: "WeakKeyDictionary[CodeType, list[Arguments]]" = WeakKeyDictionary()
 def arguments_of(
     function: Callable[..., Any], name: str, where: str, parameters: Sequence[inspect.Parameter]
 ) -> tuple[type[BaseModel], dict[str, Any]]:
-    """Return the pydantic model of these parameters of a function, each under its own name, and its JSON schema.
+    """Return a function's argument model, with each parameter under its own name, and its JSON schema.
 
-    :raises UnknownType: where a type names what is not defined; it says which one of `where`.
-    :raises ValueError: where pydantic cannot read a type; it says which one.
+    Args:
+        function: The tool's function.
+        name: The tool's name.
+        where: How error messages name the tool.
+        parameters: The parameters that the model fills in.
+
+    Raises:
+        UnknownType: If a type names something that is not defined; the message begins with `where` and names the type.
+        ValueError: If pydantic can't read a type; the message names it.
     """
     found = read_parameters(function, where, parameters)
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -86,7 +93,7 @@ def arguments_of(
 
 
 def check_types(function: Callable[..., Any], where: str, parameters: Sequence[inspect.Parameter]) -> None:
-    """Raise ValueError where pydantic cannot read the type of a parameter; a type that is not defined yet passes."""
+    """Raise ValueError if pydantic can't read a parameter's type; types that aren't defined yet are skipped."""
     for parameter in parameters:
         try:
             (found,) = read_parameters(function, where, [parameter])
@@ -99,10 +106,10 @@ def check_types(function: Callable[..., Any], where: str, parameters: Sequence[i
 def read_parameters(
     function: Callable[..., Any], where: str, parameters: Sequence[inspect.Parameter]
 ) -> list[Parameter]:
-    """Return the parameters with their types; UnknownType for an annotation that names what is not defined."""
+    """Return the parameters with their types resolved; raise UnknownType if an annotation names something undefined."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except Exception:  # Of another parameter or of what is returned, it may be.
+    except Exception:  # The error may come from another parameter's annotation, or from that of the return value.
         hints = {parameter.name: _hint(function, where, parameter) for parameter in parameters}
     return [Parameter(each.name, each.kind, hints[each.name], each.default) for each in parameters]
 
@@ -114,16 +121,16 @@ def _hint(function: Callable[..., Any], where: str, parameter: inspect.Parameter
         return get_type_hints(alone, getattr(inner, "__globals__", {}), include_extras=True)[parameter.name]
     except Exception as error:
         raise UnknownType(
-            f"{where}: parameter {parameter.name!r}: its type {parameter.annotation!r} cannot be looked up "
-            f"({describe(error)}): import what it names at the top of the module, and not under TYPE_CHECKING"
+            f"{where}: parameter {parameter.name!r}: its type {parameter.annotation!r} can't be resolved "
+            f"({describe(error)}); import it at the top of the module, not under TYPE_CHECKING"
         ) from error
 
 
 def _model_of(name: str, where: str, parameters: Sequence[Parameter]) -> type[BaseModel]:
-    """Make the model; the first parameter that pydantic cannot read is named."""
+    """Return the model; if pydantic can't read a type, raise ValueError with the first such parameter's name."""
     try:
         return _created(name, where, parameters)
-    except (UnknownType, OSError, MemoryError):  # The latter are of the machine.
+    except (UnknownType, OSError, MemoryError):  # OSError and MemoryError are failures of the machine.
         raise
     except Exception as error:
         wrong = _first_wrong(where, parameters) or f"{where}: {_first_line(error)}"
@@ -136,8 +143,8 @@ def _first_wrong(where: str, parameters: Sequence[Parameter]) -> str | None:
             _created("checked", where, [parameter])
         except Exception as error:
             return (
-                f"{where}: parameter {parameter.name!r}: pydantic cannot read the type {_shown(parameter.hint)}: "
-                f"{_first_line(error)}; take text, a number, a list of them or a pydantic model"
+                f"{where}: parameter {parameter.name!r}: pydantic can't read the type {_shown(parameter.hint)}: "
+                f"{_first_line(error)}; use text, a number, a list of these or a pydantic model"
             )
     return None
 
@@ -150,7 +157,7 @@ def _created(name: str, where: str, parameters: Sequence[Parameter]) -> type[Bas
     fields: dict[str, Any] = {}
     for parameter in parameters:
         default = ... if parameter.default is inspect.Parameter.empty else parameter.default
-        # Under an alias: a parameter may be called like a method of BaseModel, or begin with "_".
+        # An alias, because a parameter's name may be that of a BaseModel method, or begin with "_".
         fields[f"p_{parameter.name}"] = (Annotated[parameter.hint, Field(alias=parameter.name)], default)
     model: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     try:
@@ -158,7 +165,7 @@ def _created(name: str, where: str, parameters: Sequence[Parameter]) -> type[Bas
         model.model_json_schema()
     except (NameError, PydanticUserError) as error:
         if isinstance(error, NameError) or error.code in ("class-not-fully-defined", "undefined-annotation"):
-            raise UnknownType(f"{where}: a type of its parameters is not defined: {describe(error)}") from error
+            raise UnknownType(f"{where}: a parameter's type is not defined: {describe(error)}") from error
         raise
     return model
 
@@ -167,7 +174,7 @@ _PLAIN = (str, int, float, bool, NoneType, list, dict)
 
 
 def _is_plain(hint: Any) -> bool:
-    """Whether it is one of the types that need no look: nearly all are, and a look takes a millisecond."""
+    """Return whether the type needs no check; nearly all types don't, and a check takes a millisecond."""
     return hint in _PLAIN or (get_origin(hint) in _PLAIN and all(_is_plain(inner) for inner in get_args(hint)))
 
 
@@ -176,7 +183,7 @@ def _is_value(default: Any) -> bool:
 
 
 def _are_one(first: Any, second: Any) -> bool:
-    """Whether two types, or two things that stand in types, are one; a `Field(...)` is made anew with each reading."""
+    """Return whether two types, or two objects within types, are the same; each reading creates a new `Field(...)`."""
     if first is second:
         return True
     if type(first) is not type(second):
@@ -195,13 +202,13 @@ def _shown(hint: Any) -> str:
 
 
 _BY_NAME = ("properties", "$defs")
-"""Parts of a schema whose keys are the user's own names, which may be "title"."""
+"""Schema keywords whose keys are the user's own names, which may be "title"."""
 _VALUES = ("default", "const", "enum", "examples")
-"""Parts of a schema that hold the user's own values."""
+"""Schema keywords that hold the user's own values."""
 
 
 def _without_titles(schema: Any) -> Any:
-    """Return the schema without the titles that pydantic generates: they only cost tokens."""
+    """Return the schema without the titles that pydantic generates, because they only cost tokens."""
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""JSON schemas of tools' arguments: looked through when a tool is made, and applied in a bounded number of steps."""
+"""JSON schemas of tools' arguments: checked when a tool is created, and applied in a bounded number of steps."""
 
 import json
 import re
@@ -15,23 +15,29 @@ from agentgym.errors.extras import needs_extra
 from agentgym.tools.tool import WrongArguments
 
 STEPS_AT_MOST = 50_000
-"""The most subschemas that are applied to one call's arguments: a recursive `anyOf` can take any number."""
+"""Maximum number of subschemas applied to one call's arguments; a recursive `anyOf` can take any number."""
 WORK_AT_MOST = 1_000_000_000
-"""The most that a text's length times a pattern's size may be: a search takes about a second then."""
+"""Maximum product of a text's length and a pattern's size; a search then takes about a second."""
 SHOWN_ERRORS = 5
-"""The most errors of one call's arguments that the model reads."""
+"""Maximum number of errors that the model reads about one call's arguments."""
 SHOWN_CHARACTERS = 300
-"""The most characters of one of them: it quotes the argument, which may be long."""
+"""Maximum number of characters of one such error, because it quotes the argument, which may be long."""
 _steps: ContextVar[Iterator[int]] = ContextVar("agentgym_schema_steps")
-"""The steps that are left to the check in progress."""
+"""The steps that the running check has left."""
 
 
 @lru_cache(maxsize=1024)
 def validator_of(schema: str, where: str) -> Any:
-    """Return the validator of a schema, which is given as text; it fetches nothing that the schema refers to.
+    """Return the validator of a schema, which is given as JSON text; it fetches no reference over the network.
 
-    :raises ValueError: for what could be applied to no arguments, or in no bounded time; the message names it.
-    :raises MissingPackage: without the package `jsonschema`.
+    Args:
+        schema: The JSON schema, as text.
+        where: How error messages name the tool.
+
+    Raises:
+        ValueError: If the schema is invalid, or can't be applied to any arguments, or not in bounded time; the message
+            names the part.
+        MissingPackage: If the package `jsonschema` isn't installed.
     """
     with needs_extra():
         from jsonschema import SchemaError
@@ -41,7 +47,8 @@ def validator_of(schema: str, where: str) -> Any:
     loaded = json.loads(schema)
     kind: Any = validator_for(loaded, default=Draft202012Validator)
     try:
-        kind.check_schema(loaded, format_checker=None)  # Of the formats, patterns matter, and `_look_through` has them.
+        # Of the formats, only "regex" matters, and `_look_through` checks patterns.
+        kind.check_schema(loaded, format_checker=None)
     except SchemaError as error:
         raise ValueError(f"{where}: parameters: {error.message} at {error.json_path}") from error
     try:
@@ -52,18 +59,22 @@ def validator_of(schema: str, where: str) -> Any:
 
 
 def checked(validator: Any, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments where they fit; WrongArguments says what is wrong with them, or that they are too much."""
+    """Return the arguments if they fit the schema.
+
+    Raises:
+        WrongArguments: If they don't fit, or take too long to check; the message says what is wrong.
+    """
     before = _steps.set(iter(range(STEPS_AT_MOST)))
     try:
         errors = sorted(f"{_path(error)}: {_short(error.message)}" for error in validator.iter_errors(dict(arguments)))
     except RecursionError as error:
-        raise WrongArguments("arguments: nest too deeply to be checked; nest them less deeply") from error
+        raise WrongArguments("arguments: nested too deeply to be checked; use fewer levels of nesting") from error
     except OverflowError as error:
-        raise WrongArguments(f"arguments: hold a number that is too large to be checked ({error})") from error
+        raise WrongArguments(f"arguments: a number is too large to be checked ({error}); use a smaller one") from error
     finally:
         _steps.reset(before)
     if len(errors) > SHOWN_ERRORS:
-        errors[SHOWN_ERRORS:] = [f"and {len(errors) - SHOWN_ERRORS} more"]
+        errors[SHOWN_ERRORS:] = [f"and {len(errors) - SHOWN_ERRORS} more errors"]
     if errors:
         raise WrongArguments("; ".join(errors))
     return arguments
@@ -78,7 +89,7 @@ def _short(message: str) -> str:
 
 
 def _look_through(root: Mapping[str, Any], kind: Any) -> None:
-    """Raise ValueError for a reference that leads nowhere or to itself, or a pattern that takes no linear time."""
+    """Raise ValueError for a missing or circular reference, or a pattern that can't run in linear time."""
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import specification_with
 
@@ -87,7 +98,7 @@ def _look_through(root: Mapping[str, Any], kind: Any) -> None:
     waiting = [(resource, REGISTRY.resolver_with_root(resource))]
     names: dict[int, str] = {}
     same_place: dict[int, list[int]] = {}
-    """The schemas that each one applies to the very value that it is applied to itself."""
+    """For each schema, the schemas that it applies to the same value as itself."""
     keywords = set[str]()
     while waiting:
         resource, resolver = waiting.pop()
@@ -110,9 +121,9 @@ def _look_through(root: Mapping[str, Any], kind: Any) -> None:
         TopologicalSorter(same_place).prepare()
     except CycleError as error:
         circle = [names[one] for one in error.args[1] if one in names]
-        raise ValueError(f"{circle[0]} leads back to itself, and fits nothing") from error
+        raise ValueError(f"{circle[0]} refers back to itself, so no value can match it") from error
     if {"patternProperties", "unevaluatedProperties"} <= keywords:
-        raise ValueError("unevaluatedProperties: cannot stand with patternProperties; write additionalProperties")
+        raise ValueError("unevaluatedProperties: can't be combined with patternProperties; use additionalProperties")
 
 
 def _applied_in_place(schema: Mapping[str, Any]) -> list[Any]:
@@ -128,27 +139,27 @@ def _found(keyword: str, ref: str, resolver: Any) -> Any:
     try:
         found = resolver.lookup(ref)
     except (Unresolvable, ValueError) as error:
-        raise ValueError(f"{keyword}: {ref!r} leads nowhere: it must be in the schema, for none is fetched") from error
+        raise ValueError(f"{keyword}: {ref!r} does not exist in the schema; references are not fetched") from error
     if not isinstance(found.contents, Mapping | bool):
-        raise ValueError(f"{keyword}: {ref!r} leads to {found.contents!r:.80}, which is no schema")
+        raise ValueError(f"{keyword}: {ref!r} points to {found.contents!r:.80}, which is not a schema")
     return found
 
 
 @lru_cache(maxsize=4096)
 def _linear(pattern: str) -> SchemaValidator:
-    """Return what searches a text for the pattern in linear time: Python's `re` can take for ever over one argument."""
+    """Return a linear-time validator for the pattern; Python's `re` can take forever on one argument."""
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern))
     except PatternError as error:
         why = str(error).splitlines()[-1].removeprefix("error: ").strip()
         raise ValueError(
-            f"pattern: {pattern!r} cannot be searched for in linear time ({why}); write it otherwise, give `check`, "
-            "or leave the tool out"
+            f"pattern: {pattern!r} can't be matched in linear time ({why}); rewrite it, pass `check`, or leave the "
+            "tool out"
         ) from error
 
 
 def is_linear(pattern: str) -> bool:
-    """Whether a text can be searched for the pattern in linear time."""
+    """Return whether a text can be searched for the pattern in linear time."""
     try:
         _linear(pattern)
     except ValueError:
@@ -158,14 +169,16 @@ def is_linear(pattern: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _size(pattern: str) -> int:
-    """Return an upper bound of a compiled pattern's size: its length, times the larger number of each `{2,9}` in it."""
+    """Return an upper bound of a compiled pattern's size: its length times the larger number of each `{2,9}` in it."""
     repeats = re.findall(r"\{(\d+)(?:,(\d*))?\}", pattern)
     return len(pattern) * prod(max(int(most or 0), int(least), 1) for least, most in repeats)
 
 
 def _matches(pattern: str, text: str) -> bool:
     if _size(pattern) * len(text) > WORK_AT_MOST:
-        raise WrongArguments(f"arguments: a text of {len(text)} characters is too long for the pattern {pattern!r:.80}")
+        raise WrongArguments(
+            f"arguments: a text of {len(text)} characters is too long for the pattern {pattern!r:.80}; shorten it"
+        )
     try:
         _linear(pattern).validate_python(text)
     except ValidationError:
@@ -175,7 +188,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 @cache
 def _bounded(kind: Any) -> Any:
-    """The validator class of jsonschema with those keywords replaced that take more than linear time."""
+    """Return jsonschema's validator class with replacements for the keywords that take more than linear time."""
     from jsonschema.validators import extend
 
     usual = kind.VALIDATORS["additionalProperties"]
@@ -193,16 +206,18 @@ def _bounded(kind: Any) -> Any:
         "uniqueItems": _unique_items,
     }
     bounded = extend(kind, own)
-    bounded.evolve = _step  # The usual one goes back to jsonschema's own classes at a `$schema`.
+    bounded.evolve = _step  # The usual `evolve` returns to jsonschema's own classes at a `$schema`.
     return bounded
 
 
 def _step(validator: Any, **changes: Any) -> Any:
-    """Return the validator with these changes, which is one step of a check."""
+    """Return the validator with these changes, and count it as one step of the check."""
     from attrs import evolve
 
     if next(_steps.get(), None) is None:
-        raise WrongArguments(f"arguments: take more than {STEPS_AT_MOST:,} steps to check; send less, and nest it less")
+        raise WrongArguments(
+            f"arguments: the check needs more than {STEPS_AT_MOST:,} steps; send less data, less nested"
+        )
     return evolve(validator, **changes)
 
 
@@ -228,7 +243,7 @@ def _unique_items(validator: Any, unique: bool, instance: Any, schema: Any) -> I
 
 
 def _key(value: Any) -> Any:
-    """What is equal for equal JSON values: 1 is 1.0, and no true."""
+    """Return a key that is equal for equal JSON values: 1 equals 1.0, but not true."""
     if isinstance(value, dict):
         return (dict, frozenset((key, _key(item)) for key, item in value.items()))
     if isinstance(value, list):

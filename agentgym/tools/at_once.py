@@ -1,4 +1,4 @@
-"""Pieces of work that run at the same time, and are waited for one after the other."""
+"""Coroutines that run concurrently and are awaited one after the other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator, Sequence
@@ -10,12 +10,18 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> AsyncIterator[Sequence[Awaitable[T]]]:
-    """Run the pieces at the same time; what still runs when the block is left is cancelled, and has then ended.
+    """Run the coroutines concurrently; on exit, cancel those that still run and wait for their end.
 
-    At most `most` run at once; the others wait, and begin in their order.
+    The block awaits them in its own order, so the first result or error that it sees doesn't depend on which one is
+    faster. A coroutine that the block never awaited leaves nothing behind, whatever it raised. A single coroutine runs
+    where it is awaited.
 
-    The block awaits them in its own order, so what it meets first does not depend on which one is faster. A piece that
-    it never awaited leaves nothing behind, whatever it raised. One piece alone runs where it is awaited.
+    Args:
+        work: The coroutines.
+        most: Maximum number that run at once; the others wait, and start in order.
+
+    Yields:
+        One awaitable for each coroutine, in order.
     """
     if len(work) == 1:
         yield work
@@ -29,7 +35,7 @@ async def started(work: Sequence[Coroutine[Any, Any, T]], *, most: int) -> Async
             await ended(tasks, cancel=True)
         finally:
             for piece in work:
-                piece.close()  # One that had no place was never begun.
+                piece.close()  # Those that never got a slot were never started.
 
 
 async def _in_place(piece: Coroutine[Any, Any, T], places: asyncio.Semaphore) -> T:
@@ -38,7 +44,7 @@ async def _in_place(piece: Coroutine[Any, Any, T], places: asyncio.Semaphore) ->
 
 
 class _Waited(Generic[T]):
-    """A task; who awaits it and is cancelled leaves it as it is: the end of the block cancels all tasks together."""
+    """A task that survives the cancellation of its awaiter; the end of the block cancels all tasks together."""
 
     def __init__(self, task: "asyncio.Task[T]") -> None:
         self.task = task
@@ -49,9 +55,11 @@ class _Waited(Generic[T]):
 
 
 async def ended(tasks: Sequence["asyncio.Task[T]"], *, cancel: bool) -> None:
-    """Wait until the tasks have ended; a cancellation is raised behind that.
+    """Wait until the tasks have ended; raise a cancellation of this wait only afterwards.
 
-    With `cancel` they are cancelled, and again at each cancellation of this wait.
+    Args:
+        tasks: The tasks.
+        cancel: Whether to cancel them first, and again each time this wait is cancelled.
     """
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
@@ -63,6 +71,6 @@ async def ended(tasks: Sequence["asyncio.Task[T]"], *, cancel: bool) -> None:
             cancelled = True
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # Read, so that asyncio does not report it: the block has not asked for it.
+            task.exception()  # Mark it as retrieved, or asyncio would log it: the block didn't await this task.
     if cancelled:
         raise asyncio.CancelledError

@@ -1,8 +1,7 @@
-"""Calls of tools, and their outcomes as the model reads them.
+"""Tool calls, and their results as the model reads them.
 
-A tool's failure is an answer that the model reads: an unknown name, bad JSON, a wrong argument, an exception and a
-time-out each become a tool message. The failure of a sandbox (SandboxError) or of the machine (MachineError) is raised
-instead.
+If a call goes wrong, the model reads a tool message that says why: an unknown name, invalid JSON, a wrong argument, an
+exception or a timeout. A failure of the sandbox (SandboxError) or of the machine (MachineError) is raised instead.
 """
 
 import asyncio
@@ -28,24 +27,24 @@ from agentgym.types.messages import Content, Image, content_of
 
 @dataclass(slots=True, kw_only=True)
 class ToolResult:
-    """The outcome of one tool call."""
+    """The result of one tool call."""
 
     content: Content
-    """The text that the model reads, or parts where the tool returned an image."""
+    """The text that the model reads, or parts if the tool returned an image."""
     error: bool = False
     """Whether anything went wrong, in the call or in the tool."""
     malformed: bool = False
-    """Whether the call reached no tool: it is no JSON, names an unknown tool, or has a wrong argument."""
+    """Whether the call reached no tool: it is not JSON, names an unknown tool, or has a wrong argument."""
     failed: bool = False
-    """Whether the tool's own code raised (not ToolError), timed out or returned no text, image or JSON."""
+    """Whether the tool's own code raised (not ToolError), timed out, or returned neither text nor an image nor JSON."""
     stop: str | None = None
-    """The reason where the tool ended the rollout; None where it goes on."""
+    """The reason if the tool ended the rollout; None if the rollout continues."""
     seconds: float = 0.0
-    """Seconds from the call to its outcome."""
+    """Seconds from the call to its result."""
 
 
 def offered(owner: object) -> Mapping[str, AnyTool]:
-    """Return the tools of an instance by the name that the model uses: those of its class, then its own."""
+    """Return an instance's tools by the name that the model uses: those of its class, then its own."""
     cls: type = type(owner)
     own: Mapping[str, AnyTool] | None = getattr(owner, "_extra_tools", None)
     return {**class_tools(cls), **own} if own else class_tools(cls)
@@ -54,12 +53,19 @@ def offered(owner: object) -> Mapping[str, AnyTool]:
 async def dispatch(
     owner: object, name: str, arguments: Mapping[str, Any] | str, *, allowed_tools: Collection[str] | None = None
 ) -> ToolResult:
-    """Call a tool of `owner`; whatever the model got wrong comes back as a text that it can act on.
+    """Call a tool of `owner` and return its result; if the model made a mistake, the result says what to fix.
 
-    `arguments` is a mapping, or the raw text where the model's call was no valid JSON. `allowed_tools` names the tools
-    that this caller may use; None allows those of the root.
+    Args:
+        owner: The env whose tool is called.
+        name: The tool's name, as the model wrote it.
+        arguments: A mapping, or the raw text if the model's call was not valid JSON.
+        allowed_tools: Names of the tools that this caller may use; None allows the root conversation's tools.
 
-    :raises AgentGymError: from inside the tool, all kinds but ToolError; EnvError where an attribute hides the tool.
+    Returns:
+        The result, with the seconds that the call took.
+
+    Raises:
+        AgentGymError: If the tool raised one, of any kind but ToolError. An EnvError if an attribute hides the tool.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -79,12 +85,12 @@ def _bound(
     arguments: Mapping[str, Any] | str,
     allowed_tools: Collection[str] | None,
 ) -> dict[str, Any] | ToolResult:
-    """The validated arguments of the call; what the model reads where there is something wrong with it."""
+    """Return the call's validated arguments, or the result that tells the model what is wrong with the call."""
     try:
         given = _load(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError) as error:
-        of = f" in the call of tool {name!r}" if name else " in the tool call"
-        return _malformed(f'invalid JSON{of}: {error}; write {{"name": ..., "arguments": {{...}}}}')
+        of = f" in the call to tool {name!r}" if name else " in the tool call"
+        return _malformed(f'invalid JSON{of}: {error}; write the call as {{"name": ..., "arguments": {{...}}}}')
     if made is None or not _is_allowed(made, name, allowed_tools):
         tools = [known for known, its in offered(owner).items() if _is_allowed(its, known, allowed_tools)]
         return _malformed(f"unknown tool {name!r}; the tools are: {', '.join(tools) or 'none'}")
@@ -95,16 +101,16 @@ def _bound(
 
 
 def _is_allowed(made: AnyTool, name: str, allowed_tools: Collection[str] | None) -> bool:
-    """Whether a caller that may use these tools, None for those of the root, may use this one."""
+    """Return whether a caller with these allowed tools (None: the root conversation's) may use this one."""
     return made.root if allowed_tools is None else name in allowed_tools
 
 
 def _load(text: str) -> Mapping[str, Any]:
     loaded = json.loads(text)
     if not isinstance(loaded, dict):
-        raise ValueError(f"the arguments must be an object, got {type(loaded).__name__}")
+        raise ValueError(f"the arguments must be a JSON object, got {type(loaded).__name__}")
     if not is_sound(loaded):
-        raise ValueError(f"they {UNSOUND}")
+        raise ValueError(f"the arguments {UNSOUND}")
     return loaded
 
 
@@ -131,14 +137,14 @@ async def _outcome(owner: object, made: AnyTool, function: Callable[..., Any], a
         if result is None:
             raise
     if said:
-        result.content += f"\nIt had said before:\n{''.join(said)}"
+        result.content += f"\nOutput before the error:\n{''.join(said)}"
     return result
 
 
 def _error(
     owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException, limit: TimeLimit
 ) -> ToolResult | None:
-    """The error of a tool as the model reads it; None where it is to be raised."""
+    """Return a tool's error as the model reads it, or None if the error should be raised."""
     if isinstance(error, ToolError):
         return ToolResult(content=f"error: {describe(error).removeprefix('ToolError: ')}", error=True)
     if isinstance(error, SandboxKilledError):
@@ -152,7 +158,7 @@ def _error(
         text = f"error: tool {made.name!r} timed out after {made.timeout_s:g} s"
         return ToolResult(content=text, error=True, failed=True)
     if isinstance(error, asyncio.CancelledError):
-        text = f"error: tool {made.name!r} failed: CancelledError: something that it waited for was cancelled"
+        text = f"error: tool {made.name!r} failed: CancelledError: something it was waiting for was cancelled"
         return ToolResult(content=text, error=True, failed=True)
     return _failed(owner, made, function, error)
 
@@ -160,10 +166,10 @@ def _error(
 def _called(
     owner: object, made: AnyTool, function: Callable[..., Any], arguments: dict[str, Any], said: list[str]
 ) -> Coroutine[Any, Any, Any]:
-    """The call of a tool, which begins when it is awaited; what it returns may be an async generator."""
+    """Return a coroutine that calls the tool when it is awaited; its value may be an async generator."""
     code = getattr(function, "__code__", None)
     flags = 0 if code is None else code.co_flags
-    if flags & inspect.CO_COROUTINE:  # The usual case, which needs nothing around it.
+    if flags & inspect.CO_COROUTINE:  # The usual case, which needs no wrapper.
         work: Coroutine[Any, Any, Any] = function(**arguments)
         return work
     if flags & inspect.CO_ASYNC_GENERATOR:
@@ -173,13 +179,13 @@ def _called(
 
 
 def _shown(owner: object, made: AnyTool) -> str:
-    """What is said of a tool where its texts are shown."""
+    """Name the tool, its env and its task, for the log of its streamed text."""
     task = getattr(getattr(owner, "task", None), "id", None)
     return _named(owner, made) + (f", task {task}" if task else "")
 
 
 def _failed(owner: object, made: AnyTool, function: Callable[..., Any], error: BaseException) -> ToolResult:
-    """The failure as the model reads it; the user finds it in the log, once for each line that raises it."""
+    """Return the failure as the model reads it; the log gets it once for each line that raises."""
     log_once(_named(owner, made), error, function)
     text = f"error: tool {made.name!r} failed: {describe(error)}"
     return ToolResult(content=text, error=True, failed=True)
@@ -197,11 +203,11 @@ def _read(returned: object) -> ToolResult:
             return ToolResult(content=as_content(returned.content), stop=returned.reason)
         return ToolResult(content=as_content(returned))
     except Exception as error:
-        raise TypeError(f"it returned what is neither text nor JSON: {describe(error)}") from error
+        raise TypeError(f"the tool returned a value that is neither text nor JSON: {describe(error)}") from error
 
 
 def as_content(value: object) -> Any:
-    """Return a tool's return value as the content of its message: parts where an `ag.Image` is among it, else text."""
+    """Return a tool's return value as its message's content: parts if it has an `ag.Image`, otherwise text."""
     if isinstance(value, Image):
         return content_of([value], "it returned")
     if isinstance(value, list | tuple) and any(isinstance(part, Image) for part in value):
@@ -210,16 +216,17 @@ def as_content(value: object) -> Any:
 
 
 def as_text(value: object) -> str:
-    """Return a tool's return value as the model reads it: text as it is, None as "", the rest as JSON.
+    """Return a tool's return value as the model reads it: text unchanged, None as "", anything else as JSON.
 
-    :raises TypeError: for what has no form in JSON (`plain`), such as bytes, a function, and an object whose only text
-        is its address in memory; it names where in the value that is.
+    Raises:
+        TypeError: If the value has no JSON form (see `plain`), such as bytes, a function, or an object whose only text
+            is its memory address. The message says where in the value that is.
     """
     if type(value) is str:
         return value
     if value is None:
         return ""
-    if type(value) is int:  # As JSON writes it, at a tenth of the cost.
+    if type(value) is int:  # The same text as json.dumps, at a tenth of the cost.
         return str(value)
     try:
         made = plain(value, _raw)
@@ -232,11 +239,11 @@ def as_text(value: object) -> str:
 
 
 def _raw(value: object) -> object:
-    """Return the stars of a secret; TypeError for bytes."""
+    """Return a secret as asterisks; raise NotPlainError for bytes."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise NotPlainError(f'{type(value).__name__}; return text, such as data.decode(errors="replace")')
     return str(value)
 
 
 _JSON, _MODEL = json.JSONEncoder(ensure_ascii=False), json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-"""Made once: `json.dumps` with these settings makes an encoder for each value."""
+"""Created once, because `json.dumps` with these settings creates an encoder for each value."""

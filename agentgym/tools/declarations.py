@@ -1,6 +1,6 @@
-"""Checks of what an env class declares, made when the class is made, so that no mistake waits for a rollout.
+"""Checks of an env class's declarations, run when the class is created, so that mistakes surface before any rollout.
 
-They do not read annotations: an annotation may name something that is defined later.
+They don't resolve annotations, because an annotation may name something that is defined later.
 """
 
 import inspect
@@ -12,14 +12,20 @@ from types import UnionType
 from typing import Any
 
 NEARLY = 0.82
-"""How alike a misspelled name and the right one are: "sysetm" and "system" are that, "stem" and "system" are not."""
+"""Similarity above which a name counts as misspelled: "sysetm" is close enough to "system", "stem" is not."""
 
 
 def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and mark of each method of a class and its bases that carries `mark`, in the order of definition.
+    """Yield the name and mark of each method with the attribute `mark` in a class and its bases, in definition order.
 
-    :raises ValueError: where a marked thing is no method, or a marked method was overridden without its decorator
-        (`name = None` removes it instead).
+    Args:
+        owner: The class.
+        mark: Name of the attribute that the decorator sets.
+        decorator: The decorator as error messages name it, such as "@ag.tool".
+
+    Raises:
+        ValueError: If something marked isn't a method, or a marked method was overridden without its decorator (`name =
+            None` removes it instead).
     """
     for name in dict.fromkeys(name for base in reversed(owner.__mro__) for name in vars(base)):
         static = inspect.getattr_static(owner, name)
@@ -27,73 +33,72 @@ def marked(owner: type, mark: str, decorator: str) -> Iterator[tuple[str, Any]]:
         if isinstance(static, property | staticmethod | classmethod):
             inner = static.fget if isinstance(static, property) else static.__func__
             if hasattr(inner, mark):
-                raise ValueError(f"{where}: {decorator} marks a method, and this is a {type(static).__name__}")
+                raise ValueError(f"{where}: {decorator} only works on a method, not on a {type(static).__name__}")
         if isinstance(static, type):
             continue
         if hasattr(static, mark):
             yield name, getattr(static, mark)
         elif static is not None and any(hasattr(vars(base).get(name), mark) for base in owner.__mro__):
             raise ValueError(
-                f"{where}: overridden without {decorator}; put the decorator on it, "
-                f"or write `{name} = None` to take it away"
+                f"{where}: overridden without {decorator}; add the decorator, or write `{name} = None` to remove it"
             )
 
 
 def check_target(target: object, decorator: str, use: str) -> None:
-    """Raise TypeError where a decorator is put on anything but a function; `use` shows how to write it."""
+    """Raise TypeError if a decorator is applied to anything but a function; `use` shows the right way to write it."""
     if not inspect.isfunction(target):
         shown = repr(target) if isinstance(target, str | int | float) else f"a {type(target).__name__}"
-        raise TypeError(f"{decorator}: marks a method, got {shown}; {use}")
+        raise TypeError(f"{decorator}: expected a method, got {shown}; {use}")
 
 
 def check_tool(function: Callable[..., Any], where: str) -> None:
-    """Raise ValueError where the model could not call the method: every parameter must be named and have a type."""
+    """Raise ValueError if the model couldn't call the method: every parameter needs a name and a type."""
     check_offered(function, where, _parameters(function, where))
 
 
 def check_offered(function: Callable[..., Any], where: str, parameters: Iterable[inspect.Parameter]) -> None:
-    """Raise ValueError where the model could not call a function with these parameters."""
+    """Raise ValueError if the model couldn't call a function with these parameters."""
     if not inspect.getdoc(function):
-        raise ValueError(f"{where}: needs a docstring, the model reads it")
+        raise ValueError(f"{where}: needs a docstring, which the model reads")
     if inspect.isgeneratorfunction(inspect.unwrap(function)):
         raise ValueError(f"{where}: is a plain generator; write `async def` to yield text, or return one value")
     for parameter in parameters:
         named = f"{where}: parameter {parameter.name!r}"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(f"{named} must be named, the model passes arguments by name")
+            raise ValueError(f"{named} must be a named parameter, because the model passes arguments by name")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise ValueError(f"{named} is positional-only, the model passes arguments by name: take away the `/`")
+            raise ValueError(f"{named} is positional-only, but the model passes arguments by name; remove the `/`")
         if parameter.annotation is parameter.empty:
             raise ValueError(f"{named} needs a type annotation")
 
 
 def check_reward(function: Callable[..., Any], where: str) -> None:
-    """Raise ValueError where a reward cannot be called with `self` alone, or is a generator."""
+    """Raise ValueError if a reward can't be called with only `self`, or is a generator."""
     _check_kind(function, where)
     for parameter in _parameters(function, where):
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
-            raise ValueError(f"{where}: is called with self alone, and parameter {parameter.name!r} has no default")
+            raise ValueError(f"{where}: is called with only `self`, but parameter {parameter.name!r} has no default")
 
 
 def check_free(name: str, taken: frozenset[str], where: str, decorator: str) -> None:
-    """Raise ValueError where the library itself uses the method's name."""
+    """Raise ValueError if the library itself uses the method's name."""
     if name in taken:
         raise ValueError(f"{where}: agentgym's own classes use {name!r}; give the method another name{decorator}")
 
 
 def check_awaited(owner: type, name: str) -> None:
-    """Raise ValueError where a method that agentgym awaits is no `async def`; a decorated `async def` is one."""
+    """Raise ValueError if a method that agentgym awaits isn't an `async def`; a decorated `async def` counts as one."""
     where = f"{owner.__name__}.{name}"
     if not callable(found := getattr(owner, name)):
         raise ValueError(f"{where}: must be a method, got {found!r:.80}; write `async def {name}(...)`")
     function = _function_in(inspect.getattr_static(owner, name))
     _check_kind(function, where)
     if inspect.isfunction(function) and not _is_async(function):
-        raise ValueError(f"{where}: is a plain `def`, and agentgym awaits it; write `async def {name}(...)`")
+        raise ValueError(f"{where}: is a plain `def`, but agentgym awaits it; write `async def {name}(...)`")
 
 
 def check_on_class(owner: type, name: str) -> None:
-    """Raise ValueError where a method that agentgym calls on the class itself needs an instance, or is async."""
+    """Raise ValueError if a method that agentgym calls on the class itself needs an instance, or is async."""
     where, use = f"{owner.__name__}.{name}", f"write `@classmethod` above `def {name}(cls, ...)`"
     static = inspect.getattr_static(owner, name)
     if inspect.isfunction(static):
@@ -103,11 +108,11 @@ def check_on_class(owner: type, name: str) -> None:
     function = _function_in(static)
     _check_kind(function, where)
     if _is_async(function):
-        raise ValueError(f"{where}: is an `async def`, and agentgym does not await it; write a plain `def`")
+        raise ValueError(f"{where}: is an `async def`, but agentgym does not await it; write a plain `def`")
 
 
 def check_opened(owner: type, name: str) -> None:
-    """Raise ValueError where what agentgym opens with `async with` on the class itself is none that can be."""
+    """Raise ValueError if a method can't be opened with `async with` on the class itself, as agentgym does."""
     where = f"{owner.__name__}.{name}"
     use = f"write `@classmethod`, below it `@asynccontextmanager`, and `async def {name}(cls)` with one `yield`"
     static = inspect.getattr_static(owner, name)
@@ -115,36 +120,36 @@ def check_opened(owner: type, name: str) -> None:
         raise ValueError(f"{where}: is called on the class, without an instance; {use}")
     function = static.__func__
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise ValueError(f"{where}: is opened with `async with`, and this is a bare `async def`; {use}")
+        raise ValueError(f"{where}: is opened with `async with`, but is a bare `async def`; {use}")
 
 
 def check_read(owner: type, name: str) -> None:
-    """Raise ValueError where an attribute that agentgym reads is a method."""
+    """Raise ValueError if an attribute that agentgym reads is a method."""
     if inspect.isfunction(inspect.getattr_static(owner, name)):
         raise ValueError(f"{owner.__name__}.{name}: is read, not called; write `@property` above `def {name}(self)`")
 
 
 def check_made(value: object, kind: type | UnionType | tuple[()], where: str, example: str) -> None:
-    """Raise ValueError where a class attribute is no instance of `kind`; a class that lacks its `()` is named."""
+    """Raise ValueError if a class attribute isn't an instance of `kind`, for example a class without its `()`."""
     if not isinstance(value, kind):
-        got = f"the class {value.__name__}, without ()" if isinstance(value, type) else repr(value)
+        got = f"the class {value.__name__} without ()" if isinstance(value, type) else repr(value)
         raise ValueError(f"{where}: must be {example}, got {got}")
 
 
 def check_settings(owner: type, settings: Mapping[str, Callable[[Any], bool]]) -> None:
-    """Raise ValueError where a class gives a value under the misspelled name of one of its settings.
+    """Raise ValueError if a class sets a value under a misspelled setting name.
 
-    An attribute is one where its name is nearly that of a setting that the class does not give, and the setting could
-    have its value: other attributes are the user's own.
+    An attribute counts as misspelled if its name is close to that of a setting that the class doesn't set, and its
+    value would be valid for that setting. All other attributes are the user's own.
     """
     for name, value in vars(owner).items():
         close = get_close_matches(name, settings, n=1, cutoff=NEARLY)
         if close and close[0] not in vars(owner) and settings[close[0]](value):
-            raise ValueError(f"{owner.__name__}.{name}: is no setting of an env; did you mean {close[0]!r}?")
+            raise ValueError(f"{owner.__name__}.{name}: is not an env setting; did you mean {close[0]!r}?")
 
 
 def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
-    """Raise ValueError where a setting is no whole number."""
+    """Raise ValueError if a setting isn't a whole number."""
     if may_be_none and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -152,7 +157,7 @@ def check_whole(name: str, value: object, *, may_be_none: bool = False) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Raise ValueError where a setting is no finite number."""
+    """Raise ValueError if a setting isn't a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"{name}: must be a finite number, got {value!r}")
 
@@ -162,7 +167,7 @@ def _function_in(static: Any) -> Any:
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
-    """Whether it is an `async def`, or a decorator's function around one."""
+    """Return whether it is an `async def`, or a decorator's wrapper around one."""
     return inspect.iscoroutinefunction(inspect.unwrap(function, stop=inspect.iscoroutinefunction))
 
 
@@ -173,7 +178,7 @@ def _check_kind(function: Callable[..., Any], where: str) -> None:
 
 
 def _parameters(function: Callable[..., Any], where: str) -> list[inspect.Parameter]:
-    """The parameters behind `self`; ValueError where the first one has another name, and would be given the env."""
+    """Return the parameters after `self`; raise ValueError if the first one, which gets the env, isn't `self`."""
     parameters = list(inspect.signature(function).parameters.values())
     first = parameters[0] if parameters else None
     if first is None or (first.name != "self" and first.kind is not inspect.Parameter.VAR_POSITIONAL):

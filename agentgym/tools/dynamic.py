@@ -1,4 +1,4 @@
-"""Tools of an instance: from a schema, from plain functions, and from the methods of a plain object."""
+"""Tools of one instance: from a schema, from plain functions, and from the methods of a plain object."""
 
 import inspect
 import json
@@ -15,35 +15,36 @@ from agentgym.tools.tool import TIMEOUT_S, Tool, WrongArguments, bound_arguments
 
 @dataclass(frozen=True, slots=True)
 class DynamicTool:
-    """A tool of one instance of an env, which `extra_tools` returns; its arguments are validated before it is called.
+    """A tool of one env instance, which `extra_tools` returns; its arguments are validated before it is called.
 
-    :raises ValueError: for a field that the model could not use; the message names it.
-    :raises MissingPackage: without the package `jsonschema`, where `check` is not given.
+    Raises:
+        ValueError: If the model couldn't use a field; the message names it.
+        MissingPackage: If `check` isn't given and the package `jsonschema` isn't installed.
     """
 
     name: str
     """The name that the model uses."""
     description: str
-    """What the model reads about the tool."""
+    """The description that the model reads."""
     parameters: Mapping[str, Any]
-    """The JSON schema of the arguments, an object by name."""
+    """The JSON schema of the arguments, an object by argument name."""
     call: Callable[..., Any]
-    """What is called with the arguments by name: async, or plain and in a thread of its own.
+    """The function that is called with the arguments by name: async, or plain and run in a separate thread.
 
-    Where it is a method of the env, a sub-agent's calls reach that of its own copy of the env.
+    If it is a method of the env, a sub-agent's calls use the method of the sub-agent's own copy of the env.
     """
     timeout_s: float = TIMEOUT_S
-    """The most seconds of one call."""
+    """Maximum seconds of one call."""
     parallel: bool = False
-    """Whether its calls may run at the same time as those of other such tools."""
+    """Whether its calls may run at the same time as those of other parallel tools."""
     root: bool = True
     """Whether the rollout's first conversation has it, and not only sub-agents that are given it."""
     check: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = field(default=None, repr=False, compare=False)
-    """Returns the arguments as `call` takes them, or raises ValueError, whose text the model reads; None: by schema."""
+    """Returns the arguments for `call`, or raises ValueError with a text for the model; None uses the schema."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name: must be a word, got {self.name!r}")
+            raise ValueError(f"name: must be a non-empty string, got {self.name!r}")
         where = f"tool {self.name!r}"
         if not isinstance(self.description, str):
             raise ValueError(f"{where}: description: must be text, got {self.description!r:.80}")
@@ -51,22 +52,32 @@ class DynamicTool:
             raise ValueError(f"{where}: call: must be a function, got {self.call!r:.80}")
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type") != "object":
             example = '{"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}'
-            raise ValueError(f"{where}: parameters: must be the schema of an object, such as {example}")
+            raise ValueError(f"{where}: parameters: must be the JSON schema of an object, such as {example}")
         check_settings(self.timeout_s, self.parallel)
         try:
             text = json.dumps(self.parameters)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: parameters: are no JSON: {error}") from error
+            raise ValueError(f"{where}: parameters: are not valid JSON: {error}") from error
         if self.check is None:
             object.__setattr__(self, "check", partial(checked, validator_of(text, where)))
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema that the model is shown, in OpenAI's format."""
+        """The schema that the model sees, in OpenAI's format."""
         return schema_of(self.name, self.description, self.parameters)
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the validated keyword arguments; WrongArguments names what is wrong with them."""
+        """Validate a call's arguments.
+
+        Args:
+            arguments: The arguments that the model wrote, by name.
+
+        Returns:
+            The keyword arguments for `call`.
+
+        Raises:
+            WrongArguments: If they don't fit; the message says what is wrong.
+        """
         assert self.check is not None
         try:
             return dict(self.check(arguments))
@@ -76,7 +87,11 @@ class DynamicTool:
             raise WrongArguments(str(error)) from error
 
     def function_of(self, owner: object) -> Callable[..., Any]:
-        """Return what is called: a method of an env of this type is that of the owner, which may be a copy of it."""
+        """Return the function to call: `call`, but a method of an env of this type is looked up on the owner.
+
+        Args:
+            owner: The env whose tool is called; it may be a copy of the env that `call` is bound to.
+        """
         if type(getattr(self.call, "__self__", None)) is type(owner):
             method: Callable[..., Any] = getattr(owner, self.call.__name__)
             return method
@@ -87,10 +102,11 @@ AnyTool: TypeAlias = Tool | DynamicTool
 
 
 def by_name(given: Any, declared: Collection[str]) -> dict[str, DynamicTool]:
-    """Return the tools that `extra_tools` gave by name.
+    """Return the tools that `extra_tools` returned, by name.
 
-    :raises TypeError: where they are no list of DynamicTool.
-    :raises ValueError: where two have one name, or one has that of a declared tool.
+    Raises:
+        TypeError: If they aren't a list of DynamicTool.
+        ValueError: If two have the same name, or one has the name of a declared tool.
     """
     if isinstance(given, DynamicTool) or not isinstance(given, Sequence):
         raise TypeError(f"must return a list of agentgym.tools.DynamicTool, got {given!r:.80}")
@@ -98,13 +114,13 @@ def by_name(given: Any, declared: Collection[str]) -> dict[str, DynamicTool]:
     for made in given:
         if not isinstance(made, DynamicTool):
             raise TypeError(
-                f"must return a list of agentgym.tools.DynamicTool, got one with {made!r:.80}; see "
-                f"agentgym.tools.tools_of"
+                f"must return a list of agentgym.tools.DynamicTool, got a list with {made!r:.80}; "
+                f"agentgym.tools.tools_of creates them"
             )
         if made.name in declared:
-            raise ValueError(f"{made.name!r} is the name of a declared tool, too; give one of them another name")
+            raise ValueError(f"{made.name!r} is also the name of a declared tool; rename one of them")
         if made.name in found:
-            raise ValueError(f"{made.name!r} is the name of two tools; give one of them another name")
+            raise ValueError(f"{made.name!r} is the name of two tools; rename one of them")
         found[made.name] = made
     return found
 
@@ -116,24 +132,35 @@ def tools_of(
     timeout_s: float = TIMEOUT_S,
     parallel: bool = False,
 ) -> list[DynamicTool]:
-    """Return a tool for each function, and for each public method of any other object; `names` leaves out the others.
+    """Return a tool for each function, and for each public method of every other object.
 
-    Docstrings are the descriptions, and signatures the schemas, as for methods under `@ag.tool`. What a function or
-    method under that decorator says of itself goes before `timeout_s` and `parallel`. `prefix` is put before each name.
+    Docstrings become the descriptions and signatures the schemas, as for methods under `@ag.tool`. A function's or
+    method's own settings in that decorator take precedence over `timeout_s` and `parallel`.
 
-    :raises TypeError: for a class or a module, or where `names` is no list.
-    :raises ValueError: for what the model could not call, or a name in `names` that is not there; the message names it.
+    Args:
+        sources: Functions, and objects whose public methods become tools.
+        names: The functions and methods to use; None uses all of them.
+        prefix: Text put in front of each name.
+        timeout_s: Maximum seconds of one call.
+        parallel: Whether the calls may run at the same time as those of other parallel tools.
+
+    Returns:
+        The tools, in the order of the sources.
+
+    Raises:
+        TypeError: If a source is a class or a module, or `names` is not a list.
+        ValueError: If the model couldn't call a function, or a name in `names` doesn't exist; the message names it.
     """
     check_names(names)
     found = {name: function for source in sources for name, function in _functions(source)}
     if names is not None and (unknown := [name for name in names if name not in found]):
-        raise ValueError(f"names: {unknown[0]!r} is none of {', '.join(found) or 'no function at all'}")
+        raise ValueError(f"names: {unknown[0]!r} is not one of the tools: {', '.join(found) or 'there are none'}")
     chosen = [function for name, function in found.items() if names is None or name in names]
     return [_made(function, prefix, timeout_s, parallel) for function in chosen]
 
 
 def check_names(names: Collection[str] | None) -> None:
-    """Raise TypeError where one name is given in place of a list of names."""
+    """Raise TypeError if `names` is one name instead of a list of names."""
     if isinstance(names, str):
         raise TypeError(f"names: must be a list of names, such as [{names!r}], got {names!r}")
 
@@ -144,7 +171,7 @@ def _functions(source: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
         return
     if inspect.isclass(source) or inspect.ismodule(source):
         what = "the class" if inspect.isclass(source) else "the module"
-        raise TypeError(f"tools_of: takes functions and objects, got {what} {source.__name__}")
+        raise TypeError(f"tools_of: expected functions and objects, got {what} {source.__name__}")
     names = dict.fromkeys(name for base in reversed(type(source).__mro__) for name in vars(base))
     methods = [name for name in names if not name.startswith("_") and _is_method(source, name)]
     if not methods:

@@ -1,4 +1,4 @@
-"""Schemas of others without the patterns that take more than linear time, such as those with look-around."""
+"""Foreign schemas without the patterns that take more than linear time, such as those with look-around."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,23 +8,23 @@ from agentgym.tools.argument_schemas import is_linear
 _BY_NAME = ("properties", "$defs", "definitions", "dependentSchemas")
 """Keywords that hold schemas by name; `patternProperties` is another one, whose names are patterns."""
 _VALUES = ("const", "enum", "default", "examples")
-"""Keywords that hold values, and no schemas."""
+"""Keywords that hold values, not schemas."""
 _EITHER_WAY = frozenset({"not", "oneOf", "if", "contains"})
-"""Keywords under which a schema that allows more can make the whole allow less."""
+"""Keywords under which a more permissive subschema can make the whole schema stricter."""
 
 
 class Relaxed(NamedTuple):
-    """A schema that allows what the given one allows, and what its hard patterns would have refused."""
+    """A schema that accepts everything that the original does, and values that only its hard patterns reject."""
 
     schema: dict[str, Any]
     fields: tuple[str, ...]
-    """Where the patterns were, by the names of fields joined by dots; "arguments" for the whole."""
+    """Where the patterns were, as field names joined by dots; "arguments" stands for the top level."""
     allows_all: bool
-    """Whether nothing is left of the schema: it says `not`, `oneOf`, `if` or `contains`, too."""
+    """Whether the schema was dropped entirely, because it also uses `not`, `oneOf`, `if` or `contains`."""
 
 
 def without_hard_patterns(schema: Mapping[str, Any]) -> Relaxed:
-    """Return the schema without the patterns that cannot be searched for in linear time, and say where they were."""
+    """Return the schema without the patterns that can't be searched for in linear time, and where they were."""
     walk = _Walk()
     relaxed = walk.relaxed(schema, "")
     fields = tuple(dict.fromkeys(walk.fields))
@@ -58,7 +58,10 @@ class _Walk:
                 kept[keyword] = self.relaxed(value, path)
         if len(kept.get("patternProperties", ())) < len(schema.get("patternProperties", ())):
             self.fields.append(path or "arguments")
-            for rest in ("additionalProperties", "unevaluatedProperties"):  # The names that are left over are unknown.
+            for rest in (
+                "additionalProperties",
+                "unevaluatedProperties",
+            ):  # They'd reject names that a dropped pattern matched.
                 kept.pop(rest, None)
         return kept
 

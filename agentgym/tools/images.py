@@ -1,4 +1,4 @@
-"""The search for images that an env is known to show before it is played: in prompts, and in what tools return."""
+"""Detection of images that an env is known to show before it runs: in prompts, and in the results of tools."""
 
 import types
 from collections.abc import Iterable
@@ -11,11 +11,12 @@ from agentgym.types.task import Task
 
 
 def image_in(env: Any, tasks: Iterable[Task]) -> str | None:
-    """Return where an env shows an image to its root conversation, in the words of an error; None where none is known.
+    """Return where an env shows an image to its root conversation, as an error says it, or None if unknown.
 
-    That is the prompt of one of these tasks, or a declared tool whose annotation says that it returns images alone.
+    Only the prompts of these tasks and declared tools whose annotation says that they always return images are
+    considered.
     """
-    if env.root_engine is not None:  # The policy does not read it.
+    if env.root_engine is not None:  # The policy doesn't read it.
         return None
     if (name := _image_tool(env)) is not None:
         return f"tool {name!r} of {env.__name__} returns an image"
@@ -27,7 +28,7 @@ def image_in(env: Any, tasks: Iterable[Task]) -> str | None:
 
 @cache
 def _image_tool(env: type) -> str | None:
-    """The first tool of the root conversation that says that it returns images alone; None where there is none."""
+    """Return the root conversation's first tool whose annotation says that it always returns images, or None."""
     for name, made in class_tools(env).items():
         if made.root and _is_image(get_type_hints(getattr(env, made.attribute)).get("return")):
             return name
@@ -35,7 +36,7 @@ def _image_tool(env: type) -> str | None:
 
 
 def _is_image(hint: Any) -> bool:
-    """Whether what is returned is an image, or has one in it; what may be text alone is none."""
+    """Return whether every return value is or contains an image; a type that also allows plain text does not count."""
     if hint is Image:
         return True
     origin, inner = get_origin(hint), get_args(hint)

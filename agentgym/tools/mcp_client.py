@@ -1,4 +1,4 @@
-"""Tools of MCP servers: programs that speak over their stdin and stdout, and addresses that speak HTTP."""
+"""Tools of MCP servers: programs that communicate over stdin and stdout, and HTTP addresses."""
 
 import asyncio
 import base64
@@ -25,24 +25,32 @@ log = logging.getLogger(__name__)
 
 
 class ServerEnded(Exception):
-    """The server ended in a call: the model reads it, and the next call of the server fails its rollout."""
+    """The server ended during a call. The model reads this error, and the next call to the server fails its rollout."""
 
 
 class MCP:
-    """The tools of one MCP server, as an env's `extra_tools` returns them: `return await self.server.open()`.
+    """The tools of one MCP server, for an env's `extra_tools`: `return await self.server.open()`.
 
-    One that an instance makes in its `__init__` and closes in its `close` has a session for each rollout. One that all
-    instances share, in an attribute of the class for instance, has one session for all of them; `async with` closes it,
-    or the end of the event loop does. A server that has ended is opened again by the next `open`.
+    If an instance creates it in `__init__` and closes it in `close`, each rollout has a separate session. If all
+    instances share it, for example in a class attribute, there is one session for all of them; `async with` closes it,
+    or the end of the event loop does. If the server has ended, the next `open` starts it again.
 
-    `command` is a program and its arguments, which gets `env` and of this process's environment little but PATH and
-    HOME. `url` is an address that speaks Streamable HTTP; `headers` go with each request. `names` leaves out the other
-    tools, and `prefix` is put before each name. `timeout_s` is for each call, `open_timeout_s` for start and tool list.
-    `parallel=True` is your word that the server's calls may run at the same time. Images of results are shown to the
-    model, which must see; with `images=False` it reads that they are not shown.
+    Args:
+        command: A program and its arguments. From this process's environment it gets little but PATH and HOME.
+        url: An address that speaks Streamable HTTP, instead of a command.
+        env: Environment variables for the command.
+        headers: Headers for each request to the url.
+        names: The tools to use; None uses all of the server's tools.
+        prefix: Text put in front of each tool's name.
+        timeout_s: Maximum seconds of one call.
+        open_timeout_s: Maximum seconds to start the server and list its tools.
+        parallel: True promises that the server's calls may run at the same time.
+        images: Whether images in results are shown to the model, which must support them; if False, the model reads
+            that there is an image that is not shown.
 
-    :raises ValueError: for settings that do not go together; the message names them.
-    :raises MissingPackage: without the package `mcp`.
+    Raises:
+        ValueError: If settings don't go together; the message names them.
+        MissingPackage: If the package `mcp` isn't installed.
     """
 
     def __init__(
@@ -66,7 +74,7 @@ class MCP:
         if not isinstance(images, bool):
             raise ValueError(f"images: must be True or False, got {images!r:.80}")
         with needs_extra():
-            import mcp  # noqa: F401  Here, and not in the first rollout: its import takes a second.
+            import mcp  # noqa: F401  Imported here, because it takes a second, and not in the first rollout.
         self.command, self.url, self.names, self.prefix = list(command or ()), url, names, prefix
         self.timeout_s, self.open_timeout_s, self.parallel, self.images = timeout_s, open_timeout_s, parallel, images
         self._env, self._headers = dict(env or {}), dict(headers or {})
@@ -74,7 +82,7 @@ class MCP:
 
     @property
     def name(self) -> str:
-        """The command or address, without what may be secret in it."""
+        """The command, or the address without parts that may be secret."""
         if self.url is None:
             return shlex.join(self.command)
         parts = urlsplit(self.url)
@@ -84,9 +92,13 @@ class MCP:
         return f"<MCP {self.name}>"
 
     async def open(self) -> list[DynamicTool]:
-        """Open the session where none is open, and return the server's tools.
+        """Open the session if none is open, and return the server's tools.
 
-        :raises EnvError: where the server does not start, does not answer in time, or lacks one of `names`.
+        Returns:
+            The tools, or those of them that `names` lists.
+
+        Raises:
+            EnvError: If the server doesn't start, doesn't respond in time, or lacks one of `names`.
         """
         session = self._session
         if session is None or not session.is_open:
@@ -94,11 +106,16 @@ class MCP:
         listed = (await session.opened()).tools
         names = [tool.name for tool in listed]
         if unknown := [name for name in self.names or () if name not in names]:
-            raise EnvError(f"names: {unknown[0]!r} is no tool of {self.name}; it has {', '.join(names) or 'none'}")
+            raise EnvError(
+                f"names: {unknown[0]!r} is not a tool of {self.name}; its tools are {', '.join(names) or 'none'}"
+            )
         return [self._tool(tool) for tool in listed if self.names is None or tool.name in self.names]
 
     async def close(self) -> None:
-        """End the session, if there is one; a cancellation is raised when the server has ended."""
+        """End the session, if there is one.
+
+        If this call is cancelled, it still waits for the session's end before it raises.
+        """
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -112,7 +129,7 @@ class MCP:
         await self.close()
 
     def _tool(self, tool: Any) -> DynamicTool:
-        """Offer a tool of the server; what of its schema takes too long to check, the server alone checks."""
+        """Return a tool of the server; schema parts that take too long to check are checked only by the server."""
         relaxed, check = without_hard_patterns(tool.input_schema), None
         for field in relaxed.fields:
             _say_unchecked(self.name, tool.name, field, all_of_it=relaxed.allows_all)
@@ -129,13 +146,13 @@ class MCP:
         )
 
     async def _called(self, tool: str, /, **arguments: Any) -> str | list[str | Image]:
-        """Call a tool of the server, and return the text of its result, or its texts and images."""
+        """Call a tool of the server, and return its result as text, or as a list of texts and images."""
         session = self._session
         if session is None or not session.is_open:
             raise EnvError(f"the MCP server {self.name} has {'ended' if session else 'been closed'}")
         result = await session.call(tool, arguments)
         if result.is_error:
-            raise ToolError(_text_of(result) or "the server says no more")
+            raise ToolError(_text_of(result) or "the server gave no reason")
         if not self.images or not result.content:
             return _text_of(result)
         shown = [_shown(block) for block in result.content]
@@ -143,7 +160,7 @@ class MCP:
         return "\n".join(texts) if len(texts) == len(shown) else shown
 
     async def _target(self, stack: AsyncExitStack) -> Any:
-        """What the client of the package `mcp` connects to; `stack` closes what it needs."""
+        """Return the target that the client of the package `mcp` connects to; `stack` closes the resources it needs."""
         from mcp import StdioServerParameters
         from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
 
@@ -158,12 +175,12 @@ class MCP:
 @cache
 def _say_unchecked(server: str, tool: str, field: str, *, all_of_it: bool) -> None:
     log.warning(
-        "the MCP server %s: tool %r: the pattern of %s cannot be searched for in linear time; %s not checked here, "
-        "only by the server",
+        "the MCP server %s: tool %r: the pattern of %s can't be matched in linear time; %s checked only by the server, "
+        "not here",
         server,
         tool,
         field,
-        "with not, oneOf, if or contains beside it the arguments are" if all_of_it else "it is",
+        "the schema also uses not, oneOf, if or contains, so the arguments are" if all_of_it else "it is",
     )
 
 
@@ -174,15 +191,15 @@ def _check_place(
     headers: Mapping[str, str] | None,
 ) -> None:
     if (command is None) == (url is None):
-        raise ValueError('command, url: give one of them, such as `ag.MCP(command=["uvx", "mcp-server-time"])`')
+        raise ValueError('command, url: pass exactly one of them, such as `ag.MCP(command=["uvx", "mcp-server-time"])`')
     if command is not None and (isinstance(command, str) or not command):
         raise ValueError(f'command: must be a list, such as ["uvx", "mcp-server-time"], got {command!r}')
     if url is not None and urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"url: must begin with http:// or https://, got {url!r:.80}")
     if env is not None and command is None:
-        raise ValueError("env: is for a command; a server at a url has its own environment")
+        raise ValueError("env: only applies to a command; a server at a url has its own environment")
     if headers is not None and url is None:
-        raise ValueError("headers: are for a url; a command gets `env`")
+        raise ValueError("headers: only apply to a url; for a command, pass `env`")
 
 
 class _Opened(NamedTuple):
@@ -191,32 +208,33 @@ class _Opened(NamedTuple):
 
 
 class _Session:
-    """One session with a server, in a task of its own: what it opens is closed there, whoever closes the session."""
+    """One session with a server; a separate task both opens and closes it, no matter which task requests that."""
 
     def __init__(self, server: MCP, before: "_Session | None") -> None:
         self.server, self._loop = server, asyncio.get_running_loop()
         self._opened: asyncio.Future[_Opened] = self._loop.create_future()
         self._closing = asyncio.Event()
         self.lost = False
-        """Whether a call has met the end of the server."""
+        """Whether a call found that the server has ended."""
         self._owner = asyncio.create_task(self._run(before), name=f"agentgym-mcp {server.name}")
-        self._owner.add_done_callback(self._settle)  # A task that is cancelled before it began runs nothing.
+        self._owner.add_done_callback(self._settle)  # A task that is cancelled before it starts runs no code.
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made, or will be when it has opened."""
+        """Whether calls are possible, or will be once it has opened."""
         here = self._loop is asyncio.get_running_loop()
         return here and not (self.lost or self._closing.is_set() or self._owner.done())
 
     async def opened(self) -> _Opened:
-        """Wait until the server has listed its tools; EnvError where it does not."""
+        """Wait until the server has listed its tools; raise EnvError if it doesn't."""
         return await asyncio.shield(self._opened)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Return the server's result.
 
-        :raises ToolError: where the server refuses the call.
-        :raises ServerEnded: where the connection is lost.
+        Raises:
+            ToolError: If the server rejects the call.
+            ServerEnded: If the connection is lost.
         """
         from anyio import BrokenResourceError, ClosedResourceError
         from mcp.shared.exceptions import MCPError
@@ -232,10 +250,10 @@ class _Session:
         except (BrokenResourceError, ClosedResourceError) as error:
             lost = error
         self.lost = True
-        raise ServerEnded(f"the MCP server {self.server.name} has ended, or cannot be reached") from lost
+        raise ServerEnded(f"the MCP server {self.server.name} has ended or can't be reached") from lost
 
     async def close(self) -> None:
-        """End the session, also where it is still opening; it has ended when this returns or raises."""
+        """End the session, even while it is opening; it has ended when this returns or raises."""
         self._closing.set()
         if self._loop is asyncio.get_running_loop():
             await ended([self._owner], cancel=not self._opened.done())
@@ -269,48 +287,48 @@ class _Session:
         return _Opened(client, tools)
 
     def _tell(self, error: Exception) -> None:
-        """Say why the session has not opened, or what it met when it was closed."""
+        """Report why the session failed to open, or log the error that it met when it was closed."""
         found: BaseException = error
         while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
             found = found.exceptions[0]
         why = f"no tool list after {self.server.open_timeout_s:g} s" if isinstance(found, TimeoutError) else ""
         if self._opened.done():
-            log.warning("the MCP server %s was closed with %s", self.server.name, describe(found))
+            log.warning("the MCP server %s raised %s when it was closed", self.server.name, describe(found))
             return
-        failed = EnvError(f"the MCP server {self.server.name} does not open: {why or describe(found)}")
+        failed = EnvError(f"the MCP server {self.server.name} did not open: {why or describe(found)}")
         failed.__cause__ = found
         self._refuse(failed)
 
     def _refuse(self, error: EnvError) -> None:
         self._opened.set_exception(error)
-        self._opened.exception()  # Read, so that asyncio does not report it: who opened it may be gone.
+        self._opened.exception()  # Mark it as retrieved, or asyncio would log it: the opener may be gone.
 
 
 def _text_of(result: Any) -> str:
-    """The texts of a result; what is no text is named, for the model is not shown it."""
+    """Return a result's texts; other content is named in brackets, because the model doesn't see it."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
     return "\n".join(_block_text(block) for block in result.content)
 
 
 def _shown(block: Any) -> str | Image:
-    """The image of a block where it is one that models are shown, else its text."""
+    """Return a block's image if models can be shown that type, otherwise its text."""
     held = block.resource if block.type == "resource" else block
     written = getattr(held, "blob", None) or getattr(held, "data", None)
     if not written or held.mime_type not in IMAGE_TYPES:
         return _block_text(block)
     try:
         return Image(base64.b64decode(written, validate=True), held.mime_type)
-    except ValueError as error:  # Of base64, too.
-        return f"[{held.mime_type} that is not shown: {error}]"
+    except ValueError as error:  # base64 raises one too.
+        return f"[{held.mime_type}, not shown: {error}]"
 
 
 def _block_text(block: Any) -> str:
     if block.type == "text":
         return str(block.text)
     if block.type == "resource_link":
-        return f"[a link to {block.uri}]"
+        return f"[link to {block.uri}]"
     held = block.resource if block.type == "resource" else block
     if (text := getattr(held, "text", None)) is not None:
         return str(text)
-    return f"[{held.mime_type or 'data'} that is not shown]"
+    return f"[{held.mime_type or 'data'}, not shown]"

@@ -1,4 +1,4 @@
-"""Text of a tool while it runs: an async generator yields it piece by piece."""
+"""Text that a tool streams: an async generator yields it piece by piece."""
 
 import asyncio
 import logging
@@ -14,16 +14,17 @@ from agentgym.types.transcript import one_line
 log = logging.getLogger("agentgym.tools")
 
 SLICE_S = 0.005
-"""Seconds of pieces after which the event loop has a turn."""
+"""Seconds of pieces after which the event loop gets a turn."""
 
 
 async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) -> str | Stop:
-    """Return what a tool yields as one text, or as the text of the `ag.Stop` that it yields last.
+    """Return everything a tool yields as one text, or as the text of the `ag.Stop` that it yields last.
 
-    Each piece is put into `said`, and shown on the logger `agentgym.tools` at the level INFO, when it comes. A tool
-    that awaits nothing between its pieces holds nobody up: the event loop has its turns, and the time limit holds.
+    Each piece is appended to `said` and logged by `agentgym.tools` at the level INFO as soon as it arrives. A tool that
+    awaits nothing between its pieces blocks nobody: the event loop gets its turns, and the time limit applies.
 
-    :raises TypeError: where it yields anything else.
+    Raises:
+        TypeError: If it yields anything else.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -31,7 +32,7 @@ async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) 
     turned = time.perf_counter()
     async with _closing(stream, where):
         async for piece in stream:
-            if task.cancelling() > before:  # it has caught that, of its limit or of somebody else, and goes on
+            if task.cancelling() > before:  # The tool caught a cancellation and kept running.
                 raise asyncio.CancelledError
             if time.perf_counter() - turned > SLICE_S:
                 await asyncio.sleep(0)
@@ -39,7 +40,7 @@ async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) 
             if isinstance(piece, Stop):
                 return _stopped(piece, "".join(said))
             if not isinstance(piece, str):
-                raise TypeError(f"it yielded {piece!r:.80}; yield text, or ag.Stop at the end")
+                raise TypeError(f"the tool yielded {piece!r:.80}; yield text, and ag.Stop only at the end")
             said.append(piece)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s: %s", where, one_line(piece.rstrip("\n")))
@@ -48,14 +49,14 @@ async def joined(stream: AsyncGenerator[Any, Any], said: list[str], where: str) 
 
 @asynccontextmanager
 async def _closing(stream: AsyncGenerator[Any, Any], where: str) -> AsyncIterator[None]:
-    """Close the stream after the block; a stream that was cancelled stays so, whatever it does when it is closed."""
+    """Close the stream after the block; a cancellation is still raised, whatever the stream does when it is closed."""
     try:
         yield
     except asyncio.CancelledError:
         try:
             await stream.aclose()
         except Exception as error:
-            log.warning("%s: it could not be closed after it was cut: %s: %s", where, type(error).__name__, error)
+            log.warning("%s: could not be closed after it was cut off: %s: %s", where, type(error).__name__, error)
         raise
     except BaseException:
         await stream.aclose()
@@ -64,7 +65,7 @@ async def _closing(stream: AsyncGenerator[Any, Any], where: str) -> AsyncIterato
 
 
 def _stopped(stop: Stop, said: str) -> Stop:
-    """The stop with what was said before it; behind that, an image stays one."""
+    """Return the stop with the earlier text in front of its content; an image stays an image."""
     if isinstance(stop.content, str):
         return Stop(stop.reason, f"{said}{stop.content}")
     rest = [stop.content] if isinstance(stop.content, Image) else stop.content

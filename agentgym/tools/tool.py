@@ -1,4 +1,4 @@
-"""Tools from typed methods: the schema, the validation and the call all come from one signature."""
+"""Tools from typed methods: one signature gives the schema, the validation and the call."""
 
 import inspect
 import math
@@ -17,7 +17,7 @@ from agentgym.types.messages import Image
 
 F = TypeVar("F", bound=Callable[..., Any])
 TIMEOUT_S = 30.0
-"""The most seconds of one call of a tool that sets no limit of its own."""
+"""Maximum seconds of one call to a tool that doesn't set its own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Stop:
     reason: str
     """The rollout's `stop_reason`: any word, not empty."""
     content: str | Image | Sequence[str | Image] = ""
-    """What the tool's last message says: text, or an image or a list as a tool may return it."""
+    """Content of the tool's last message: text, an image, or a list like a tool's return value."""
 
     def __post_init__(self) -> None:
         if not self.reason:
-            raise ValueError("reason: empty")
+            raise ValueError("reason: must not be empty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,24 @@ def tool(
     parallel: bool = False,
     root: bool = True,
 ) -> Callable[..., Any]:
-    """Offer a method to the model: its docstring is the description, its signature is the schema.
+    """Offer a method to the model: its docstring is the description, and its signature is the schema.
 
-    The method is async or plain; a plain one runs in a thread of its own and never blocks the event loop. A call that
-    takes longer than `timeout_s` seconds is ended, and the model reads that it timed out. The texts of an async
-    generator are shown on the logger `agentgym.tools` as they come, and the model reads them in one. `name` is what the
-    model calls the tool; by default it is the method's name. `parallel=True` declares that calls of it may run at the
-    same time as each other and as those of other such tools: neighboring calls of one turn then do. With
-    `root=False` only sub-agents have it that are given it.
+    The method is async or plain; a plain one runs in a separate thread and never blocks the event loop. If it is an
+    async generator, its texts are logged by `agentgym.tools` as they arrive, and the model reads them as one text.
+
+    Args:
+        function: The method, if the decorator is used without arguments.
+        timeout_s: Maximum seconds of one call; a call that takes longer is ended, and the model reads that it timed
+            out.
+        name: The name that the model uses; by default the method's name.
+        parallel: True declares that calls of the tool may run at the same time as each other and as those of other
+            parallel tools. Adjacent calls in one turn then do.
+        root: Whether the rollout's first conversation has the tool. If False, only sub-agents that are given it have
+            it.
+
+    Raises:
+        ValueError: If `timeout_s` isn't positive, or `parallel` isn't a bool.
+        TypeError: If the decorator is applied to anything but a function.
     """
     check_settings(timeout_s, parallel)
 
@@ -77,7 +87,7 @@ def tool(
 
 
 def check_settings(timeout_s: float, parallel: bool, name: str = "timeout_s") -> None:
-    """Raise ValueError for a time limit that is not positive, or a `parallel` that is neither True nor False."""
+    """Raise ValueError if a time limit isn't positive, or `parallel` is neither True nor False."""
     if timeout_s <= 0 or math.isnan(timeout_s):
         raise ValueError(f"{name}: must be positive, got {timeout_s}")
     if not isinstance(parallel, bool):
@@ -85,34 +95,34 @@ def check_settings(timeout_s: float, parallel: bool, name: str = "timeout_s") ->
 
 
 class WrongArguments(ValueError):
-    """The arguments of a call do not fit the tool's schema; the text names each of them, for the model."""
+    """A call's arguments don't fit the tool's schema; the text names each wrong one, for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool of a class, with its schema and the check of its arguments."""
+    """One tool of a class, with its schema and argument validation."""
 
     name: str
     """The name that the model uses."""
     attribute: str
-    """The name of the method."""
+    """The method's name."""
     timeout_s: float
-    """The most seconds of one call."""
+    """Maximum seconds of one call."""
     parallel: bool
-    """Whether its calls may run at the same time as those of other such tools."""
+    """Whether its calls may run at the same time as those of other parallel tools."""
     root: bool
     """Whether the rollout's first conversation has it, and not only sub-agents."""
     arguments: type[BaseModel]
     """The pydantic model that validates the arguments."""
     schema: dict[str, Any]
-    """The schema that the model is shown, in OpenAI's format."""
+    """The schema that the model sees, in OpenAI's format."""
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the validated keyword arguments; WrongArguments names the field."""
+        """Return the validated keyword arguments; raise WrongArguments, naming each wrong field, if they don't fit."""
         return bound_arguments(self.arguments, arguments)
 
     def function_of(self, owner: object) -> Callable[..., Any]:
-        """Return the method of this owner; EnvError where an attribute hides it."""
+        """Return this owner's method; raise EnvError if an attribute hides it."""
         function: Any = getattr(owner, self.attribute)
         if not callable(function):
             where = f"tool {self.name!r} of {type(owner).__name__}"
@@ -122,11 +132,9 @@ class Tool:
 
 
 def bound_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments that a model of `arguments_of` has validated; WrongArguments names the field."""
+    """Return the keyword arguments, validated by a model of `arguments_of`; raise WrongArguments if they don't fit."""
     try:
-        checked = model.__pydantic_validator__.validate_python(
-            arguments
-        )  # what model_validate does, without its wrapper
+        checked = model.__pydantic_validator__.validate_python(arguments)  # model_validate without its wrapper
     except ValidationError as error:
         said = (f"{'.'.join(map(str, item['loc'])) or 'arguments'}: {item['msg']}" for item in error.errors())
         raise WrongArguments("; ".join(said)) from error
@@ -142,30 +150,31 @@ def class_tools(owner: type) -> dict[str, Tool]:
 def declared(owner: type) -> Iterator[tuple[str, str, _Mark]]:
     """Yield each tool's method name, the name that the model uses, and its mark.
 
-    Annotations are not read, so a class can be checked before everything that they name is defined.
+    Annotations are not resolved, so a class can be checked before everything that they name is defined.
 
-    :raises ValueError: where the model could not call a tool, or two tools have one name.
+    Raises:
+        ValueError: If the model couldn't call a tool, or two tools have the same name.
     """
     names: dict[str, str] = {}
     for attribute, mark in marked(owner, "__agentgym_tool__", "@ag.tool"):
         name = mark.name or attribute
         where = f"tool {name!r} of {owner.__name__}"
         if name in names:
-            raise ValueError(f"{where}: the name of two tools, {names[name]!r} and {attribute!r}")
+            raise ValueError(f"{where}: two methods have this name, {names[name]!r} and {attribute!r}")
         names[name] = attribute
         check_tool(getattr(owner, attribute), where)
         yield attribute, name, mark
 
 
 def check_tool_types(owner: type) -> None:
-    """Raise ValueError where the type of a tool's parameter cannot be read; one that is not defined yet passes."""
+    """Raise ValueError if a tool parameter's type can't be read; types that aren't defined yet are skipped."""
     for attribute, name, _ in declared(owner):
         function = getattr(owner, attribute)
         check_types(function, f"tool {name!r} of {owner.__name__}", _parameters(function))
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters of a method that the model gives."""
+    """Return the method's parameters that the model fills in."""
     return list(inspect.signature(function).parameters.values())[1:]
 
 
@@ -178,6 +187,6 @@ def _describe(owner: type, attribute: str, name: str, mark: _Mark) -> Tool:
 
 
 def schema_of(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool as the model is shown it, in OpenAI's format."""
+    """Return a tool's schema as the model sees it, in OpenAI's format."""
     function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}

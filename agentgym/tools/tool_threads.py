@@ -1,8 +1,8 @@
-"""Threads for blocking tools and rewards: they never block the event loop, and are interrupted when nobody waits.
+"""Threads for blocking tools and rewards: they never block the event loop, and are interrupted if nobody waits.
 
-A thread cannot be killed, but an exception can be raised in it. Python code meets the exception at its next step; code
-inside one call of C (a sleep, a large matrix product) meets it when that call returns. The log names a thread that goes
-on, every five seconds, until it ends.
+A thread can't be killed, but an exception can be raised in it. Python code meets the exception at its next step; code
+inside a C call (a sleep, a large matrix product) meets it when that call returns. If a thread keeps running, the log
+names it every five seconds until it ends.
 """
 
 import asyncio
@@ -25,18 +25,18 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
-"""Seconds that an interrupted thread may go on before the log names it, and before its env is closed anyway."""
+"""Seconds that an interrupted thread may keep running before the log names it, and before its env is closed anyway."""
 
 
 class Interrupted(BaseException):
-    """Raised in a thread whose caller has stopped waiting; `except Exception` does not catch it."""
+    """Raised in a thread whose caller has stopped waiting; `except Exception` doesn't catch it."""
 
 
 class Interruptible(Protocol):
-    """Something that can end a call of C in which one of its threads hangs."""
+    """An object that can end a C call in which one of its threads hangs."""
 
     def interrupt(self) -> None:
-        """End such a call, and return at once."""
+        """End such a call, and return immediately."""
         ...
 
 
@@ -46,24 +46,25 @@ class Threads:
     __slots__ = ("_owner", "_workers")
 
     def __init__(self, owner: Interruptible | None = None) -> None:
-        # Weakly: an env that is done with goes at once, not when the collector finds the circle.
+        # A weak reference, so that a finished env is freed at once, not when the collector finds the cycle.
         self._owner = None if owner is None else ref(owner)
         self._workers: set[_Worker] = set()
 
     @property
     def owner(self) -> Interruptible | None:
-        """Whose work they do: it is told when one of them is interrupted."""
+        """The object that they work for; its `interrupt` is called when one of them is interrupted."""
         return None if self._owner is None else self._owner()
 
     def __len__(self) -> int:
-        """Count the threads that are still at work."""
+        """Return the number of threads that are still working."""
         self._workers = {worker for worker in self._workers if worker.thread.is_alive()}
         return len(self._workers)
 
     async def ended(self, owner: str) -> None:
-        """Wait until no thread is at work, for `GRACE_S` seconds at most; the log then says what each one hangs in.
+        """Wait for at most `GRACE_S` seconds until no thread is working; then log the line of each remaining one.
 
-        A cancellation is raised only when the wait is over: what these threads use must not be closed before.
+        A cancellation is raised only when the wait is over, because resources that these threads use must not be closed
+        earlier.
         """
         cancelled, until = False, asyncio.get_running_loop().time() + GRACE_S
         while len(self) and (left := until - asyncio.get_running_loop().time()) > 0:
@@ -71,25 +72,30 @@ class Threads:
                 await asyncio.wait([worker.future for worker in self._workers], timeout=left)
                 for worker in self._workers:
                     if worker.future.done():
-                        worker.thread.join(0.002)  # It has nothing left to do but to end.
+                        worker.thread.join(0.002)  # It has finished its work and is about to end.
             except asyncio.CancelledError:
                 cancelled = True
         for worker in self._workers:
             if worker.thread.is_alive():
-                log.warning("%s is closed while %s", owner, worker.described())
+                log.warning("%s was closed while %s", owner, worker.described())
         if cancelled:
             raise asyncio.CancelledError
 
 
 async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", threads: Threads | None = None) -> T:
-    """Run the work in a thread, and return or raise what it does; the thread has ended by then.
+    """Run the work in a thread, and return its result or raise its error; by then the thread has ended.
 
-    It has a copy of the caller's context variables, as in `asyncio.to_thread`.
-    The thread is interrupted where the caller stops waiting. Each call has a daemon thread: work that never returns
-    takes no place from the others and does not hold up the end of the program. `threads` keeps account of the threads
-    of one rollout.
+    The thread has a copy of the caller's context variables, as in `asyncio.to_thread`. It is interrupted if the caller
+    stops waiting. Each call gets a new daemon thread: work that never returns takes no slot from other work and doesn't
+    delay the program's exit.
 
-    :raises MachineError: where the machine can start no thread.
+    Args:
+        work: The function to run.
+        name: The thread's name.
+        threads: The threads of one rollout, to which this one is added while it runs; None keeps no record.
+
+    Raises:
+        MachineError: If the machine can't start another thread.
     """
     worker = _Worker(work, asyncio.get_running_loop(), name, None if threads is None else threads.owner)
     try:
@@ -102,7 +108,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
         if not worker.future.done():
             await asyncio.wait((worker.future,))
         while worker.thread.is_alive():
-            # The thread is a few instructions from its end: joining it is quicker than another turn of the loop.
+            # The thread is a few instructions from its end, so joining it is quicker than another turn of the loop.
             worker.thread.join(0.002)
             await asyncio.sleep(0)
     except asyncio.CancelledError:
@@ -118,12 +124,12 @@ async def in_own_thread(work: Callable[[], T], *, name: str = "agentgym-tool", t
 async def call_method(
     function: Callable[..., Any], arguments: dict[str, Any], *, name: str, threads: Threads | None = None
 ) -> Any:
-    """Call a method of the user: an async one in the event loop, any other in a thread of its own.
+    """Call a user's method: an async one in the event loop, any other in a separate thread.
 
-    An awaitable that a plain method returns (a decorated async method does so) is awaited.
+    If a plain method returns an awaitable, as a decorated async method does, it is awaited.
     """
     code = getattr(function, "__code__", None)
-    # The flag is looked at first: inspect looks at much more, and takes ten times as long.
+    # The flag is checked first, because inspect checks much more and takes ten times as long.
     if (code is not None and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function):
         return await function(**arguments)
     returned = await in_own_thread(lambda: function(**arguments), name=name, threads=threads)
@@ -140,13 +146,13 @@ class _Worker:
         self._lock = threading.Lock()
         self._working = self._unwanted = self._starting = False
         self._kept: tuple[Callable[[Any], None], object] | None = None
-        """The outcome of work that was done before the start of its thread returned."""
+        """The result of work that finished before its thread's start() returned."""
 
     def start(self) -> None:
-        """Start the thread, from that of the loop; where its work is short, the future is done by then.
+        """Start the thread from the loop's thread; if the work is short, the future is already done afterwards.
 
-        A start returns when the thread has begun. Threads take turns every few milliseconds, so short work is done by
-        then, and the loop need not be woken for it.
+        Thread.start() returns once the new thread runs. Threads take turns every few milliseconds, so short work is
+        finished by then, and the loop needn't be woken for it.
         """
         self._starting = True
         self.thread.start()
@@ -157,16 +163,16 @@ class _Worker:
             set_it(value)
 
     def described(self) -> str:
-        """Say the thread's name and the line that it is at, for the log."""
+        """Return the thread's name and the line that it is at, for the log."""
         frame = sys._current_frames().get(self.thread.ident or 0)
-        return f"its thread {self.thread.name!r} still runs, at {place_of_frame(frame) if frame else 'its end'}"
+        return f"its thread {self.thread.name!r} was still running, at {place_of_frame(frame) if frame else 'its end'}"
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread where it is at work, and look after five seconds whether it has ended.
+        """Raise Interrupted in the thread if it is working, and check after five seconds whether it has ended.
 
-        Work that has not begun is not begun.
+        Work that hasn't started is never started.
         """
-        with self._lock:  # Held until it is raised: the thread cannot meanwhile go on to something else.
+        with self._lock:  # Held until it is raised, so that the thread can't move on to something else meanwhile.
             self._unwanted = True
             if not self._working or self.thread.ident is None:
                 return
@@ -184,13 +190,13 @@ class _Worker:
 
     def _complain(self) -> None:
         if self.thread.is_alive():
-            log.warning("a tool goes on after its limit, in a call that does not return: %s", self.described())
+            log.warning("a tool keeps running after its limit, in a call that does not return: %s", self.described())
             self.interrupt()  # The work may have caught the first exception.
 
     def _run(self) -> None:
         try:
             self._tell(*self._outcome())
-        except Interrupted:  # It came after the work was done. Nobody waits for the result, only for the end.
+        except Interrupted:  # It came after the work was done. Nobody needs the result, only the end.
             self._tell(self.future.set_result, None)
 
     def _outcome(self) -> tuple[Callable[[Any], None], object]:
@@ -201,7 +207,7 @@ class _Worker:
             finally:
                 with self._lock:
                     self._working = False
-        except (StopIteration, asyncio.CancelledError) as error:  # Neither may be raised where a future is awaited.
+        except (StopIteration, asyncio.CancelledError) as error:  # Neither may be raised from an awaited future.
             return self.future.set_exception, RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:
             return self.future.set_exception, error
@@ -232,15 +238,15 @@ def _in_context(context: Context, work: Callable[[], T]) -> T:
 
 
 def _read(future: "asyncio.Future[Any]") -> None:
-    """Read what the future raised, so that asyncio does not report it: nobody waits for it."""
+    """Retrieve the future's exception, so that asyncio doesn't log it: nobody waits for it."""
     if not future.cancelled():
         future.exception()
 
 
 async def threads_ended(env: Interruptible) -> None:
-    """Wait until the threads of the env's plain tools and rewards have ended, for five seconds at most.
+    """Wait until the threads of the env's plain tools and rewards have ended, for at most five seconds.
 
-    The log names each thread that goes on.
+    If a thread keeps running, the log names it.
     """
     threads: Threads | None = getattr(env, "_threads", None)
     if threads is not None and len(threads):

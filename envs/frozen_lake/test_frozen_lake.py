@@ -39,7 +39,7 @@ async def test_a_hole_ends_the_walk_without_a_reward() -> None:
 async def test_the_edge_holds_a_step_back_and_an_unknown_step_is_told_those_that_there_are() -> None:
     played = await ag.rollout(FrozenLake, TASK, Scripted([*walk("up", "north"), say("?")]))
     assert "error: illegal move: the edge is up of you; step elsewhere" in str(played)
-    assert "error: illegal move: 'north' is none of left, down, right, up" in str(played)
+    assert "error: illegal move: 'north' is not one of left, down, right, up" in str(played)
     assert (played.metrics["illegal_moves"], played.reward) == (2.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Take the order of a guest who says one thing at a time: text both ways, and no tool."""
+"""Take the order of a guest who says one thing at a time: text in both directions, and no tool."""
 
 import agentgym as ag
 from agentgym.testing import Reply, say
@@ -7,14 +7,14 @@ DRINKS = ("tea", "coffee", "cocoa", "water")
 
 
 class ChatTask(ag.Task):
-    """One row of data: what the guest wants."""
+    """One row of data: the guest's order."""
 
     drink: str
     count: int
 
 
 def make_task(index: int) -> ChatTask:
-    """Make the task of an index, always the same."""
+    """Return the task of an index, always the same."""
     count, drink = divmod(index, len(DRINKS))
     return ChatTask(
         id=str(index), prompt="Hello! I would like something to drink.", drink=DRINKS[drink], count=count + 1
@@ -44,7 +44,7 @@ class ChatTemplate(ag.Env[ChatTask]):
         return ag.StepResult([ag.Message(role="user", content=self.guest(said))], 0.0, False, False, {})
 
     def guest(self, question: str) -> str:
-        """What the guest answers."""
+        """Return the guest's answer to a question."""
         if "how many" in question.lower():
             return f"{self.task.count}, please."
         return f"{self.task.drink}, please." if "which" in question.lower() else "Pardon?"
@@ -54,5 +54,5 @@ class ChatTemplate(ag.Env[ChatTask]):
 
 
 def oracle(task: ChatTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     return [say("Which drink?"), say("How many?"), say(f"ORDER: {task.count} {task.drink}")]

@@ -1,4 +1,4 @@
-"""What the environment chat_template promises."""
+"""Tests of the environment chat_template."""
 
 import agentgym as ag
 from agentgym.testing import Scripted, check_env, say

@@ -1,4 +1,4 @@
-"""A game in text: find a number by its neighbors."""
+"""A text game: find a number, with hints whether a guess is too small or too large."""
 
 import random
 import re
@@ -14,14 +14,14 @@ class GameTask(ag.Task):
 
 
 def make_task(index: int) -> GameTask:
-    """Make the task of an index, always the same."""
+    """Return the task of an index, always the same."""
     number = random.Random(index).randint(1, 15)
     return GameTask(id=str(index), prompt="I think of a number from 1 to 15. Which is it?", number=number)
 
 
 @ag.register("game_template")
 class GameTemplate(ag.Env[GameTask]):
-    """Reward 1 for finding the number in four guesses, less 0.1 for each message without a guess."""
+    """Reward 1 for finding the number in four guesses, minus 0.1 for each message without a guess."""
 
     limits = ag.Limits(turns=4, seconds=60)
 
@@ -40,7 +40,7 @@ class GameTemplate(ag.Env[GameTask]):
 
 
 def oracle(task: GameTask) -> list[Reply]:
-    """Replies that solve the task, by halving; `agentgym check` and the tests play them."""
+    """Return replies that solve the task by bisection; `agentgym check` and the tests play them."""
     low, high = 1, 15
     guesses: list[int] = []
     while not guesses or guesses[-1] != task.number:

@@ -1,4 +1,4 @@
-"""What the environment game_template promises."""
+"""Tests of the environment game_template."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Write a function in a sandbox; hidden cases judge it."""
+"""Write a function in a sandbox, where hidden cases test it."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ class SandboxTask(ag.Task):
 
 
 def make_task(index: int) -> SandboxTask:
-    """Make the task of an index, always the same."""
+    """Return the task of an index, always the same."""
     times, plus = divmod(index, 10)
     prompt = (
         f"Write solution.py with a function f(x) that returns {times} times x plus {plus}. Say done when it is there."
@@ -26,9 +26,9 @@ def make_task(index: int) -> SandboxTask:
 
 @ag.register("sandbox_template")
 class SandboxTemplate(ag.ToolEnv[SandboxTask]):
-    """The share of hidden cases that the function gets right."""
+    """The reward is the fraction of hidden cases that the function gets right."""
 
-    sandbox_spec = ag.AnySandbox()  # Docker, or else bubblewrap: each attempt has a sandbox of its own, self.sandbox
+    sandbox_spec = ag.AnySandbox()  # Docker, or else bubblewrap: each attempt has its own sandbox, self.sandbox
     limits = ag.Limits(turns=6, seconds=120)
 
     @classmethod
@@ -53,6 +53,6 @@ class SandboxTemplate(ag.ToolEnv[SandboxTask]):
 
 
 def oracle(task: SandboxTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     source = f"def f(x):\n    return {task.times} * x + {task.plus}\n"
     return [call("write", source=source), say("done")]

@@ -1,5 +1,4 @@
-"""What the environment sandbox_template promises, in sandboxes of this process, and in a real sandbox where there is
-one."""
+"""Tests of the environment sandbox_template, in sandboxes of this process, and in a real one if there is one."""
 
 import pytest
 

@@ -24,5 +24,5 @@ class ToolTemplate(ag.ToolEnv[ag.Task]):
 
 
 def oracle(task: ag.Task) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     return [call("python", code=f"get({task.id})"), say(f"Answer: {VALUES[int(task.id)]}")]

@@ -1,4 +1,4 @@
-"""What the environment tool_template promises."""
+"""Tests of the environment tool_template."""
 
 import agentgym as ag
 from agentgym.testing import Scripted, check_env, say

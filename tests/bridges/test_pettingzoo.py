@@ -124,7 +124,7 @@ async def test_in_another_seat_the_others_have_moved_first_and_the_seed_is_the_e
 
 async def test_a_masked_move_is_illegal_and_the_model_moves_again() -> None:
     rollout = await ag.rollout(Stones, game(), moves("two", "two", "two", "one"))
-    assert shown(rollout)[3].startswith("error: illegal move: 'two' is none of one; after 2 more")
+    assert shown(rollout)[3].startswith("error: illegal move: 'two' is none of one; illegal moves left: 2")
     assert (rollout.reward, rollout.metrics["illegal_moves"]) == (5.0, 1.0)
 
 

@@ -82,7 +82,7 @@ def test_each_finding_says_what_to_change_and_the_exit_code_is_1(check: Check, t
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "no-op: reward 1.0 >= 1.0, {'right': 1.0}",
-        "    -> doing nothing must not be paid like a solution; pass idle_is_right=True (--idle-is-right) if it is one",
+        "    -> doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is one",
         "hello (hello.env:Hello), task '10' with its oracle: 1 finding",
     ]
     assert check("hello", "--idle-is-right").returncode == 0
@@ -107,11 +107,11 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
         ),
         (
             ("hello/env.py:Helo",),
-            "env: 'hello/env.py:Helo' is no Env class; name a subclass of ag.Env or ag.ToolEnv after the colon "
+            "env: 'hello/env.py:Helo' is not an Env class; name a subclass of ag.Env or ag.ToolEnv after the colon "
             "(did you mean 'Hello'?)",
         ),
         (("no/env.py",), "env: there is no file no/env.py; name one, as in my_env.py:Pointers"),
-        (("hello.env:Nothing",), "env: 'hello.env:Nothing' is no Env class; "),
+        (("hello.env:Nothing",), "env: 'hello.env:Nothing' is not an Env class; "),
         (("hello", "--task", "7"), "--task: none of the first 70 tasks to train has the id '7'"),
         (("hello", "--number", "70"), "--number: Hello has 70 tasks to train, and the first has the number 0"),
     ],

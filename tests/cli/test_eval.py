@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[
         (
             "check",
             ("--env.most_word", "1"),
-            "--env.most_word: Short declares no such parameter; did you mean 'most_words'?",
+            "--env.most_word: Short has no such parameter; did you mean 'most_words'?",
         ),
         ("play", ("--env.most-words", "many"), "--env.most_words: must be a valid integer"),
         ("serve", ("--env.most_words",), "serve: --env.most_words: needs a value after it"),

@@ -194,12 +194,12 @@ def test_a_stored_task_is_the_task_that_it_was(seed: int) -> None:
     [
         (
             {"a"},
-            r"^Holder\.value: a stored task has \['a'\] where this one has {'a'}; give it a type .* such as set\[str\]",
+            r"^Holder\.value: a stored task has \['a'\], but this task has {'a'}; give it a type .* such as set\[str\]",
         ),
-        ({"deep": [(1,)]}, r"^Holder\.value\.deep\.0: a stored task has \[1\] where this one has \(1,\)"),
+        ({"deep": [(1,)]}, r"^Holder\.value\.deep\.0: a stored task has \[1\], but this task has \(1,\)"),
         (b"\xff", r"^Holder\.value: .* write `model_config = pydantic\.ConfigDict\(ser_json_bytes='base64'"),
-        (np.arange(2), r"^Holder\.value: a stored task has \[0, 1\] where this one has array"),
-        ({1: 2}, r"^Holder\.value: a stored task has {'1': 2} where"),
+        (np.arange(2), r"^Holder\.value: a stored task has \[0, 1\], but this task has array"),
+        ({1: 2}, r"^Holder\.value: a stored task has {'1': 2}, but"),
     ],
 )
 def test_a_task_that_its_stored_fields_do_not_give_back_is_refused_by_field(value: Any, said: str) -> None:

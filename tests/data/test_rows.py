@@ -111,8 +111,8 @@ def test_rows_without_an_id_are_numbered_and_keep_their_numbers_in_a_slice() -> 
         ({"prompt": "text"}, "^prompt: the data has no column 'text'"),
         ({"columns": {"answer": "summ"}}, "^answer: the data has no column 'summ'; did you mean 'sum'"),
         ({"columns": {"answers": "sum"}}, "^columns: Sum has no field 'answers'; did you mean 'answer'"),
-        ({"columns": {"id": "number"}}, "^columns: 'id' has an argument of its own"),
-        ({"columns": {}}, r"^columns: no column for Sum.answer; name one, columns=\{'answer': ...\}"),
+        ({"columns": {"id": "number"}}, "^columns: 'id' has its own argument"),
+        ({"columns": {}}, r"^columns: no column for Sum.answer; pass columns=\{'answer': ...\}"),
     ],
 )
 def test_a_column_or_a_field_that_is_not_there_is_refused_before_a_row_is_read(given: Any, why: str) -> None:
@@ -128,7 +128,7 @@ def test_a_column_or_a_field_that_is_not_there_is_refused_before_a_row_is_read(g
         (iter(PLAIN), "^data: must have a length and rows by index, got list_iterator"),
         (set(), "^data: must have a length and rows by index, got set"),
         ("rows", "^data: must have a length and rows by index, got str"),
-        ([{"prompt": "x"}, 3], "^data: a row must be a dict of columns, and row 1 is 3"),
+        ([{"prompt": "x"}, 3], "^data: a row must be a dict of columns, but row 1 is 3"),
     ],
 )
 def test_what_is_no_sequence_of_rows_is_refused(data: Any, why: str) -> None:
@@ -152,5 +152,5 @@ async def test_rows_are_the_tasks_of_an_env() -> None:
 
 @pytest.mark.parametrize("source", [arrow_table, pandas_frame, polars_frame])
 def test_a_table_as_the_tasks_of_an_env_is_an_error_that_names_rows(source: Callable[[], Any]) -> None:
-    with pytest.raises(ValueError, match=r"whose \[index\] gives no row; write ag\.Rows\(it, Sum\)"):
+    with pytest.raises(ValueError, match=r"whose \[index\] does not return a row; write ag\.Rows\(table, Sum\)"):
         as_tasks(Sums, source())

@@ -70,18 +70,18 @@ def test_tasks_of_one_key_are_in_one_part() -> None:
 def test_an_id_or_a_content_in_two_parts_is_an_error_that_names_it() -> None:
     with pytest.raises(ValueError, match=r"the id '0' is in '\w+' and in '\w+'; a held-out task"):
         ag.split([Sum(id=0, prompt=f"{i}?") for i in range(40)], train=0.5, test=0.5)
-    with pytest.raises(ValueError, match=r"'\d+' in '\w+' and '\d+' in '\w+' are the same but for their ids"):
+    with pytest.raises(ValueError, match=r"'\d+' in '\w+' and '\d+' in '\w+' are equal except for their ids"):
         ag.split(tasks(*[3] * 40), train=0.5, test=0.5, by=lambda task: task.id)
 
 
 @pytest.mark.parametrize(
     ("shares", "why"),
     [
-        ({}, "shares: name two or more"),
-        ({"train": 1.0}, "shares: name two or more"),
+        ({}, "shares: pass two or more"),
+        ({"train": 1.0}, "shares: pass two or more"),
         ({"train": 0.9, "test": 0.2}, "got train=0.9, test=0.2"),
-        ({"train": 1.0, "test": 0.0}, "shares: name two"),
-        ({"train": 0.999, "test": 0.001}, "^test: none of the 3 tasks fell to it"),
+        ({"train": 1.0, "test": 0.0}, "shares: pass two"),
+        ({"train": 0.999, "test": 0.001}, "^test: got none of the 3 tasks"),
     ],
 )
 def test_shares_that_make_no_parts_are_refused(shares: dict[str, float], why: str) -> None:
@@ -122,7 +122,7 @@ def test_a_run_warns_of_a_held_out_row_that_it_trains_on(tmp_path: Path, caplog:
     run = ag.RunConfig(recipe="doubled", env="doubled", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=1)
     with caplog.at_level(logging.WARNING), hold_checked(run, Doubled, tmp_path):
         pass
-    assert "Doubled.tasks: '0' in 'train' and '7' in 'test' are the same but for their ids" in caplog.text
+    assert "Doubled.tasks: '0' in 'train' and '7' in 'test' are equal except for their ids" in caplog.text
 
 
 def test_parts_and_filters_are_sequences_of_tasks_for_a_run() -> None:
@@ -151,7 +151,7 @@ def test_a_run_warns_of_tasks_that_are_made_from_an_index_of_both_splits(
     run = ag.RunConfig(recipe="made", env="made", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=4)
     with caplog.at_level(logging.WARNING), hold_checked(run, Made, tmp_path / "both"):
         pass
-    assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were looked at ('5000'" in caplog.text
+    assert "Made.tasks: train and test share 4 ids among the 4 test tasks that were compared ('5000'" in caplog.text
     assert check_tasks(Made)[0].wrong.startswith("train and test share 10 ids among the 10 test tasks")
     caplog.clear()
     Made.test = range(9000, 9010)

@@ -138,9 +138,11 @@ async def test_a_thread_that_goes_on_after_the_grace_is_named_and_the_env_is_clo
     current_usage, env = await begin(kind, late(kind))
     assert (await current_usage).reward == 1.0
     assert env.diary == ["closed"]
-    said = [record.getMessage() for record in caplog.records if "is closed while" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "was closed while" in record.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith("Ward is closed while its thread 'agentgym-tool operate_late' still runs, at test_close.")
+    assert said[0].startswith(
+        "Ward was closed while its thread 'agentgym-tool operate_late' was still running, at test_close."
+    )
     assert said[0].endswith(" in work")
     env.free.set()
 

@@ -177,7 +177,7 @@ def test_a_registered_env_is_found_by_name() -> None:
 def test_two_envs_of_one_name_are_an_error_and_a_module_run_twice_is_not() -> None:
     ag.register("quiz")(Quiz)
     ag.register("quiz")(type("Quiz", (Quiz,), {"__module__": Quiz.__module__}))
-    with pytest.raises(ValueError, match=r"^register: 'quiz' is already .*Quiz$"):
+    with pytest.raises(ValueError, match=r"^register: 'quiz' is already registered as .*Quiz$"):
         ag.register("quiz")(Base)
 
 
@@ -190,8 +190,8 @@ def test_an_env_is_found_as_itself_or_as_module_and_class() -> None:
     ("name", "kind", "why"),
     [
         ("nothing", ValueError, r"'nothing' is not registered \(there are: .*, quiz.*\); import its module, or write"),
-        ("agentgym.environments.env:Limits", ValueError, "is no Env class"),
-        ("agentgym.environments.env:Nothing", ValueError, r"is no Env class; .* \(there are: Env\)"),
+        ("agentgym.environments.env:Limits", ValueError, "is not an Env class"),
+        ("agentgym.environments.env:Nothing", ValueError, r"is not an Env class; .* \(there are: Env\)"),
         ("no_such_module:Env", EnvError, "ModuleNotFoundError"),
     ],
 )
@@ -322,7 +322,7 @@ async def test_a_setup_that_returns_anything_is_refused_since_a_rollout_cannot_e
     rollout = await ag.rollout(Over, TASK, Scripted([say("done")]))
     assert rollout.reward is None
     assert rollout.error is not None
-    assert f"Over.setup: returned {returned!r}, and must return None: a rollout begins with a turn" in rollout.error
+    assert f"Over.setup: returned {returned!r}, but must return None: a rollout begins with a turn" in rollout.error
 
 
 async def test_no_messages_and_a_role_that_no_template_knows_are_refused_with_their_field() -> None:

@@ -74,11 +74,11 @@ async def test_in_the_second_seat_the_opponent_has_moved_first() -> None:
 async def test_an_illegal_move_is_answered_and_counted_and_one_too_many_forfeits_the_game() -> None:
     rollout = await ag.rollout(Count, game(), moves("3", "1", "2"))
     assert shown(rollout)[1] == (
-        "error: illegal move: 3 is neither 1 nor 2; after 2 more the next one forfeits the game"
+        "error: illegal move: 3 is neither 1 nor 2; illegal moves left: 2; one more than that forfeits the game"
     )
     assert (rollout.reward, rollout.metrics["illegal_moves"]) == (1.0, 1.0)
     lost = await ag.rollout(Count, game(), moves(*"3456"))
-    assert shown(lost)[-1] == "error: illegal move: 6 is neither 1 nor 2; the game is forfeited"
+    assert shown(lost)[-1] == "error: illegal move: 6 is neither 1 nor 2; you forfeit the game"
     assert (lost.reward, lost.stop_reason, lost.metrics["illegal_moves"]) == (-1.0, "illegal_moves", 4.0)
 
 
@@ -116,7 +116,7 @@ class Broken(Count):
         ("opponent", r"Broken\.opponent: RuntimeError: no move"),
         ("late", r"Broken\.opponent: TimeoutError"),
         ("illegal", r"Broken\.opponent moved '9': IllegalMove: 9 is neither 1 nor 2"),
-        ("to_move", r"Broken\.to_move returned 7; it must be None or below 2"),
+        ("to_move", r"Broken\.to_move returned 7; it must return None or a player below 2"),
     ],
 )
 async def test_a_failure_of_the_game_or_its_opponent_is_not_the_models(where: str, why: str) -> None:
@@ -182,4 +182,4 @@ async def test_the_model_is_told_the_moves_that_a_game_names_and_may_make_no_oth
     told = Named(game()).tools[0]["function"]["parameters"]["properties"]["action"]
     assert told == {"type": "string", "enum": ["1", "2"]}
     assert Count(game()).tools[0]["function"]["parameters"]["properties"]["action"] == {"type": "string"}
-    assert "illegal move: 'x' is none of 1, 2" in shown(await ag.rollout(Named, game(), moves("x")))[1]
+    assert "illegal move: 'x' is not one of 1, 2" in shown(await ag.rollout(Named, game(), moves("x")))[1]

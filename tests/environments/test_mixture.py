@@ -131,7 +131,7 @@ async def test_each_task_is_played_by_the_env_that_it_is_of_and_counted_with_it(
 
 
 async def test_a_task_of_no_member_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^task: 'chase/1' is of no member of the mixture; .* one of ones, rows"):
+    with pytest.raises(ValueError, match=r"^task: 'chase/1' belongs to no member of the mixture; .* one of ones, rows"):
         await ag.rollout(mixed(), ag.Task(id="chase/1", prompt="?"), Scripted([say("1")]))
 
 
@@ -188,7 +188,7 @@ def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() 
             {"worth": 2},
             r"^env_args\.worth: name the member in front, as in ones\.worth",
         ),
-        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones declares no such .*'worth'"),
+        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones has no such .*'worth'"),
         ({"ones": 1, "my.envs:ones": 1}, {}, r"^env: two of ones, my\.envs:ones have the name ones"),
     ],
 )

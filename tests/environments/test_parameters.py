@@ -60,7 +60,7 @@ def test_values_add_up_over_configurations_and_subclasses() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"dificulty": 3}, r"^dificulty: Adding declares no such parameter; did you mean 'difficulty'\?"),
+        ({"dificulty": 3}, r"^dificulty: Adding has no such parameter; did you mean 'difficulty'\?"),
         ({"zzz": 3}, r"^zzz: .* there are: bonus, difficulty, name, strict, tone$"),
         ({"difficulty": 10}, r"^difficulty: must be less than or equal to 9, got 10"),
         ({"difficulty": "3"}, r"^difficulty: must be a valid integer, got '3'"),
@@ -96,7 +96,7 @@ def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--env.dificulty", "3"], "--env.dificulty: Adding declares no such parameter; did you mean"),
+        (["--env.dificulty", "3"], "--env.dificulty: Adding has no such parameter; did you mean"),
         (["--env.difficulty", "ten"], "--env.difficulty: must be a valid integer"),
         (["--env.difficulty"], "--env.difficulty: needs a value after it"),
     ],
@@ -157,7 +157,7 @@ def test_a_configured_parameter_keeps_its_text() -> None:
 
 def test_a_run_refuses_arguments_that_its_env_does_not_have_before_it_begins(tmp_path: Path) -> None:
     run = replace(RECIPE, env_args={"dificulty": 3}, output_dir=tmp_path / "run")
-    with pytest.raises(ValueError, match=r"^env_args\.dificulty: Adding declares no such parameter"):
+    with pytest.raises(ValueError, match=r"^env_args\.dificulty: Adding has no such parameter"):
         asyncio.run(ag.train_policy(run))
     assert not (tmp_path / "run").exists()
 

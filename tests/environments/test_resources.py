@@ -213,7 +213,7 @@ async def test_a_rollout_that_begins_when_they_have_ended_fails_and_says_so() ->
             for _ in range(5):
                 await asyncio.sleep(0)
             failed = await ag.rollout(Dying, tasks(1)[0], answers())
-            assert "Dying.open_resources: they have ended while rollouts use them" in str(failed.error)
+            assert "Dying.open_resources: the resources ended while rollouts were using them" in str(failed.error)
 
     with pytest.raises(EnvError, match=r"Dying\.open_resources"):
         await play()
@@ -291,7 +291,7 @@ async def test_an_interrupt_that_raises_is_logged_and_changes_nothing(caplog: py
 def test_an_async_interrupt_is_refused_when_the_class_is_made() -> None:
     async def interrupt(self: Any) -> None: ...
 
-    with pytest.raises(ValueError, match=r"^Made\.interrupt: it is not awaited; make it a plain `def`"):
+    with pytest.raises(ValueError, match=r"^Made\.interrupt: is not awaited; make it a plain `def`"):
         type("Made", (Counting,), {"interrupt": interrupt})
 
 

@@ -139,7 +139,7 @@ def test_a_sequence_of_tasks_is_taken_as_it_is() -> None:
     ("tasks", "why"),
     [
         ({"train": [], "test": []}, "^tasks: give one sequence of tasks, got a mapping with the keys train, test"),
-        (ag.Task(id="t", prompt="x"), "^tasks: give a list of tasks, got the one task 't'"),
+        (ag.Task(id="t", prompt="x"), "^tasks: pass a list of tasks, got the single task 't'"),
     ],
 )
 def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_sequence_of_tasks_is_refused(tasks: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "why"), [({"id": "t", "prompt": "x"}, "answer"), ("x", "takes a Sum or a dict of its")]
+    ("row", "why"), [({"id": "t", "prompt": "x"}, "answer"), ("x", "needs a Sum or a dict of its")]
 )
 async def test_a_row_that_is_no_task_is_refused_by_its_field(row: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
@@ -170,7 +170,7 @@ async def test_rollouts_groups_and_batches_take_rows() -> None:
         ({"id": "b"}, "prompt: Field required"),
         ({"id": "b", "prompt": "x", "answer": "1", "answr": "y"}, "answr: Extra inputs are not permitted, got 'y'"),
         ({"id": "\ud800", "prompt": "x", "answer": "y"}, "id: Input should be a valid string"),
-        (None, "task: Sums takes a Sum or a dict of its fields, got None"),
+        (None, "task: Sums needs a Sum or a dict of its fields, got None"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 2])
@@ -184,7 +184,7 @@ def test_a_row_that_is_no_task_is_one_line_with_its_number(row: Any, said: str, 
 
 @pytest.mark.parametrize("given", ["abc", None, 3, (row for row in "abc"), {"a", "b"}])
 def test_what_is_neither_a_list_nor_like_one_is_refused(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"^tasks: give a sequence of tasks, such as a list, got "):
+    with pytest.raises(ValueError, match=r"^tasks: pass a sequence of tasks, such as a list, got "):
         as_tasks(Sums, given)
 
 
@@ -266,12 +266,15 @@ async def test_tasks_that_are_no_sequence_are_refused_by_the_name_of_the_method(
         def tasks(cls, split: Split) -> Any:
             return make()
 
-    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('test'\): (give|got) "):
+    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('test'\): (give|pass|got) "):
         await ag.evaluate(Wrong, Scripted([say("1")]), n=2)
-    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|got) "):
+    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|pass|got) "):
         next(iter(batches(Wrong, 2, 1, seed=0)))
-    with pytest.raises(EnvError, match=r"Wrong\.tasks\('train'\).*: (give|got) "):
+    with pytest.raises(EnvError, match=r"Wrong\.tasks\('train'\).*: (give|pass|got) "):
         task_of(Wrong, "train", 0, None)
     run = ag.RunConfig(recipe="wrong", env="wrong", model="tiny", max_steps=1, prompts_per_step=2, eval_tasks=0)
-    with pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|got) "), hold_checked(run, Wrong, tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"^Wrong\.tasks\('train'\): (give|pass|got) "),
+        hold_checked(run, Wrong, tmp_path),
+    ):
         pass

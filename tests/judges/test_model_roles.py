@@ -175,7 +175,7 @@ async def test_a_name_that_was_not_given_says_which_names_there_are_and_how_to_g
         "ag.ModelRoleConfig(",
     ):
         assert part in str(rollout.error)
-    with pytest.raises(EnvError, match="only inside a rollout"):
+    with pytest.raises(EnvError, match="only available inside a rollout"):
         Essay(TASK).model("judge")
 
 

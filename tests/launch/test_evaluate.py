@@ -331,8 +331,8 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
     settings.write_text(json.dumps(begun))
     await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)
     [said] = caplog.messages
-    assert said.startswith("resume: the env Even was (")
-    assert "sha256 000000000000) when this was begun" in said
+    assert said.startswith("resume: the env Even has changed since the start: it was (")
+    assert "sha256 000000000000) and is (" in said
     settings.write_text("{")
     with pytest.raises(ValueError, match=r"^output_dir: .*settings\.json cannot be read \("):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True)

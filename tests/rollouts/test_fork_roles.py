@@ -155,7 +155,7 @@ async def test_a_fork_is_not_moved_to_another_engine() -> None:
                 return await agent.run()
 
     rollout = await ag.rollout(Moves, TASK, Scripted([call("move"), say("so")]), models={"helper": Scripted([])})
-    assert "engine: a fork goes on in the ids of its parent" in rollout.segments[0].turns[0].env_messages[0]["content"]
+    assert "engine: a fork continues its parent's token ids" in rollout.segments[0].turns[0].env_messages[0]["content"]
 
 
 def test_the_policy_is_never_trained_on_what_another_model_sampled() -> None:

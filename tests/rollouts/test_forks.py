@@ -347,16 +347,16 @@ async def test_what_a_sub_agent_assigns_stays_with_it_and_what_it_counts_does_no
 
 async def test_forking_outside_a_rollout_is_refused_and_says_where_it_works() -> None:
     env = Desk(TASK)
-    with pytest.raises(EnvError, match="only inside a rollout"):
+    with pytest.raises(EnvError, match="only available inside a rollout"):
         env.fork("subagent")
 
 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"kind": "twig"}, "kind: 'twig' is none of"),
+        ({"kind": "twig"}, "kind: expected 'fork' or 'subagent', got 'twig'"),
         ({"kind": "fork", "tools": ["look"]}, "tools: a fork keeps"),
-        ({"kind": "subagent", "tools": ["shout"]}, "tools: 'shout' is no @tool of"),
+        ({"kind": "subagent", "tools": ["shout"]}, "tools: 'shout' is not an @ag.tool of"),
     ],
 )
 async def test_a_fork_that_means_nothing_is_refused(given: dict[str, Any], error: str) -> None:

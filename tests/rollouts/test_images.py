@@ -254,7 +254,7 @@ async def test_an_env_that_shows_images_is_checked_as_where_they_are_seen(caplog
         assert caplog.messages == []
         await check_env(Looks, SEEN, oracle=oracle, secrets=[PART["image_url"]["url"].partition(",")[2]])
         await check_env(Looks, WORDS, oracle=oracle)
-    said = "Looks shows images: it is checked as on an endpoint that sees, and it can be evaluated there alone, and not"
+    said = "Looks shows images: it is checked as on an endpoint with vision, and it can only be evaluated there, not"
     assert [message.startswith(said) for message in caplog.messages] == [True, True]
 
 
@@ -278,9 +278,13 @@ async def test_another_image_for_the_same_seed_is_found() -> None:
             return {}
 
     oracle = [call("look", how="alone"), say("a cat")]
-    with pytest.raises(AssertionError, match="seed: tool 'look' answered the same call of the same seed differently"):
+    with pytest.raises(
+        AssertionError, match="seed: tool 'look' gave different results for the same call with the same seed"
+    ):
         await check_env(Random, WORDS, oracle=oracle, shared=["drawn"])
-    with pytest.raises(AssertionError, match=r"seed: step\(\) answered the same call of the same seed differently"):
+    with pytest.raises(
+        AssertionError, match=r"seed: step\(\) gave different results for the same call with the same seed"
+    ):
         await check_env(Steps, WORDS, oracle=lambda text: say("a"))
 
 

@@ -192,8 +192,8 @@ def test_the_last_turns_come_with_their_answers() -> None:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: Window(at=None), "at: give"),
-        (lambda: Window(at=1.5), "at: must lie"),
+        (lambda: Window(at=None), "at: pass"),
+        (lambda: Window(at=1.5), "at: must be"),
         (lambda: Window(keep=0), "keep: must be at least 1"),
         (lambda: Window(turns=2, keep=2), "keep: must be less than turns"),
         (lambda: KeepLast(0), "turns: must be at least 1"),

@@ -139,7 +139,7 @@ async def test_a_last_step_that_names_its_rewards_is_not_scored_again(end: str) 
 
 
 async def test_an_instance_in_the_place_of_the_class_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^env: must be a class of Env or its name, got .*pass the class itself"):
+    with pytest.raises(ValueError, match=r"^env: must be an Env class or its name, got .*pass the class itself"):
         await ag.rollout(Desk(GOOD), GOOD, Scripted([]))  # type: ignore[arg-type]
 
 

@@ -521,4 +521,4 @@ async def test_a_rollout_whose_code_ended_its_sandbox_is_scored() -> None:
     assert (rollout.reward, rollout.failure) == (0.0, None)
     assert rollout.metrics["sandbox_killed"] == 1
     assert rollout.metrics["tool_errors"] == 1
-    assert "sandbox_killed" in str(rollout) or "[the sandbox was ended by the code that ran in it]" in str(rollout)
+    assert "sandbox_killed" in str(rollout) or "[sandbox terminated by your code]" in str(rollout)

@@ -76,7 +76,7 @@ class Provider:
 
 
 async def test_a_provider_that_does_nothing_breaks_every_promise_of_a_sandbox_and_of_a_pool() -> None:
-    with pytest.raises(AssertionError, match="Provider breaks what it owes") as raised:
+    with pytest.raises(AssertionError, match="Provider fails check_sandbox") as raised:
         await check_sandbox(Provider(Nothing()))
     lines = str(raised.value).splitlines()[1:]
     assert [line.partition(":")[0] for line in lines] == [name for name in [*CHECKS, *POOL] if name != "digest"]
@@ -87,7 +87,7 @@ async def test_a_provider_that_hangs_is_named_and_the_next_check_begins() -> Non
         async def exec(self, command: object, **_: object) -> None:
             await asyncio.Event().wait()
 
-    with pytest.raises(AssertionError, match=r"exec: it did not end within 0\.2 s") as raised:
+    with pytest.raises(AssertionError, match=r"exec: did not end within 0\.2 s") as raised:
         await check_sandbox(Provider(Hangs()), timeout_s=0.2)
     assert "\nshell: " in str(raised.value)
 
@@ -232,7 +232,7 @@ def empties_first(call: Call) -> Call:
 
 
 SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
-    "every command is well": ("exec", "exec", always_ok, "a command that fails: status: 'error' is promised, got 'ok'"),
+    "every command is well": ("exec", "exec", always_ok, "a command that fails: status: expected 'error', got 'ok'"),
     "the folder is ignored": ("exec", "exec", without("cwd"), "cwd, env and stdin: stdout: "),
     "the variables are ignored": ("exec", "exec", without("env"), "cwd, env and stdin: stdout: "),
     "the input is ignored": ("exec", "exec", without("stdin"), "cwd, env and stdin: stdout: "),
@@ -241,49 +241,49 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         "exec",
         "exec",
         invented_status,
-        "a status of agentgym.sandboxes.protocol.Status is promised, got 'f",
+        "expected a status of agentgym.sandboxes.protocol.Status, got 'f",
     ),
     "output has no limit": ("output limits", "exec", without("output_limit"), "cut output is within its limit"),
-    "fresh is ignored": ("python", "python", without("fresh"), "a fresh cell: 'False\\n' is promised, got 'True\\n'"),
-    "functions are ignored": ("functions", "python", without("functions"), "a host function: '41\\n' is promised"),
-    "every test passes": ("verify", "verify", all_pass, "the case that failed has a reason: it is not so"),
+    "fresh is ignored": ("python", "python", without("fresh"), "a fresh cell: expected 'False\\n', got 'True\\n'"),
+    "functions are ignored": ("functions", "python", without("functions"), "a host function: expected '41\\n'"),
+    "every test passes": ("verify", "verify", all_pass, "the case that failed has a reason: this is not true"),
     "names are not sorted": (
         "list",
         "list",
         reversed_names,
-        "list: ['a', 'b/', 'c'] is promised, got ['c', 'b/', 'a']",
+        "list: expected ['a', 'b/', 'c'], got ['c', 'b/', 'a']",
     ),
-    "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: FileNotFoundError is promi"),
-    "a file has no limit": ("read", "read", without("limit"), "read over the limit: ValueError is promised"),
+    "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: expected FileNotFoundError"),
+    "a file has no limit": ("read", "read", without("limit"), "read over the limit: expected ValueError"),
     "content is an error of its own": (
         "read",
         "read",
         plain_errors,
-        "a missing file: a SandboxContentError is promised, got",
+        "a missing file: expected a SandboxContentError, got",
     ),
-    "get has no limit": ("get", "get", without("limit"), "get over the limit: ValueError is promised, got the answer"),
+    "get has no limit": ("get", "get", without("limit"), "get over the limit: expected ValueError, got the result"),
     "what is left out is not said": (
         "get",
         "get",
         keeps_nothing_out,
-        "what get leaves out: ['link'] is promised, got []",
+        "the links that get leaves out: expected ['link'], got []",
     ),
-    "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: ValueError is prom"),
-    "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: ValueError is pro"),
+    "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: expected ValueError"),
+    "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: expected ValueErr"),
     "what is no snapshot empties the folder": (
         "restore",
         "restore",
         empties_first,
-        "the files after it: ['f', 'g', 'there/'] is",
+        "the files after it: expected ['f', 'g', 'there/']",
     ),
     "a branch is the sandbox itself": (
         "fork",
         "fork",
         shares,
-        "a file beside a branch: b'before' is promised, got b'br",
+        "the parent's file after a change in a branch: expected b'before', got b'br",
     ),
-    "a branch has zeros": ("fork", "fork", blanks_branches, "a large file that a branch has from before: b'\\x00\\x01"),
-    "any port is lent": ("port", "port", always_open, "a LocalAddress is promised, got None"),
+    "a branch has zeros": ("fork", "fork", blanks_branches, "a large earlier file in a branch: expected b'\\x00\\x01"),
+    "any port is lent": ("port", "port", always_open, "expected a LocalAddress, got None"),
 }
 
 
@@ -311,9 +311,9 @@ class Careless:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("open", r"open\(0\): ValueError is promised, got the answer None"),
-        ("lease", r"the files of the next lease: \[\] is promised, got \['left'\]"),
-        ("close", "a call of a sandbox after its lease: ClosedError is promised, got the answer ExecResult"),
+        ("open", r"open\(0\): expected ValueError, got the result None"),
+        ("lease", r"the files of the next lease: expected \[\], got \['left'\]"),
+        ("close", "a call of a sandbox after its lease: expected ClosedError, got the result ExecResult"),
     ],
 )
 async def test_a_careless_pool_is_named(name: str, said: str) -> None:

@@ -248,7 +248,7 @@ async def test_what_are_no_replies_is_refused_by_the_name_of_the_argument(replie
 
 
 async def test_a_noop_holds_a_reply() -> None:
-    with pytest.raises(TypeError, match=r"^noop: must hold at least one reply"):
+    with pytest.raises(TypeError, match=r"^noop: must have at least one reply"):
         await check_env(Secret, TASK, oracle=ORACLE, noop=[])
 
 

@@ -48,10 +48,10 @@ def tool_env(function: Callable[..., Any]) -> type[ag.ToolEnv[ag.Task]]:
 @pytest.mark.parametrize(
     ("function", "named"),
     [
-        (numbers, "parameter 'values': pydantic cannot read the type numpy.ndarray: "),
-        (nested, "parameter 'values': pydantic cannot read the type list"),
+        (numbers, "parameter 'values': pydantic can't read the type numpy.ndarray: "),
+        (nested, "parameter 'values': pydantic can't read the type list"),
         pytest.param(
-            pair, "parameter 'both': pydantic cannot ", marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="")
+            pair, "parameter 'both': pydantic can't ", marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="")
         ),
     ],
 )
@@ -99,7 +99,7 @@ async def test_a_type_that_is_defined_later_is_read_when_it_is_needed() -> None:
 async def test_a_type_that_is_never_defined_fails_the_rollout_with_its_tool_and_parameter() -> None:
     rollout = await ag.rollout(Absent, TASK, Scripted([say("done")]))
     assert rollout.error is not None
-    assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' cannot be looked up (NameError" in rollout.error
+    assert "tool 'pay' of Absent: parameter 'price': its type 'Decimal' can't be resolved (NameError" in rollout.error
     assert "extra_tools" not in rollout.error
 
 

@@ -118,13 +118,13 @@ def test_a_tool_may_be_called_answer_when_its_method_is_not() -> None:
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (plain, "^'look' of Quiz: overridden without @ag.tool; .* `look = None` to take it away"),
-        (property(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a property"),
-        (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a staticmethod"),
-        (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool marks a method, and this is a classmethod"),
+        (plain, "^'look' of Quiz: overridden without @ag.tool; .* `look = None` to remove it"),
+        (property(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a property"),
+        (staticmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a staticmethod"),
+        (classmethod(tool(plain)), "^'look' of Quiz: @ag.tool only works on a method, not on a classmethod"),
         (tool(silent), "^tool 'look' of Quiz: needs a docstring"),
         (tool(untyped), "^tool 'look' of Quiz: parameter 'x' needs a type annotation"),
-        (tool(positional), "^tool 'look' of Quiz: parameter 'a' is positional-only, .* take away the `/`"),
+        (tool(positional), "^tool 'look' of Quiz: parameter 'a' is positional-only, .* remove the `/`"),
         (tool(selfless), "^tool 'look' of Quiz: needs `self` as its first parameter$"),
         (tool(forgetful), "^tool 'look' of Quiz: needs `self` as its first parameter, got 'x'$"),
         (tool(yielding), "^tool 'look' of Quiz: is a plain generator"),
@@ -140,9 +140,9 @@ def test_a_tool_that_could_not_be_called_is_refused_when_the_class_is_made(part:
     ("part", "why"),
     [
         (lambda self: 1.0, "^'right' of Quiz: overridden without @ag.reward; .* `right = None`"),
-        (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward marks a method"),
+        (property(ag.reward(lambda self: 1.0)), "^'right' of Quiz: @ag.reward only works on a method"),
         (reward(forgetful), "^reward 'right' of Quiz: needs `self` as its first parameter, got 'x'$"),
-        (reward(needs_answer), "^reward 'right' of Quiz: is called with self alone, and parameter 'answer'"),
+        (reward(needs_answer), "^reward 'right' of Quiz: is called with only `self`, but parameter 'answer'"),
         (reward(yielding), "^reward 'right' of Quiz: is a generator"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_reward_that_could_not_be_called_is_refused_when_the_class_is_made(par
 @pytest.mark.parametrize(
     ("part", "why"),
     [
-        (lambda self, *given, **named: None, "is a plain `def`, and agentgym awaits it; write `async def {}"),
+        (lambda self, *given, **named: None, "is a plain `def`, but agentgym awaits it; write `async def {}"),
         (yielding_async, "is a generator"),
         (property(plain), "must be a method, got .*; write `async def {}"),
         (None, "must be a method, got None; write `async def {}"),
@@ -187,7 +187,7 @@ def test_a_decorated_async_method_is_awaited_as_it_is() -> None:
         (lambda self, split: [], "is called on the class, without an instance; write `@classmethod` above"),
         ([TASK], r"must be a method of the class, got \[.*; write `@classmethod` above"),
         (classmethod(yielding), "is a generator"),
-        (classmethod(fresh(Base.step)), "is an `async def`, and agentgym does not await it"),
+        (classmethod(fresh(Base.step)), "is an `async def`, but agentgym does not await it"),
     ],
 )
 def test_tasks_is_a_plain_method_of_the_class(part: Any, why: str) -> None:
@@ -212,15 +212,15 @@ def test_none_takes_a_tool_or_a_reward_of_a_base_away() -> None:
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^tool 'x' of Quiz: the name of two tools, 'a' and 'b'"):
+    with pytest.raises(ValueError, match=r"^tool 'x' of Quiz: two methods have this name, 'a' and 'b'"):
         env(a=tool(plain, name="x"), b=tool(other, name="x"))
 
 
 @pytest.mark.parametrize("target", ["look", 0.5, property(plain), staticmethod(plain)])
 def test_a_decorator_on_anything_but_a_method_says_how_it_is_written(target: Any) -> None:
-    with pytest.raises(TypeError, match=r"^@ag\.tool: marks a method, got .*; write `@ag\.tool`"):
+    with pytest.raises(TypeError, match=r"^@ag\.tool: expected a method, got .*; write `@ag\.tool`"):
         ag.tool(target)
-    with pytest.raises(TypeError, match=r"^@ag\.reward: marks a method, got .*`@ag\.reward\(weight=0\.5\)`"):
+    with pytest.raises(TypeError, match=r"^@ag\.reward: expected a method, got .*`@ag\.reward\(weight=0\.5\)`"):
         ag.reward(target)
 
 
@@ -233,13 +233,13 @@ def test_a_weight_is_a_finite_number(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
-        ({"limits": ag.Limits}, r"^Quiz\.limits: must be `ag\.Limits\(\.\.\.\)`, got the class Limits, without \(\)"),
+        ({"limits": ag.Limits}, r"^Quiz\.limits: must be `ag\.Limits\(\.\.\.\)`, got the class Limits without \(\)"),
         ({"limits": {"turns": 3}}, r"^Quiz\.limits: must be .*, got {'turns': 3}"),
         (
             {"sandbox_spec": ag.AnySandbox},
-            r"^Quiz\.sandbox_spec: must be .* `ag\.AnySandbox\(\)`, got the class AnySandbox, without \(\)",
+            r"^Quiz\.sandbox_spec: must be .* `ag\.AnySandbox\(\)`, got the class AnySandbox without \(\)",
         ),
-        ({"context": ag.Compact}, r"^Quiz\.context: must be .*, got the class Compact, without \(\)"),
+        ({"context": ag.Compact}, r"^Quiz\.context: must be .*, got the class Compact without \(\)"),
         ({"system": 3}, r"^Quiz\.system: must be text, got 3"),
     ],
 )
@@ -251,15 +251,15 @@ def test_a_setting_of_the_wrong_kind_is_refused_when_the_class_is_made(parts: di
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("sytem", "Be brief.", "sytem: is no setting of an env; did you mean 'system'?"),
-        ("sysetm", "Be brief.", "sysetm: is no setting of an env; did you mean 'system'?"),
-        ("limit", ag.Limits(turns=3), "limit: is no setting of an env; did you mean 'limits'?"),
-        ("contxt", ag.Window(), "contxt: is no setting of an env; did you mean 'context'?"),
-        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek: is no setting of an env; did you mean 'sandbox_spec'?"),
+        ("sytem", "Be brief.", "sytem: is not an env setting; did you mean 'system'?"),
+        ("sysetm", "Be brief.", "sysetm: is not an env setting; did you mean 'system'?"),
+        ("limit", ag.Limits(turns=3), "limit: is not an env setting; did you mean 'limits'?"),
+        ("contxt", ag.Window(), "contxt: is not an env setting; did you mean 'context'?"),
+        ("sandbox_spek", ag.AnySandbox(), "sandbox_spek: is not an env setting; did you mean 'sandbox_spec'?"),
         (
             "sandbox",
             ag.AnySandbox(),
-            "sandbox: is the leased sandbox of a rollout; its kind is declared as `sandbox_spec = ...`",
+            "sandbox: is a rollout's leased sandbox; declare the kind of sandbox as `sandbox_spec = ...`",
         ),
     ],
 )
@@ -304,12 +304,12 @@ def test_the_limit_of_seconds_is_a_number(value: Any) -> None:
 def test_register_without_a_name_or_on_no_env_says_how_it_is_written() -> None:
     with pytest.raises(TypeError, match=r'^register: needs a name, write `@ag\.register\("name"\)`'):
         ag.register(Base)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^register: 'fn' marks an env class, got <function"):
+    with pytest.raises(TypeError, match=r"^register: 'fn' can only name an env class, got <function"):
         ag.register("fn")(plain)  # type: ignore[type-var]
 
 
 def test_an_instance_is_no_env() -> None:
-    with pytest.raises(ValueError, match=r"^env: must be a class of Env or its name, got "):
+    with pytest.raises(ValueError, match=r"^env: must be an Env class or its name, got "):
         find_env(Base(TASK))  # type: ignore[arg-type]
 
 
@@ -319,7 +319,7 @@ def test_an_env_without_any_reward_says_so_once(caplog: pytest.LogCaptureFixture
 
     for _ in range(2):
         Unscored(TASK)
-    said = "Unscored has no @ag.reward and overrides neither score nor step: every rollout has the reward 0.0"
+    said = "Unscored has no @ag.reward and overrides neither score nor step, so every rollout has the reward 0.0"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

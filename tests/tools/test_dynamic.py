@@ -187,10 +187,10 @@ async def test_a_sub_agent_has_no_others_than_those_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([made("declared")], "ValueError: 'declared' is the name of a declared tool, too"),
+        ([made("declared")], "ValueError: 'declared' is also the name of a declared tool"),
         ([made(), made()], "ValueError: 'look' is the name of two tools"),
         (made(), "TypeError: must return a list of agentgym.tools.DynamicTool, got DynamicTool("),
-        ([search], "TypeError: must return a list of agentgym.tools.DynamicTool, got one with <function search"),
+        ([search], "TypeError: must return a list of agentgym.tools.DynamicTool, got a list with <function search"),
         (None, "TypeError: must return a list of agentgym.tools.DynamicTool, got None"),
     ],
 )
@@ -207,11 +207,11 @@ async def test_what_cannot_be_offered_fails_the_rollout_and_is_named(given: Any,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"name": ""}, "name: must be a word"),
+        ({"name": ""}, "name: must be a non-empty string"),
         ({"description": None}, "tool 'look': description: must be text, got None"),
         ({"call": "search"}, "tool 'look': call: must be a function, got 'search'"),
-        ({"parameters": {"query": "string"}}, "tool 'look': parameters: must be the schema of an object"),
-        ({"parameters": {"type": "object", "x": {1, 2}}}, "tool 'look': parameters: are no JSON"),
+        ({"parameters": {"query": "string"}}, "tool 'look': parameters: must be the JSON schema of an object"),
+        ({"parameters": {"type": "object", "x": {1, 2}}}, "tool 'look': parameters: are not valid JSON"),
         ({"timeout_s": 0}, "timeout_s: must be positive"),
         ({"timeout_s": math.nan}, "timeout_s: must be positive"),
         ({"parallel": "yes"}, "parallel: must be True or False"),
@@ -237,7 +237,7 @@ async def test_arguments_are_checked_by_the_schema() -> None:
 @needs_jsonschema
 def test_of_many_errors_the_model_reads_some_and_the_number_of_the_others() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "integer"}}
-    with pytest.raises(ValueError, match=r"e4: .*; and 3 more$"):
+    with pytest.raises(ValueError, match=r"e4: .*; and 3 more errors$"):
         DynamicTool("find", "", schema, search).bind({f"e{i}": "x" for i in range(8)})
 
 
@@ -260,15 +260,18 @@ def find(**parameters: Any) -> DynamicTool:
     [
         (
             {"properties": {"q": {"$ref": "http://127.0.0.1:9/s.json"}}},
-            r"\$ref: 'http://127.0.0.1:9/s.json' leads nowhere",
+            r"\$ref: 'http://127.0.0.1:9/s.json' does not exist in the schema",
         ),
-        ({"properties": {"q": {"$ref": "#/$defs/q"}}}, r"\$ref: '#/\$defs/q' leads nowhere"),
-        ({"properties": {"q": {"$ref": "#/type"}}}, r".*leads to 'object', which is no schema"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, r"\$ref: '#/\$defs/a' leads back to itself"),
-        ({"allOf": [{"anyOf": [{"$ref": "#"}]}]}, r"\$ref: '#' leads back to itself"),
-        ({"properties": {"q": {"pattern": "(?=a)b"}}}, r"pattern: '\(\?=a\)b' cannot be .* \(look-around"),
-        ({"patternProperties": {r"(a)\1": {}}}, r".*cannot be .* \(backreferences"),
-        ({"patternProperties": {"a": {}}, "unevaluatedProperties": False}, "unevaluatedProperties: cannot stand with"),
+        ({"properties": {"q": {"$ref": "#/$defs/q"}}}, r"\$ref: '#/\$defs/q' does not exist in the schema"),
+        ({"properties": {"q": {"$ref": "#/type"}}}, r".*points to 'object', which is not a schema"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, r"\$ref: '#/\$defs/a' refers back to itself"),
+        ({"allOf": [{"anyOf": [{"$ref": "#"}]}]}, r"\$ref: '#' refers back to itself"),
+        ({"properties": {"q": {"pattern": "(?=a)b"}}}, r"pattern: '\(\?=a\)b' can't be .* \(look-around"),
+        ({"patternProperties": {r"(a)\1": {}}}, r".*can't be .* \(backreferences"),
+        (
+            {"patternProperties": {"a": {}}, "unevaluatedProperties": False},
+            "unevaluatedProperties: can't be combined with",
+        ),
     ],
 )
 def test_a_schema_that_fits_nothing_or_takes_for_ever_is_refused_when_the_tool_is_made(
@@ -319,12 +322,12 @@ def test_arguments_that_take_too_many_steps_or_levels_are_refused_for_the_model(
     nested: dict[str, Any] = {"op": "nor"}
     for _ in range(20):
         nested = {"op": "not", "of": nested}
-    with pytest.raises(WrongArguments, match="take more than 5,000 steps to check"):
+    with pytest.raises(WrongArguments, match="the check needs more than 5,000 steps"):
         find(properties={"q": {"$ref": "#/$defs/any"}}, **{"$defs": {"any": {"anyOf": either}}}).bind({"q": nested})
     deep: dict[str, Any] = {}
     for _ in range(500):
         deep = {"of": deep}
-    with pytest.raises(WrongArguments, match="nest too deeply"):
+    with pytest.raises(WrongArguments, match="nested too deeply"):
         find(properties={"of": {"$ref": "#"}}).bind(deep)
     with pytest.raises(WrongArguments, match="too large"):
         find(properties={"n": {"multipleOf": 0.1}}).bind({"n": 10**400})
@@ -448,12 +451,12 @@ def listed(*where: str) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        (Binder, TypeError, "takes functions and objects, got the class Binder"),
-        (math, TypeError, "takes functions and objects, got the module math"),
+        (Binder, TypeError, "expected functions and objects, got the class Binder"),
+        (math, TypeError, "expected functions and objects, got the module math"),
         (3.5, ValueError, "tool 'as_integer_ratio'|has no public method"),
         (Untold(), ValueError, "tool 'look' of Untold: needs a docstring"),
         (Untyped(), ValueError, "tool 'look' of Untyped: parameter 'where' needs a type annotation"),
-        (listed, ValueError, "tool 'listed': parameter 'where' must be named"),
+        (listed, ValueError, "tool 'listed': parameter 'where' must be a named parameter"),
         (math.sqrt, ValueError, "tool 'sqrt': parameter 'x' is positional-only"),
         (functools.partial(search, n=2), ValueError, "partial has no public method"),
     ],
@@ -464,7 +467,7 @@ def test_what_can_be_no_tool_is_refused_by_name(source: Any, error: type[Excepti
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ValueError, match="names: 'shred' is none of write, read, help"):
+    with pytest.raises(ValueError, match="names: 'shred' is not one of the tools: write, read, help"):
         tools_of(Notes(), names=["shred"])
     with pytest.raises(TypeError, match=r"names: must be a list of names, such as \['read'\]"):
         tools_of(Notes(), names="read")

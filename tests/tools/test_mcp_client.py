@@ -98,7 +98,7 @@ async def test_a_servers_tools_are_called_in_a_session_of_the_rollout(
     rollout = await played(desk(env={"DESK": "oak"}, wait_s=0.05), sound, seen, wrong)
     assert rollout.error is None
     assert told(rollout, 0)[:3] == ["5", "x", "x y"]
-    assert told(rollout, 0)[3].startswith("[image/png that is not shown: data: starts with b'pixels', so it isn't")
+    assert told(rollout, 0)[3].startswith("[image/png, not shown: data: starts with b'pixels', so it isn't")
     assert told(rollout, 1) == ["not set", "oak", "a b c"]
     assert told(rollout, 2) == [
         "error: wrong arguments for tool 'add': a: 'two' is not of type 'integer'; "
@@ -117,13 +117,13 @@ async def test_images_of_results_are_shown_to_a_model_that_sees(no_leaks: None) 
     assert rollout.error is None
     photo, torn, note = told(rollout)
     assert photo == [{"type": "text", "text": "a desk"}, ag.Image(PNG).part]  # type: ignore[comparison-overlap]
-    assert torn.startswith("[image/png that is not shown: data: starts with b'pixels'")
+    assert torn.startswith("[image/png, not shown: data: starts with b'pixels'")
     assert note == "x"
 
 
 async def test_images_of_results_are_named_where_that_is_asked_for_and_else_refused_where_nobody_sees() -> None:
     named = await played(desk(images=False), call("photo"))
-    assert told(named) == ["a desk\n[image/png that is not shown]"]
+    assert told(named) == ["a desk\n[image/png, not shown]"]
     refused = await played(desk(), call("photo"))
     assert "contains an image, but this engine supports only text" in str(refused.error)
     with pytest.raises(ValueError, match=r"^images: must be True or False, got 'no'"):
@@ -141,8 +141,8 @@ async def test_a_pattern_with_look_ahead_is_left_to_the_server_which_is_said_onc
         assert (sound, refused) == ("locked", "error: Error executing tool lock: oak has no digit")
         assert wrong.startswith("error: wrong arguments for tool 'lock': times: 'x' is not of type 'integer'")
     assert [line for line in caplog.messages if "pattern" in line] == [
-        f"the MCP server {sys.executable} {SCRIPT} unsaid: tool 'lock': the pattern of word cannot be searched for in "
-        "linear time; it is not checked here, only by the server"
+        f"the MCP server {sys.executable} {SCRIPT} unsaid: tool 'lock': the pattern of word can't be matched in linear "
+        "time; it is checked only by the server, not here"
     ]
     (shown,) = [tool for tool in last[-1].tools if tool["function"]["name"] == "lock"]
     assert shown["function"]["parameters"]["properties"]["word"]["pattern"] == r"^(?=.*\d)\w+$"
@@ -176,7 +176,7 @@ async def test_the_call_in_which_a_server_ends_is_a_failed_one_the_next_fails_th
     assert list(tools) == ["add", "note", "die"]
     assert (tools["add"].description, tools["add"].parallel) == ("Add two numbers.", True)
     server.names = ["subtract"]
-    with pytest.raises(EnvError, match=r"names: 'subtract' is no tool of .* it has add, note, fail"):
+    with pytest.raises(EnvError, match=r"names: 'subtract' is not a tool of .* its tools are add, note, fail"):
         await server.open()
     await server.close()
     with pytest.raises(EnvError, match=r"mcp_script\.py has been closed"):
@@ -186,9 +186,9 @@ async def test_the_call_in_which_a_server_ends_is_a_failed_one_the_next_fails_th
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"command": ["no-such-program"]}, "the MCP server no-such-program does not open: FileNotFoundError"),
-        ({"command": [sys.executable, "-c", ""]}, "does not open: MCPError"),
-        ({"command": MUTE, "open_timeout_s": 0.2}, "does not open: no tool list after 0.2 s"),
+        ({"command": ["no-such-program"]}, "the MCP server no-such-program did not open: FileNotFoundError"),
+        ({"command": [sys.executable, "-c", ""]}, "did not open: MCPError"),
+        ({"command": MUTE, "open_timeout_s": 0.2}, "did not open: no tool list after 0.2 s"),
     ],
 )
 async def test_a_server_that_does_not_open_fails_the_rollout(
@@ -226,13 +226,13 @@ def test_a_session_that_nobody_closed_ends_with_its_event_loop(no_leaks: None) -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "command, url: give one of them"),
-        ({"command": ["x"], "url": "http://x"}, "command, url: give one of them"),
+        ({}, "command, url: pass exactly one of them"),
+        ({"command": ["x"], "url": "http://x"}, "command, url: pass exactly one of them"),
         ({"command": "uvx server"}, "command: must be a list"),
         ({"command": []}, "command: must be a list"),
         ({"url": "localhost:8000"}, "url: must begin with http"),
-        ({"url": "http://x", "env": {}}, "env: is for a command"),
-        ({"command": ["x"], "headers": {}}, "headers: are for a url"),
+        ({"url": "http://x", "env": {}}, "env: only applies to a command"),
+        ({"command": ["x"], "headers": {}}, "headers: only apply to a url"),
         ({"command": ["x"], "timeout_s": 0}, "timeout_s: must be positive"),
         ({"command": ["x"], "open_timeout_s": -1}, "open_timeout_s: must be positive"),
     ],

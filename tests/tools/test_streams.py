@@ -126,8 +126,8 @@ async def test_behind_a_decorator_it_is_read_in_one_too() -> None:
 async def test_what_it_said_before_it_failed_is_read_behind_the_error() -> None:
     shop = Shop(TASK)
     late, refused = await dispatch(shop, "late", {}), await dispatch(shop, "refuse", {})
-    assert late.content == "error: tool 'late' timed out after 0.05 s\nIt had said before:\nbegun"
-    assert refused.content == "error: no more parts\nIt had said before:\nbegun"
+    assert late.content == "error: tool 'late' timed out after 0.05 s\nOutput before the error:\nbegun"
+    assert refused.content == "error: no more parts\nOutput before the error:\nbegun"
     assert (late.failed, refused.failed, shop.closed) == (True, False, 1)
 
 
@@ -149,12 +149,15 @@ def test_a_stream_that_a_tool_returns_has_the_time_that_the_tool_has_left() -> N
 
     seconds, content = run_in_virtual_time(play())
     assert seconds == pytest.approx(10)
-    assert content == "error: tool 'soon' timed out after 10 s\nIt had said before:\nbegun"
+    assert content == "error: tool 'soon' timed out after 10 s\nOutput before the error:\nbegun"
 
 
 async def test_only_text_is_yielded() -> None:
     result = await dispatch(Shop(TASK), "count", {})
-    assert result.content == "error: tool 'count' failed: TypeError: it yielded 1; yield text, or ag.Stop at the end"
+    assert (
+        result.content
+        == "error: tool 'count' failed: TypeError: the tool yielded 1; yield text, and ag.Stop only at the end"
+    )
 
 
 async def test_a_stop_that_is_yielded_ends_the_tool_and_the_rollout() -> None:

@@ -148,7 +148,7 @@ async def test_an_unknown_tool_is_answered_with_the_tools_there_are() -> None:
 async def test_bad_empty_or_missing_json_is_answered_as_invalid_json_with_the_name_of_the_tool(text: str) -> None:
     result = await run("search", text)
     assert result.malformed
-    assert "invalid JSON in the call of tool 'search'" in result.content
+    assert "invalid JSON in the call to tool 'search'" in result.content
 
 
 @pytest.mark.parametrize(

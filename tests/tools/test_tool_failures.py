@@ -164,7 +164,7 @@ async def test_a_sandbox_that_its_own_code_ended_is_an_answer_that_the_model_rea
         result = await dispatch(env, "end", {})
     finally:
         await env.close()
-    assert (result.content, result.error) == ("[the sandbox was ended by the code that ran in it]", True)
+    assert (result.content, result.error) == ("[sandbox terminated by your code]", True)
     assert not env.tool_failures
 
 
@@ -178,7 +178,9 @@ async def test_a_result_that_json_cannot_say_is_a_tool_message_and_the_rollout_g
     rollout = await ag.rollout(Desk, TASK, Scripted([call("give", kind=kind), say("done")]))
     assert (rollout.error, rollout.reward, len(rollout.messages)) == (None, 1.0, 2)
     content = (await run("give", {"kind": kind})).content
-    assert content.startswith("error: tool 'give' failed: TypeError: it returned what is neither text nor JSON: ")
+    assert content.startswith(
+        "error: tool 'give' failed: TypeError: the tool returned a value that is neither text nor JSON: "
+    )
     assert " at 0x" not in content
 
 
@@ -202,7 +204,9 @@ async def test_a_plain_tool_that_raises_a_cancellation_cancels_nobody() -> None:
 
 
 async def test_an_error_that_cannot_say_its_text_is_a_tool_message_all_the_same() -> None:
-    assert (await run("nameless")).content == "error: tool 'nameless' failed: Nameless: (its text raised RuntimeError)"
+    assert (
+        await run("nameless")
+    ).content == "error: tool 'nameless' failed: Nameless: (its __str__ raised RuntimeError)"
 
 
 async def test_a_tools_exception_is_logged_once_with_the_line_of_the_users_code(

@@ -131,7 +131,8 @@ def test_the_users_own_names_and_values_are_kept_where_they_are_called_title() -
 
 
 @pytest.mark.parametrize(
-    ("function", "why"), [(silent, "docstring"), (untyped, "'x' needs a type"), (many, "'xs' must be named")]
+    ("function", "why"),
+    [(silent, "docstring"), (untyped, "'x' needs a type"), (many, "'xs' must be a named parameter")],
 )
 def test_a_tool_the_model_could_not_call_is_refused_by_name(function: Any, why: str) -> None:
     owner = type("Owner", (), {"broken": ag.tool(function)})

@@ -32,18 +32,20 @@ from agentgym.types.task import Task
 log = logging.getLogger(__name__)
 
 BROKEN_CALL = raw('<tool_call>\n{"name": oops\n</tool_call>')
-ONLY = "it can be evaluated there alone, and not trained"
-CANCEL_CHANGE = "let asyncio.CancelledError pass (`except Exception` does, `except:` and `except BaseException` do not)"
+ONLY = "it can only be evaluated there, not trained"
+CANCEL_CHANGE = (
+    "let asyncio.CancelledError propagate (`except Exception` does, `except:` and `except BaseException` do not)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The arguments of `check_env`, which explains each."""
+    """The arguments of `check_env`, which documents them."""
 
     cls: type[Env[Any]]
     task: Task
     oracle: Sequence[Reply] | ReplyPolicy | None
-    """None plays only the parts that need no solution."""
+    """None runs only the parts that need no solution."""
     noop: Sequence[Reply] | ReplyPolicy
     sandboxes: SandboxPool | None = None
     threshold: float
@@ -57,7 +59,7 @@ class Settings:
 
 
 class EnvCheck(Coroutine[Any, Any, None]):
-    """The coroutine of a check; it is listed until it is awaited, so that a missing `await` is found."""
+    """A check's coroutine; it is listed until it is awaited, so that a missing `await` is found."""
 
     unawaited: ClassVar[list["EnvCheck"]] = []
 
@@ -90,7 +92,7 @@ class EnvCheck(Coroutine[Any, Any, None]):
 
 
 def forgotten() -> list[str]:
-    """Return the names of the envs whose check was made and never awaited, and close these checks."""
+    """Return the names of the envs whose check was created and never awaited, and close these checks."""
     names = [check.name for check in EnvCheck.unawaited]
     for check in list(EnvCheck.unawaited):
         check.close()
@@ -103,7 +105,7 @@ async def run_checks(settings: Settings) -> None:
 
 
 async def find_mistakes(settings: Settings) -> list[Finding]:
-    """Run every check, and return the findings, each once."""
+    """Run every check, and return the findings without duplicates."""
     findings = check_class(settings.cls)
     if not findings:
         findings = check_tasks(settings.cls)
@@ -118,7 +120,7 @@ async def find_mistakes(settings: Settings) -> list[Finding]:
 
 
 def _check_left(left: Sequence[str]) -> Iterator[Finding]:
-    """Yield one finding for each kind of thing that the rollouts left; every rollout may have left one."""
+    """Yield one finding for each kind of thing that the rollouts left behind; every rollout may have left one."""
     kinds: dict[str, list[str]] = {}
     for line in left:
         kinds.setdefault(line.split()[1], []).append(line)
@@ -128,7 +130,7 @@ def _check_left(left: Sequence[str]) -> Iterator[Finding]:
 
 
 async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
-    """Play everything that is checked, and again with an engine that sees images if the env shows one."""
+    """Run all the checked rollouts, and again with an engine that sees images if the env shows one."""
     async with AsyncExitStack() as stack:
         sandboxes, no_sandbox = await stack.enter_async_context(_sandboxes(settings.cls, settings.sandboxes))
         stage = Stage(settings.cls, settings.task, sandboxes, settings.models, sees=sees)
@@ -142,14 +144,14 @@ async def _played(settings: Settings, *, sees: bool = False) -> list[Finding]:
         findings += await _check_cancel(settings, stage, solved)
         findings += await check_hostile(stage, settings.oracle, settings.noop, plays)
     if stage.shows_images and not sees:
-        log.warning("%s shows images: it is checked as on an endpoint that sees, and %s", settings.cls.__name__, ONLY)
+        log.warning("%s shows images: it is checked as on an endpoint with vision, and %s", settings.cls.__name__, ONLY)
         return await _played(settings, sees=True)
     findings += check_hidden(settings.task, settings.secrets, plays)
     return [*findings, *_check_rewards(settings, plays), *_check_closed(plays)]
 
 
 async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[list[Finding], list[ObservedRollout]]:
-    """Play the oracle, and again if that went well; return the findings and the plays, none without an oracle."""
+    """Run the oracle, and again if that succeeded; return the findings and the rollouts, none without an oracle."""
     if settings.oracle is None:
         return [], []
     first = await stage.run("oracle", Scripted(settings.oracle))
@@ -164,8 +166,7 @@ async def _solved(settings: Settings, stage: Stage, no_sandbox: str) -> tuple[li
 async def _sandboxes(
     cls: type[Env[Any]], sandboxes: SandboxPool | None
 ) -> AsyncIterator[tuple[SandboxPool | None, str]]:
-    """Yield the given sandboxes, a pool of what the env declares, or fake sandboxes; and the reason for fake ones, or
-    ""."""
+    """Yield the given sandboxes, a pool of the env's own kind, or fake ones, and the reason for fake ones or ""."""
     if sandboxes is not None or (cls.sandbox_spec is None and not chooses(cls)):
         yield sandboxes, ""
         return
@@ -175,7 +176,7 @@ async def _sandboxes(
         except (SandboxError, ImportError) as error:
             found, reason = (
                 FakeSandboxPool(),
-                f"no sandbox of {cls.__name__} can be had here ({error}), a FakeSandbox was used",
+                f"no sandbox of {cls.__name__} could be started here ({error}), so a FakeSandbox was used",
             )
             warnings.warn(f"check_env: {reason}", stacklevel=2)
         yield found, reason
@@ -189,42 +190,42 @@ def _check_oracle(settings: Settings, play: ObservedRollout, no_sandbox: str) ->
         if message["role"] == "tool" and text_of(message["content"]).startswith("error: ")
     ]
     if play.error is not None and not play.bad_rewards:
-        change = no_sandbox or "make the oracle's script play to the end"
+        change = no_sandbox or "fix the env or the oracle's replies, so that the rollout finishes"
         yield Finding("oracle", f"the rollout failed: {play.error}", change)
     elif play.reward is not None and play.reward < settings.threshold:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
         cases = play.rollout.failed_cases if play.rollout is not None else {}
-        hint = "look at what its tools answered" + (f": {failed[-1]:.300}" if failed else "")
+        hint = "check what its tools returned" + (f": {failed[-1]:.300}" if failed else "")
         if cases:
             name, why = next(iter(cases.items()))
-            hint = f"look at why {len(cases)} of its hidden cases failed, such as {name!r:.100}: {why:.300}"
+            hint = f"check why {len(cases)} of its hidden cases failed, such as {name!r:.100}: {why:.300}"
         yield Finding("oracle", f"reward {play.reward} < {settings.threshold}, {scores}", no_sandbox or hint)
     for text in failed:
         yield from _check_failure(text, no_sandbox)
 
 
 def _check_failure(text: str, no_sandbox: str) -> Iterator[Finding]:
-    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is no finding."""
+    """Yield a finding for a tool that timed out or raised; a ToolError is meant for the model and is not a finding."""
     late = re.fullmatch(r"(tool '.*') timed out after (.*)", text)
     broken = re.match(r"(tool '[^']*') failed: (.*)", text, re.DOTALL)
     if late is not None:
-        wrong = f"{late[1]} took longer than its {late[2]} in the oracle's play"
+        wrong = f"{late[1]} took longer than its limit of {late[2]} in the oracle's rollout"
         yield Finding("timeout", wrong, "raise its timeout_s, or make it faster")
     elif broken is not None:
-        change = "fix the tool, or raise ag.ToolError if the model is meant to read that"
-        yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's play", no_sandbox or change)
+        change = "fix the tool, or raise ag.ToolError if the model should read this message"
+        yield Finding("tool", f"{broken[1]} raised {broken[2]:.300} in the oracle's rollout", no_sandbox or change)
 
 
 async def _again(
     settings: Settings, oracle: Sequence[Reply] | ReplyPolicy, stage: Stage, first: ObservedRollout
 ) -> tuple[list[Finding], ObservedRollout]:
-    """Play the oracle again, to find what differs, what is shared, what blocks, and a score that changes."""
+    """Run the oracle again, to find differences, shared state, blocking code, and a score that changes."""
     before = shared_state(stage.cls)
     with StallWatch(settings.cls, settings.block_limit_s) as stalls:
         second = await stage.run("oracle-again", Scripted(oracle), score_twice=True)
     findings = compare(first, second) if settings.repeatable else list(failed_again(second))
     if not findings and (settings.repeatable or second.second_score_failed):
-        change = "a reward must not change what it looks at; remember its first result in self"
+        change = "a reward must not change the state that it reads; or save its first result in self"
         failed = [f"the second time raised {second.second_score_failed}"] if second.second_score_failed else []
         findings = [Finding("reward", f"scored twice, {text}", change) for text in [*failed, *second.changed_scores]]
     findings += compare_state(before, shared_state(stage.cls), settings.cls.__name__, settings.shared)
@@ -242,9 +243,7 @@ async def _check_noop(settings: Settings, stage: Stage) -> tuple[list[Finding], 
     if play.reward is not None and play.reward >= settings.threshold and not settings.idle_is_right:
         scores = dict(play.rollout.rewards) if play.rollout is not None else {}
         wrong = f"reward {play.reward} >= {settings.threshold}, {scores}"
-        change = (
-            "doing nothing must not be paid like a solution; pass idle_is_right=True (--idle-is-right) if it is one"
-        )
+        change = "doing nothing must earn less than a solution; pass idle_is_right=True (--idle-is-right) if it is one"
         return [Finding("no-op", wrong, change)], play
     return [], play
 
@@ -256,15 +255,17 @@ async def _check_broken_call(settings: Settings, stage: Stage) -> tuple[list[Fin
         return [], play
     if play.error is not None:
         wrong = f"a malformed call ended the rollout with an error: {play.error}"
-        return [Finding("malformed call", wrong, "answer it with a message, as ToolEnv.step does")], play
+        return [Finding("malformed call", wrong, "respond to it with a message, as ToolEnv.step does")], play
     if settings.cls.limits.turns > 1 and stage.offers_tools:
         wrong = "a malformed call ended the rollout"
-        return [Finding("malformed call", wrong, "go on, with a tool message that says what was wrong")], play
+        return [
+            Finding("malformed call", wrong, "continue the rollout, with a tool message that says what was wrong")
+        ], play
     return [], play
 
 
 async def _check_cancel(settings: Settings, stage: Stage, solved: ObservedRollout | None) -> list[Finding]:
-    """Cancel rollouts at the engine, in reset, and in each tool and reward that waits, and see that each ends."""
+    """Cancel rollouts at the engine, in reset, and in each tool and reward that waits, and check that each ends."""
     waiting = await stage.cancel_while_sampling()
     plays = [waiting]
     if waiting.error is None and not waiting.ended_as_cancelled:
@@ -283,7 +284,7 @@ async def _check_cancel(settings: Settings, stage: Stage, solved: ObservedRollou
 
 
 def _waits(oracle: ObservedRollout) -> list[tuple[int, str]]:
-    """Return the turns of the oracle's play that wait and the code that waits, each tool and reward once."""
+    """Return the turns of the oracle's rollout that wait and the code that waits, each tool and reward once."""
     found = {RESET: "reset() or setup()"} if oracle.waited_in_reset else {}
     for number, turn in enumerate(oracle.turns):
         if turn.waited_in is not None and turn.waited_in not in found.values():
@@ -309,5 +310,7 @@ def _check_closed(plays: Sequence[ObservedRollout]) -> Iterator[Finding]:
     for play in plays:
         if play.closed != 1:
             yield Finding(
-                "cancel", f"close() was called {play.closed} times", "leave the calls of close() to the runner"
+                "cancel",
+                f"close() was called {play.closed} times",
+                "don't call close() in the env; the runner calls it once",
             )

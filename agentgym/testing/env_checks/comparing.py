@@ -1,4 +1,4 @@
-"""The comparison of two plays with the same seed: differences do not come from the seed."""
+"""Comparison of two rollouts with the same seed, whose differences then don't come from the seed."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ ANYWAY = re.compile(
     r"0x[0-9a-f]+|\d+(?:\.\d+)? ?(?:s|ms|us|seconds|milliseconds)\b|\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?"
     r"|\bthread (?:id )?\d+|\bstarted (?:daemon )?\d+"
 )
-"""Texts that may differ between two plays of a sound env: addresses in memory, durations, times of day, thread ids."""
-SEED = "draw from random.Random(seed) with the seed that reset(seed=...) is given"
+"""Texts that may differ between two rollouts of a correct env: addresses, durations, times of day, thread ids."""
+SEED = "take all randomness from random.Random(seed), with the seed that reset(seed=...) gets"
 
 
 def compare(first: ObservedRollout, second: ObservedRollout) -> list[Finding]:
-    """Return the first difference between two plays of one script; rewards only if everything else is the same."""
+    """Return the first difference between two rollouts of one script; rewards only if everything else is the same."""
     if _texts(first.prompt) != _texts(second.prompt):
-        wrong = f"the same seed gave another first prompt{_shown(first.prompt, second.prompt)}"
+        wrong = f"the same seed gave a different first prompt{_shown(first.prompt, second.prompt)}"
         return [Finding("seed", wrong, SEED)]
     for before, after in zip(first.turns, second.turns, strict=False):
         if before.action != after.action:
-            return []  # The oracle itself wrote something else; the rest cannot be compared.
+            return []  # The oracle itself wrote something else; the rest can't be compared.
         if _texts(before.messages) != _texts(after.messages):
             return list(_answers(before.messages, after.messages))
     return list(_rewards(first, second))
@@ -34,12 +34,14 @@ def _answers(first: Sequence[Message], second: Sequence[Message]) -> Iterator[Fi
     for before, after in zip(first, second, strict=False):
         if _texts([before]) != _texts([after]):
             name = f"tool {before['name']!r}" if "name" in before else "step()"
-            change = f"{SEED}, or pass repeatable=False if the world itself never answers the same twice"
+            change = f"{SEED}, or pass repeatable=False if the world itself never answers twice the same way"
             yield Finding(
-                "seed", f"{name} answered the same call of the same seed differently{_shown([before], [after])}", change
+                "seed",
+                f"{name} gave different results for the same call with the same seed{_shown([before], [after])}",
+                change,
             )
             return
-    yield Finding("seed", f"step() gave {len(first)} messages, and {len(second)} for the same seed", SEED)
+    yield Finding("seed", f"step() returned {len(first)} messages, and then {len(second)} for the same seed", SEED)
 
 
 def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Finding]:
@@ -55,15 +57,17 @@ def _rewards(first: ObservedRollout, second: ObservedRollout) -> Iterator[Findin
         if before[name] != after.get(name)
     ]
     wrong = "; ".join(named) or f"the reward was {first.reward!r} and then {second.reward!r}"
-    change = f"{SEED}, or pass repeatable=False if a judge never answers the same twice"
-    yield Finding("reward", f"{wrong} for the same play of the same seed", change)
+    change = f"{SEED}, or pass repeatable=False if a judge never answers twice the same way"
+    yield Finding("reward", f"{wrong} for the same actions with the same seed", change)
 
 
 def failed_again(second: ObservedRollout) -> Iterator[Finding]:
-    """Yield a finding if a play that went well fails when it is repeated."""
+    """Yield a finding if a rollout that succeeded fails when it is repeated."""
     if second.error is not None:
-        wrong = f"the same play of the same seed failed the second time: {second.error}"
-        yield Finding("seed", wrong, "leave nothing behind that a second rollout meets, and draw from the seed alone")
+        wrong = f"the same actions with the same seed failed the second time: {second.error}"
+        yield Finding(
+            "seed", wrong, "leave nothing behind that affects a second rollout, and take all randomness from the seed"
+        )
 
 
 def _texts(messages: Sequence[Message]) -> list[Any]:
@@ -82,7 +86,7 @@ def _cut(text: str) -> str:
 
 
 def shared_state(cls: type[Env[Any]]) -> dict[str, str]:
-    """Return the attributes of the class and its bases by name, with each value as text that can be compared."""
+    """Return the attributes of the class and its bases by name, with each value as comparable text."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("agentgym.", "builtins", "typing")):
@@ -99,13 +103,13 @@ def _state(value: Any) -> str:
 
 
 def compare_state(before: dict[str, str], after: dict[str, str], name: str, shared: Sequence[str]) -> list[Finding]:
-    """Return a finding for each class attribute that a play changed and that is not in `shared`."""
+    """Return a finding for each class attribute that a rollout changed and that is not in `shared`."""
     changed = [key for key in after if before.get(key) != after[key] and key not in shared]
     return [
         Finding(
             "shared",
-            f"{name}.{key} is an attribute of the class, and a rollout changed it: all rollouts share it",
-            f"make it in __init__ (self.{key} = ...), or pass shared=[{key!r}] if they are meant to share it",
+            f"{name}.{key} is a class attribute, which all rollouts share, and a rollout changed it",
+            f"create it in __init__ (self.{key} = ...), or pass shared=[{key!r}] if they are meant to share it",
         )
         for key in changed
     ]

@@ -1,4 +1,4 @@
-"""Checks of a class and its tasks that play nothing."""
+"""Checks of a class and its tasks that need no rollout."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from agentgym.types.task import Task
 
 
 def check_class(cls: type[Env[Any]]) -> list[Finding]:
-    """Return what is wrong with the class: a tool without a schema, no reward, an override without its decorator."""
+    """Return findings about the class: a tool without a schema, no reward, or an override without its decorator."""
     owner: type = cls
     try:
         class_tools(owner)
     except ValueError as error:
-        return [Finding("tool", str(error), "the schema that the model reads is made from it")]
+        return [Finding("tool", str(error), "fix the declaration, because the model's schema is made from it")]
     return [*_check_rewards(cls), *_check_overrides(cls)]
 
 
@@ -31,7 +31,7 @@ def _check_rewards(cls: type[Env[Any]]) -> Iterator[Finding]:
         yield Finding(
             "reward",
             f"{cls.__name__} has no @ag.reward method",
-            "mark the method that scores the rollout with @ag.reward",
+            "put @ag.reward on the method that scores the rollout",
         )
 
 
@@ -43,19 +43,19 @@ def _check_overrides(cls: type[Env[Any]]) -> Iterator[Finding]:
                 if hasattr(given, mark) and inspect.isfunction(now) and not hasattr(now, mark):
                     yield Finding(
                         decorator,
-                        f"{cls.__name__}.{name} overrides a @ag.{decorator} of {base.__name__} without the decorator",
-                        f"write @ag.{decorator} above it, or the {decorator} is gone",
+                        f"{cls.__name__}.{name} overrides an @ag.{decorator} of {base.__name__} without the decorator",
+                        f"put @ag.{decorator} on it, otherwise the class loses this {decorator}",
                     )
 
 
 def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
-    """Return what is wrong with the splits: a task in both. An env without `tasks` has nothing to compare."""
+    """Return findings about the splits, such as a task in both; an env without `tasks` has nothing to compare."""
     try:
         given = [split_tasks(cls, split) for split in _SPLITS]
         train, test = ([task for task in some if isinstance(task, Task)] for some in compared(*given))
         listed = all(map(is_data, given))
         if wrong := shared_ids(train, test, listed=listed):
-            return [Finding("tasks", wrong, "no held-out task may be trained on")]
+            return [Finding("tasks", wrong, "remove test tasks from train; a held-out task must not be trained on")]
         return _check_kept([*train, *test]) or _check_contents(train, test, listed=listed)
     except NotImplementedError:
         return []
@@ -64,17 +64,19 @@ def check_tasks(cls: type[Env[Any]]) -> list[Finding]:
             Finding(
                 "tasks",
                 f"{cls.__name__}.tasks raised {_said(error)}",
-                "tasks(split) must give the tasks of both splits",
+                "tasks(split) must return the tasks of both splits",
             )
         ]
 
 
 def _check_kept(tasks: Sequence[Task]) -> list[Finding]:
-    """Return a finding for a task whose fields cannot be kept."""
+    """Return a finding if a task's fields can't be stored."""
     try:
         refuse_unkept(tasks)
     except ValueError as error:
-        return [Finding("tasks", str(error), "a run, and an evaluation that is kept, refuse it when they begin")]
+        return [
+            Finding("tasks", str(error), "a run, and an evaluation with output_dir, would raise this at their start")
+        ]
     return []
 
 
@@ -84,8 +86,8 @@ _SPLITS: tuple[Split, Split] = ("train", "test")
 def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool) -> list[Finding]:
     """Return a finding if tasks are in both splits under different ids.
 
-    In rows of data one such task is enough. Tasks that are made from their index may be equal by chance, so all of
-    those that are compared must be equal.
+    In rows of data, one such task is enough. Tasks that are made from their index may be equal by chance, so all the
+    compared ones must be equal.
     """
     columns = {type(task) for task in (*train, *test) if set(type(task).model_fields) > {"id", "prompt"}}
     pairs = list(zip(train, test, strict=False))
@@ -99,8 +101,8 @@ def _check_contents(train: Sequence[Task], test: Sequence[Task], *, listed: bool
     example = f"({pairs[0][0].id!r} and {pairs[0][1].id!r})"
     wrong = f"{len(pairs)} of {len(test)} test tasks are in train under another id {example}"
     if not listed:
-        wrong = f"the first {len(pairs)} tasks of train and test are the same but for their ids {example}"
-    return [Finding("tasks", wrong, "no held-out task may be trained on")]
+        wrong = f"the first {len(pairs)} tasks of train and test are equal except for their ids {example}"
+    return [Finding("tasks", wrong, "remove test tasks from train; a held-out task must not be trained on")]
 
 
 def _said(error: BaseException) -> str:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake of an env."""
+    """One mistake in an env."""
 
     kind: str
-    """The check that found it, as docs/environments.md lists them."""
+    """The check that found it, as listed in docs/environments.md."""
     wrong: str
     """What is wrong."""
     change: str
-    """What the author of the env should change."""
+    """The change that the env's author should make."""
 
     def __str__(self) -> str:
         return " ".join(f"{self.kind}: {self.wrong}: {self.change}".splitlines())
@@ -26,5 +26,5 @@ def report(name: str, findings: Sequence[Finding]) -> None:
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """Return how many findings there are, in words."""
+    """Return the number of findings, as words."""
     return "1 finding" if len(findings) == 1 else f"{len(findings)} findings"

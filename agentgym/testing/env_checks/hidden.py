@@ -1,4 +1,4 @@
-"""The search for secrets in the texts that the model reads."""
+"""Search for secrets in the texts that the model reads."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,18 +10,18 @@ from agentgym.types.messages import Message, text_of
 from agentgym.types.task import Task
 
 CHECKS = ("solution", "check", "hidden", "hidden_tests", "verifier")
-"""Fields of a task that no prompt and no tool may show if they hold at least `LONG` characters of text."""
+"""Task fields that no prompt and no tool may show, if they hold at least `LONG` characters of text."""
 ANSWERS = ("answer", "answers", "expected", "gold", "secret", *CHECKS)
-"""Fields that no exception of a tool may show. A tool's answer may: a tool is there to find the answer."""
+"""Fields that no tool exception may show. A tool's result may, because a tool is there to find the answer."""
 LONG = 8
-CHANGE = "keep it out of what tools return and raise, and out of files that the sandbox can read"
+CHANGE = "keep it out of prompts, tool results, error messages, and files that the sandbox can read"
 
 
 def check_hidden(task: Task, secrets: Sequence[str], plays: Iterable[ObservedRollout]) -> list[Finding]:
-    """Return a finding for each secret and place in which the model reads it before it wrote it itself.
+    """Return a finding for each secret, and each place where the model reads it before it wrote it itself.
 
-    `secrets`, and a check or solution in a field of the task, must be in no message at all; an answer must be in no
-    exception text. Text in the task's own prompt is not secret.
+    `secrets`, and a check or solution in a field of the task, must not be in any message; an answer must not be in any
+    exception text. Text in the task's own prompt isn't secret.
     """
     found: dict[str, Finding] = {}
     for play in plays:
@@ -45,7 +45,7 @@ def _all(task: Task, secrets: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
-    """Return where the model first reads the secret; None if it does not, or had written it before."""
+    """Return where the model first reads the secret, or None if it never does or had written it before."""
     if anywhere and any(_holds(text_of(message["content"]), secret) for message in play.prompt):
         return "the first prompt"
     for turn in play.turns:
@@ -53,7 +53,7 @@ def _place(play: ObservedRollout, secret: str, *, anywhere: bool) -> str | None:
             return None
         for message in turn.messages:
             if _holds(text_of(message["content"]), secret) and (anywhere or _is_exception(message)):
-                return f"the answer of tool {message['name']!r}" if "name" in message else "the answer of step()"
+                return f"a result of tool {message['name']!r}" if "name" in message else "a message of step()"
     return None
 
 

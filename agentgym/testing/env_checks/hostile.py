@@ -1,4 +1,4 @@
-"""The check that nothing a policy says or leaves in its sandbox makes the env raise, which would cost the reward."""
+"""Check that no text or sandbox content of a policy makes the env raise, which would cost the rollout its reward."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from agentgym.types.messages import ToolCall, text_of
 from agentgym.types.rollout import Rollout
 
 CHANGE = (
-    "score whatever the policy left behind, and return 0.0 for this; an exception leaves the rollout without a reward, "
-    "and a policy learns to provoke it"
+    "score this content as 0.0 instead of raising an exception; a rollout that raises has no reward, and a policy "
+    "learns to provoke that"
 )
 NOT_OF_THE_ENV = tuple(kind.__name__ for kind in (SandboxError, EngineError, MachineError))
 
@@ -33,12 +33,12 @@ class Raised:
         self.met: dict[str, list[str]] = {}
 
     def add(self, what: str, error: str) -> None:
-        """Note an error, unless the env raises it without hostile content, too."""
+        """Record an error, unless the env also raises it without hostile content."""
         if error not in self.known:
             self.met.setdefault(error, []).append(what)
 
     def add_play(self, what: str, play: ObservedRollout) -> None:
-        """Note the error that ended a rollout, and those of the scores after its own."""
+        """Record the error that ended a rollout, and those of the extra scorings after its own."""
         failure = None if play.rollout is None else play.rollout.failure
         if play.error is not None and (failure is None or failure.type not in NOT_OF_THE_ENV):
             self.add(what, play.error)
@@ -63,7 +63,7 @@ async def check_hostile(
     noop: Sequence[Reply] | ReplyPolicy,
     plays: Sequence[ObservedRollout],
 ) -> list[Finding]:
-    """Play the env with hostile texts, and score the oracle's play with each hostile content in its place."""
+    """Run the env with hostile texts, and score the oracle's rollout with each hostile content in its sandbox."""
     raised, scored = Raised(plays), list[Rollout]()
     right = text_of(plays[0].turns[-1].action["content"]) if oracle is not None and plays[0].turns else ""
     texts = [*TEXTS.items(), *wrong_types(right)]
@@ -87,13 +87,13 @@ async def check_hostile(
 
 
 def _calls(plays: Sequence[ObservedRollout]) -> Iterator[ToolCall]:
-    """Yield the calls of the first play, which is that of the oracle if there is one."""
+    """Yield the calls of the first rollout, which is the oracle's if there is one."""
     for turn in plays[0].turns if plays else ():
         yield from turn.action.get("tool_calls", ())
 
 
 async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rollout]) -> None:
-    """Ask for the group reward of rollouts whose texts are hostile, and note what it raises."""
+    """Compute the group reward of rollouts with hostile texts, and record the errors that it raises."""
     for rollout in await GroupRewards(stage.cls, stage.models or {}).added(stage.task, rollouts, seed=7):
         if rollout.failure is not None and rollout.failure.type not in NOT_OF_THE_ENV:
             raised.add("a group of such answers", str(rollout.failure))
@@ -101,7 +101,7 @@ async def _add_group_reward(raised: Raised, stage: Stage, rollouts: Sequence[Rol
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep errors of rewards at hostile content out of the log, because the check itself reports them."""
+    """Keep reward errors from hostile content out of the log, because the check itself reports them."""
     log = logging.getLogger("agentgym.errors.tracebacks")
 
     def drop(_: logging.LogRecord) -> bool:

@@ -1,4 +1,4 @@
-"""The search for threads, processes, files, temporary folders and asyncio tasks that some code left behind."""
+"""Search for threads, processes, files, temporary folders and asyncio tasks that some code left behind."""
 
 import asyncio
 import gc
@@ -15,16 +15,16 @@ from typing import Any, Self
 from agentgym.machine.clock import THREAD as CLOCK_THREAD
 
 THREAD_GRACE_S = 2.0
-"""The maximum wait for the end of a thread, in seconds."""
+"""Maximum wait for the end of a thread, in seconds."""
 TOOL_GRACE_S = 10.0
-"""The maximum wait for the end of a thread of a plain tool or reward, in seconds."""
+"""Maximum wait for the end of a plain tool's or reward's thread, in seconds."""
 PROCESS_GRACE_S = 1.0
-"""The maximum wait for the end of a child process, in seconds."""
+"""Maximum wait for the end of a child process, in seconds."""
 TASK_GRACE_S = 1.0
-"""The maximum wait for the end of an asyncio task, in seconds."""
+"""Maximum wait for the end of an asyncio task, in seconds."""
 
 _made_now: list[list[str]] = []
-"""Lists that each temporary file and folder of this process is added to when it is made."""
+"""Lists to which each new temporary file and folder of this process is added."""
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
@@ -39,8 +39,9 @@ _heard = threading.Event()
 class LeakWatch:
     """Watches a block of code that should leave nothing behind; `left()` says in words what it left.
 
-    What the process had before the block does not count. With `processes=False` child processes and the library's own
-    threads and tasks do not count either: an open pool of sandboxes starts them when it needs them.
+    Anything that the process had before the block doesn't count. With `processes=False`, child processes and the
+    library's own threads and tasks don't count either, because an open pool of sandboxes starts them when it needs
+    them.
     """
 
     def __init__(self, *, processes: bool = True) -> None:
@@ -64,7 +65,7 @@ class LeakWatch:
             _made_now[:] = [made for made in _made_now if made is not self.temporary]
 
     def left(self) -> list[str]:
-        """Return a line for each thing that is left; wait a moment for threads and processes that are about to end."""
+        """Return a line for each thing that is left, after a short wait for threads and processes to end."""
         return [*self._left_threads(), *self._left_processes(), *self._left_files(), *self._left_temporary()]
 
     def _left_threads(self) -> Iterator[str]:
@@ -79,7 +80,7 @@ class LeakWatch:
             thread.join(max(start + grace - time.monotonic(), 0.0))
         for thread in new:
             if thread.is_alive():
-                yield f"the thread {thread.name!r} goes on{_where(thread)}"
+                yield f"the thread {thread.name!r} is still running{_where(thread)}"
 
     def _left_processes(self) -> Iterator[str]:
         new = _children() - self.children if self.processes else set()
@@ -87,34 +88,36 @@ class LeakWatch:
         for pid in new:
             _wait_for_end(pid, max(start + PROCESS_GRACE_S - time.monotonic(), 0.0))
         if new & _children():
-            gc.collect()  # A process object that nobody holds collects its process when it is deleted.
+            gc.collect()  # An unreferenced process object reaps its process when it is deleted.
         for pid in sorted(new & _children()):
-            yield f"the process {pid} ({_command(pid)}) {'was never waited for' if _ended(pid) else 'goes on'}"
+            yield f"the process {pid} ({_command(pid)}) {'was never waited for' if _ended(pid) else 'is still running'}"
 
     def _left_files(self) -> Iterator[str]:
         if _open_files() - self.files:
             gc.collect()
         for _, path in sorted(_open_files() - self.files):
-            yield f"the file {path} is open"
+            yield f"the file {path} is still open"
 
     def _left_temporary(self) -> Iterator[str]:
         for path in self.temporary:
             if os.path.lexists(path):
                 kind = "folder" if Path(path).is_dir() else "file"
-                yield f"the temporary {kind} {path} is there"
+                yield f"the temporary {kind} {path} still exists"
 
     def see_tasks(self) -> None:
-        """Note the tasks of the running loop, which do not count later."""
+        """Record the running loop's tasks, which don't count later."""
         self.tasks = set(asyncio.all_tasks())
 
     async def left_tasks(self) -> list[str]:
-        """Return a line for each new task of the running loop that has not ended."""
+        """Return a line for each new task of the running loop that hasn't ended."""
         new = asyncio.all_tasks() - self.tasks - {asyncio.current_task()}
         if new:
             await asyncio.wait(new, timeout=TASK_GRACE_S)
         named = [(task, _coroutine(task)) for task in new if not task.done()]
         return [
-            f"the asyncio task {task.get_name()!r} ({name}) goes on" for task, name in named if self._is_foreign(task)
+            f"the asyncio task {task.get_name()!r} ({name}) is still running"
+            for task, name in named
+            if self._is_foreign(task)
         ]
 
     def _is_foreign(self, task: "asyncio.Task[Any]") -> bool:
@@ -134,7 +137,7 @@ def _where(thread: threading.Thread) -> str:
 
 
 def _children() -> set[int]:
-    """Return the ids of this process's children, on Linux; each thread lists those that it started."""
+    """Return the ids of this process's children, on Linux, where each thread lists those that it started."""
     found: set[int] = set()
     with suppress(OSError):
         for path in Path("/proc/self/task").glob("*/children"):
@@ -144,7 +147,7 @@ def _children() -> set[int]:
 
 
 def _wait_for_end(pid: int, seconds: float) -> None:
-    """Wait until the process has ended, for `seconds` at most; its owner still has to collect it."""
+    """Wait for at most `seconds` until the process has ended; its owner still has to reap it."""
     try:
         ended = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -171,7 +174,7 @@ def _command(pid: int) -> str:
 
 
 def _open_files() -> set[tuple[int, str]]:
-    """Return descriptor and path of the regular files that this process has open, on Linux."""
+    """Return the descriptor and path of the regular files that this process has open, on Linux."""
     found: set[tuple[int, str]] = set()
     with suppress(OSError):
         for link in Path("/proc/self/fd").iterdir():

@@ -1,4 +1,4 @@
-"""Envs that are observed while they are played: their messages, their scores, and what they waited for."""
+"""Observation of running envs: their messages, their scores, and where they waited."""
 
 import asyncio
 import functools
@@ -22,12 +22,12 @@ from agentgym.types.task import StepResult
 T = TypeVar("T")
 
 RESET, SCORE = -1, -2
-"""Fallback models for a turn's number: the parts of a rollout that belong to no turn."""
+"""Placeholders for a turn's number, for the parts of a rollout that belong to no turn."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """One assistant message and what the env answered."""
+    """One assistant message and the env's response."""
 
     action: Message
     messages: list[Message] = field(default_factory=list)
@@ -42,17 +42,17 @@ class ObservedRollout:
     """One observed rollout."""
 
     cancel_in: int | None = None
-    """The turn, or RESET or SCORE, at whose first wait the rollout is cancelled; None to let it play."""
+    """The turn, or RESET or SCORE, at whose first wait the rollout is cancelled; None to let it run."""
     score_twice: bool = False
-    """Whether the env is asked for its score a second time."""
+    """Whether the env computes its score a second time."""
     hostile: Hostile | None = None
-    """What the env meets in this rollout in place of the model's text, and of what is in its sandbox."""
+    """The content that replaces the model's text and the sandbox's content in this rollout."""
     prompt: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     bad_rewards: dict[str, str] = field(default_factory=dict)
     changed_scores: list[str] = field(default_factory=list)
     second_score_failed: str | None = None
-    """The error of the second time that the env was asked for its score."""
+    """The error of the second score."""
     waited_in_reset: bool = False
     waited_in_score: str | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,7 +69,7 @@ class ObservedRollout:
         return None if self.rollout is None else self.rollout.reward
 
     def first_wait(self, where: str, turn: int) -> None:
-        """Note that the code of this turn waits for the first time; cancel the rollout if that was asked for."""
+        """Record that this turn's code waits for the first time, and cancel the rollout there if requested."""
         running = asyncio.current_task()
         if turn == RESET:
             self.waited_in_reset = True
@@ -82,13 +82,13 @@ class ObservedRollout:
             running.cancel()
 
     def went_on(self, where: str) -> None:
-        """Note that the code returned; if it had been cancelled, it swallowed the cancellation."""
+        """Record that the code returned; if it had been cancelled, it swallowed the cancellation."""
         if self.cancelled.is_set():
             self.swallowed_by = where
             raise asyncio.CancelledError
 
     def note(self, playing: "asyncio.Task[Rollout]") -> None:
-        """Note how the rollout ended."""
+        """Record how the rollout ended."""
         self.ended_as_cancelled = playing.done() and playing.cancelled()
         if not playing.done() or playing.cancelled():
             return
@@ -124,18 +124,18 @@ class FirstWait(Generic[T]):
 
 
 class Watching(Protocol):
-    """Receives what an observed env does."""
+    """Receives the actions of an observed env."""
 
     play: ObservedRollout
     offers_tools: bool
 
     def read(self, messages: Any) -> list[Message]:
-        """Return the messages with their contents as they are kept."""
+        """Return the messages with their contents in stored form."""
         ...
 
 
 def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
-    """Return a subclass of the same name that reports all that happens to the stage."""
+    """Return a subclass with the same name that reports everything that happens to the stage."""
 
     async def reset(self: Any, *, seed: int | None = None, options: Any = None) -> Any:
         play, where = stage.play, "reset() or setup()"
@@ -153,7 +153,7 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
         number = len(play.turns) - 1
         result = await FirstWait(cls.step(self, action), lambda: play.first_wait(_where(play), number))
         play.went_on(play.turns[-1].waited_in or "step()")
-        if isinstance(result, tuple) and len(result) == 5:  # The rollout refuses anything else.
+        if isinstance(result, tuple) and len(result) == 5:  # The rollout rejects anything else.
             play.turns[-1].messages = stage.read(result[0])
             play.turns[-1].over = bool(result[2] or result[3])
             if not play.bad_rewards:
@@ -170,7 +170,7 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
         if play.score_twice and not play.bad_rewards:
             play.score_twice = False
             if models is not None:
-                models.rewind(asked)  # What a judge may be asked is for one score.
+                models.rewind(asked)  # The limit on a judge's calls is for one score.
             try:
                 play.changed_scores = _differing(first, await cls.score(self))
             except Exception as error:
@@ -188,12 +188,12 @@ def observed_class(cls: type[Env[Any]], stage: Watching) -> type[Env[Any]]:
 
 
 def _where_of_score(play: ObservedRollout) -> str:
-    """Name the code that scores."""
+    """Return the name of the code that scores."""
     return f"reward {play.rewards_running[-1]!r}" if play.rewards_running else "score()"
 
 
 def _where(play: ObservedRollout) -> str:
-    """Name the code that runs in this turn."""
+    """Return the name of the code that runs in this turn."""
     if play.rewards_running:
         return _where_of_score(play)
     named = [call["function"]["name"] for call in play.turns[-1].action.get("tool_calls", ())]
@@ -201,7 +201,7 @@ def _where(play: ObservedRollout) -> str:
 
 
 def _observed_reward(cls: type[Env[Any]], name: str, stage: Watching) -> Iterator[Any]:
-    """Yield the reward method, made to report what it returns; nothing where it is no function."""
+    """Yield the reward method, wrapped to report its return value; nothing if it isn't a function."""
     function = inspect.getattr_static(cls, name)
     if not inspect.isfunction(function):
         return
@@ -233,7 +233,7 @@ def _running(play: ObservedRollout, name: str) -> Iterator[None]:
 
 
 def _check_value(play: ObservedRollout, name: str, value: Any) -> None:
-    """Note a reward that is no finite number."""
+    """Record a reward that isn't a finite number."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Plays of an env, one after the other, and the engines that play them."""
+"""Rollouts of an env, one after the other, and the engines that play them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from agentgym.types.messages import Message, first_image, kept_message
 from agentgym.types.rollout import Rollout
 
 CANCEL_GRACE_S = 30.0
-"""Most seconds that a cancelled rollout may take to close."""
+"""Maximum seconds that a cancelled rollout may take to close."""
 _NAMED = "check_env-"
-"""How the last part of the id of a check's own rollout begins."""
+"""Prefix of the last part of the id of a check's own rollout."""
 
 
 def is_of_check(rollout_id: str) -> bool:
-    """Whether a check of an env played the rollout for itself."""
+    """Return whether an env's check ran the rollout for itself."""
     return rollout_id.rpartition("/")[2].startswith(_NAMED)
 
 
 class Repeating(Scripted):
-    """An engine that repeats the last reply of its script for as long as the env asks."""
+    """An engine that repeats the last reply of its script for as long as the env continues."""
 
     def _next(self, token_ids: Sequence[int], session: str) -> Reply:
         played = self._played.get(session.rpartition("/")[0], 0)
@@ -38,7 +38,7 @@ class Repeating(Scripted):
 
 
 class Once(Scripted):
-    """An engine of one reply; asked for a second one, it notes that the rollout went on, and ends it."""
+    """An engine with one reply; at a second request, it records that the rollout continued, and ends it."""
 
     went_on = False
 
@@ -50,7 +50,7 @@ class Once(Scripted):
 
 
 class Waiting(Scripted):
-    """An engine that never answers."""
+    """An engine that never responds."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -63,7 +63,7 @@ class Waiting(Scripted):
 
 
 class Stage:
-    """Plays rollouts of one env class in turn, and observes each."""
+    """Runs rollouts of one env class in turn, and observes each."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Stage:
         self.play = ObservedRollout()
         self.cls = observed_class(cls, self)
         self.offers_tools = False
-        """Whether the env of the last play showed tools to the model."""
+        """Whether the last rollout's env showed tools to the model."""
 
     async def run(
         self,
@@ -91,7 +91,7 @@ class Stage:
         score_twice: bool = False,
         hostile: Hostile | None = None,
     ) -> ObservedRollout:
-        """Play one rollout to its end, with `name` in its id; whatever it raises is in `error` of the result."""
+        """Run one rollout to its end, with `name` in its id; `error` of the result holds anything that it raises."""
         play = self.play = ObservedRollout(cancel_in=cancel_in, score_twice=score_twice, hostile=hostile)
         playing = self._begin(name, engine)
         cancelled = asyncio.create_task(play.cancelled.wait())
@@ -105,7 +105,7 @@ class Stage:
         return play
 
     async def cancel_while_sampling(self) -> ObservedRollout:
-        """Play a rollout and cancel it while it waits for the engine."""
+        """Run a rollout and cancel it while it waits for the engine."""
         play, engine = ObservedRollout(), Waiting()
         self.play = play
         playing = self._begin("cancelled", engine)
@@ -125,10 +125,10 @@ class Stage:
         return asyncio.create_task(playing)
 
     def read(self, messages: Any) -> list[Message]:
-        """Return the messages with their contents as they are kept, or as they were given if that is not possible."""
+        """Return the messages with their contents in stored form, or unchanged if they have none."""
         try:
             kept = [kept_message(message, "") for message in messages]
-        except (ValueError, AttributeError):  # The rollout refuses them.
+        except (ValueError, AttributeError):  # The rollout rejects them.
             return list(messages)
         self.shows_images |= first_image(kept) is not None
         return kept

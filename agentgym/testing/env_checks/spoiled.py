@@ -1,4 +1,4 @@
-"""Hostile content that a policy may say or leave in its sandbox, and the sandbox that shows it to an env."""
+"""Hostile content that a policy may write or leave in its sandbox, and a sandbox that shows it to an env."""
 
 import asyncio
 import copy
@@ -35,11 +35,11 @@ TEXTS: Mapping[str, str] = {
 """Texts that a model may write, by their description."""
 NO_TEXT: Mapping[str, bytes] = {"bytes that are not UTF-8": b"\xff\xfe\x00\x01"}
 MOST_VARIED = 4
-"""Keys of an object that are each given wrong values."""
+"""Maximum number of an object's keys that each get wrong values."""
 
 
 def wrong_types(text: str) -> Iterator[tuple[str, str]]:
-    """Yield variants of a right JSON text with values of other types, each after its description."""
+    """Yield variants of a correct JSON text with values of other types, each after its description."""
     try:
         right = json.loads(text)
     except (ValueError, RecursionError):
@@ -58,11 +58,11 @@ ARGUMENTS: Mapping[str, Mapping[type, Any]] = {
     "texts with NUL": {str: "../a\0b"},
     "empty texts": {int: 0, float: 0.0, str: "", list: [""], dict: {"": ""}},
 }
-"""Replacements for a call's arguments, by their type; arguments of other types stay as they are."""
+"""Replacements for a call's arguments, by type; arguments of other types stay unchanged."""
 
 
 def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield hostile variants of the first right call of each tool: description, name and arguments."""
+    """Yield hostile variants of each tool's first correct call: description, name and arguments."""
     seen: set[str] = set()
     for call in calls:
         name, given = call["function"]["name"], call["function"]["arguments"]
@@ -75,16 +75,16 @@ def hostile_calls(calls: Iterable[ToolCall]) -> Iterator[tuple[str, str, dict[st
 
 @dataclass(slots=True)
 class Hostile:
-    """The hostile content that an env meets in one rollout, and the errors that its own code raised."""
+    """The hostile content that an env gets in one rollout, and the errors that its own code raised."""
 
     text: str | None = None
-    """The text that replaces everything that the model says; None leaves that as it is."""
+    """The text that replaces everything that the model says; None changes nothing."""
     answers: Sequence[tuple[str, str | None]] = ()
     """Answers with which the env is scored again, after their description; None is a missing answer."""
     sandbox: bool = False
     """Whether the env is scored again for each hostile content of its sandbox."""
     raised: list[tuple[str, BaseException]] = field(default_factory=list)
-    """The content that the env met in those scores, and the error that it raised."""
+    """The content that the env got in those scorings, and the error that it raised."""
 
     def said(self, message: Message) -> Message:
         """Return a message with the hostile text in it."""
@@ -99,7 +99,7 @@ Score = Callable[[], Awaitable[dict[str, float]]]
 
 
 async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, float]:
-    """Return the score of an env, and score it again for each answer and each hostile content of its sandbox."""
+    """Return the env's score, and score it again for each answer and each hostile content of its sandbox."""
     real, metrics = env._sandbox, dict(env.metrics)
     shown = SpoiledSandbox(real) if hostile.sandbox and real is not None else None
     env._sandbox = real if shown is None else shown
@@ -121,7 +121,7 @@ async def score_of_each(hostile: Hostile, env: Any, score: Score) -> dict[str, f
 
 
 async def _scored(hostile: Hostile, what: str, score: Score) -> None:
-    """Score once more, and note errors that come neither from an engine nor from a sandbox."""
+    """Score once more, and record errors that come neither from an engine nor from a sandbox."""
     try:
         wrong = {name: value for name, value in (await score()).items() if not math.isfinite(value)}
         if wrong:
@@ -133,7 +133,7 @@ async def _scored(hostile: Hostile, what: str, score: Score) -> None:
 
 
 class SpoiledSandbox:
-    """A sandbox that answers like the real one, and later as if all its files and programs held one hostile content."""
+    """A sandbox that behaves like the real one, and later as if all its files and outputs had one hostile content."""
 
     def __init__(self, real: Sandbox) -> None:
         self.real = real
@@ -146,14 +146,14 @@ class SpoiledSandbox:
         self.asked_verdicts = 0
 
     def spoil(self, content: bytes | SandboxContentError) -> None:
-        """Let all files hold, and all programs print, this content from now on."""
+        """From this call on, return this content from all files and all programs."""
         self.content, self.asked_verdicts = content, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     def contents(self) -> Iterator[tuple[str, bytes | SandboxContentError]]:
-        """Yield hostile contents of the sandbox, each after its description; none if no reward reads the sandbox."""
+        """Yield hostile contents of the sandbox, each after its description; nothing if no reward reads the sandbox."""
         if not self.is_asked:
             return
         yield "a file that is missing", of_number(errno.ENOENT, "it")
@@ -183,14 +183,14 @@ class SpoiledSandbox:
     read_text = Sandbox.read_text
 
     async def list(self, path: str = ".", *, timeout_s: float = 30.0) -> list[str]:
-        """Return names that nobody expects."""
+        """Return unexpected names."""
         self.is_asked = True
         if self.content is None:
             return await self.real.list(path, timeout_s=timeout_s)
         return ["a\nb", "a\udcffb", f"{'n' * 254}/"] if self._spoiled() else []
 
     async def get(self, source: str, target: str | Path, *, limit: int = 64 * MB, **settings: Any) -> Any:
-        """Write the hostile content to the target; a folder in place of a file is one there, too."""
+        """Write the hostile content to the target; a folder instead of a file becomes a folder there, too."""
         self.is_asked = True
         if self.content is None:
             return await self.real.get(source, target, limit=limit, **settings)
@@ -202,7 +202,7 @@ class SpoiledSandbox:
         return []
 
     async def archive(self, path: str = ".", target: str | Path | None = None, **settings: Any) -> bytes:
-        """Refuse: the content of an archive is as hostile as that of `get`, and reading it is up to the caller."""
+        """Raise WrongContent; an archive is as hostile as the files of `get`, and reading it is the caller's job."""
         self.is_asked = True
         if self.content is None:
             return await self.real.archive(path, target, **settings)
@@ -228,7 +228,7 @@ class SpoiledSandbox:
         return ExecResult(status="ok", exit_code=0, stdout=text, stderr="")
 
     async def verify(self, **settings: Any) -> Verdict:
-        """Return the real verdict, computed once, because nothing hostile is in the host's report of cases."""
+        """Return the real verdict, computed once, because the host's report of cases has nothing hostile in it."""
         if self.content is None or self.asked_verdicts >= len(self.verdicts):
             self.verdicts.append(await self.real.verify(**settings))
             return self.verdicts[-1]

@@ -1,4 +1,4 @@
-"""The search for code of an env that blocks the event loop, and every other rollout with it."""
+"""Search for an env's code that blocks the event loop, and with it every other rollout."""
 
 import asyncio
 import inspect
@@ -17,12 +17,12 @@ from agentgym.testing.env_checks.findings import Finding
 from agentgym.tools.tool import class_tools
 
 LOOKS = 4
-"""How many checks of a blocked loop must find a method in it before the method is named."""
+"""Number of samples of a blocked loop that must find a method before the method is reported."""
 
 
 @dataclass(slots=True)
 class Stall:
-    """A time in which the loop did not turn: the method that ran, its line, and the seconds."""
+    """A period in which the loop was blocked: the method that ran, its line, and the seconds."""
 
     method: str
     line: str
@@ -54,7 +54,7 @@ class StallWatch:
         self._thread.join()
 
     def findings(self) -> list[Finding]:
-        """Return one finding for each method that held up the loop."""
+        """Return one finding for each method that blocked the loop."""
         longest: dict[str, Stall] = {}
         for stall in sorted(self.stalls, key=lambda stall: stall.seconds):
             if stall.seconds >= self.limit_s and stall.looks >= LOOKS:
@@ -62,8 +62,8 @@ class StallWatch:
         return [
             Finding(
                 "blocks",
-                f"{stall.method} held up the event loop for {stall.seconds:.1f} s at {stall.line}",
-                "every other rollout waits meanwhile; await something asynchronous there, call it through "
+                f"{stall.method} blocked the event loop for {stall.seconds:.1f} s at {stall.line}",
+                "every other rollout waits meanwhile; await an async version of this call, wrap it in "
                 "`await asyncio.to_thread(...)`, or make it a plain `def` tool, which runs in a thread",
             )
             for stall in longest.values()
@@ -93,7 +93,7 @@ class StallWatch:
         self.stalls.append(self._current)
 
     def _running(self, frame: FrameType | None) -> tuple[str, str] | None:
-        """Return the env's method that the loop's thread is in, a tool or reward before a helper, and its line."""
+        """Return the env method that the loop's thread is in, a tool or reward rather than a helper, and its line."""
         found: tuple[str, str] | None = None
         while frame is not None:
             name = self.methods.get(frame.f_code)
@@ -109,7 +109,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _methods(cls: type[Env[Any]]) -> dict[CodeType, str]:
-    """Return the code of every method that is not the library's own, with the name that a finding gives it."""
+    """Return the code of every method that isn't the library's own, with the name that a finding uses for it."""
     owner: type = cls
     names = {made.attribute: f"tool {name!r}" for name, made in class_tools(owner).items()}
     names |= {name: f"reward {name!r}" for name in rewards_of(owner)}

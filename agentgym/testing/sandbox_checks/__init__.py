@@ -1,1 +1,1 @@
-"""What every sandbox owes its users, as checks of real sandboxes: behind `agentgym.testing.check_sandbox`."""
+"""The checks behind `agentgym.testing.check_sandbox`, which run in real sandboxes."""

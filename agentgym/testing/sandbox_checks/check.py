@@ -1,4 +1,4 @@
-"""The check of a sandbox: all its parts in order, and a line for each that is broken."""
+"""The check of a sandbox: all its parts in order, and a line for each one that fails."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,12 +35,11 @@ CHECKS: Mapping[str, Callable[[Sandbox], Awaitable[None]]] = {
     "service": sessions.service,
     "reset": sessions.reset,
 }
-"""What is checked of one sandbox, each check in a lease of its own, by name: one for each method, and for each
-limit."""
+"""The checks of one sandbox by name, each in a separate lease: one for each method, and for each limit."""
 
 
 async def check_sandbox(spec: SandboxSpec, timeout_s: float) -> list[str]:
-    """Run all checks, and return a line for each that failed; SandboxError where no sandbox can be had."""
+    """Run all checks, and return a line for each that failed; raise SandboxError if no sandbox can be started."""
     found: list[str] = []
     digests: set[object] = set()
     async with spec.open(1) as sandboxes:
@@ -49,7 +48,7 @@ async def check_sandbox(spec: SandboxSpec, timeout_s: float) -> list[str]:
         for name, check in CHECKS.items():
             found += await _broken(name, _in_a_lease(sandboxes, check, digests), timeout_s)
     if len(digests) > 1:
-        found.append(f"digest: sandboxes of one spec have one text that names what they are made of, got {digests}")
+        found.append(f"digest: expected the same text for all sandboxes of one spec, got {digests}")
     for name, check_pool in POOL.items():
         found += await _broken(name, check_pool(spec), timeout_s)
     return found
@@ -71,13 +70,13 @@ async def _broken(name: str, check: Awaitable[None], timeout_s: float) -> list[s
         return [f"{name}: {error}"]
     except Exception as error:
         if limit.expired():
-            return [f"{name}: it did not end within {timeout_s:g} s"]
+            return [f"{name}: did not end within {timeout_s:g} s"]
         return [f"{name}: {type(error).__name__}: {error}"]
     return []
 
 
 async def _sizes(spec: SandboxSpec) -> None:
-    """A pool of no sandboxes is a ValueError."""
+    """Check that a pool of no sandboxes raises ValueError."""
 
     async def opened() -> None:
         async with spec.open(0):
@@ -87,7 +86,7 @@ async def _sizes(spec: SandboxSpec) -> None:
 
 
 async def _leases(spec: SandboxSpec) -> None:
-    """At most `size` leases at once, each clean; a cancelled one gives its sandbox back."""
+    """Check that there are at most `size` leases at once, each clean, and that a cancelled one returns its sandbox."""
     async with spec.open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             await sandbox.write({"left": "x"})
@@ -106,18 +105,18 @@ async def _leases(spec: SandboxSpec) -> None:
 
 
 async def _ends(spec: SandboxSpec) -> None:
-    """A sandbox is closed with its lease, and a pool with its block."""
+    """Check that a sandbox is closed with its lease, and a pool with its block."""
     async with spec.open(1) as sandboxes:
         async with sandboxes.lease() as sandbox:
             pass
         await raises("a call of a sandbox after its lease", ClosedError, sandbox.python("1"))
         async with sandboxes.lease():
-            await raises("a call of a sandbox whose place another lease has", ClosedError, sandbox.list())
+            await raises("a call of a sandbox after another lease took its slot", ClosedError, sandbox.list())
     await raises("a lease of a closed pool", ClosedError, _first(sandboxes))
 
 
 POOL: Mapping[str, Callable[[SandboxSpec], Awaitable[None]]] = {"open": _sizes, "lease": _leases, "close": _ends}
-"""What is checked of a pool, each check with a pool of its own, by name."""
+"""The checks of a pool by name, each with a separate pool."""
 
 
 async def _first(sandboxes: SandboxPool) -> list[str]:

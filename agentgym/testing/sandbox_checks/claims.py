@@ -1,4 +1,4 @@
-"""The words of a broken promise: each check compares what came back with what is promised."""
+"""Assertions for the checks: each compares a result with the expected one."""
 
 from collections.abc import Awaitable
 from typing import get_args
@@ -8,24 +8,24 @@ from agentgym.sandboxes.protocol import ExecResult, Status
 
 
 def same(what: str, got: object, promised: object) -> None:
-    """Raise AssertionError where it is another value, or one of another type."""
+    """Raise AssertionError if the value, or its type, differs from the expected one."""
     if type(got) is not type(promised) or got != promised:
-        raise AssertionError(f"{what}: {promised!r} is promised, got {got!r:.300}")
+        raise AssertionError(f"{what}: expected {promised!r}, got {got!r:.300}")
 
 
 def holds(what: str, is_so: bool) -> None:
-    """Raise AssertionError where it is not so."""
+    """Raise AssertionError if the claim is false."""
     if not is_so:
-        raise AssertionError(f"{what}: it is not so")
+        raise AssertionError(f"{what}: this is not true")
 
 
 def result(what: str, got: object, **promised: object) -> ExecResult:
-    """Return the result of a program; AssertionError where it is none, or has other values than these."""
+    """Return a program's result; raise AssertionError if it isn't an ExecResult, or its values differ."""
     if not isinstance(got, ExecResult):
-        raise AssertionError(f"{what}: an ExecResult is promised, got {got!r:.300}")
+        raise AssertionError(f"{what}: expected an ExecResult, got {got!r:.300}")
     if got.status not in get_args(Status):
         raise AssertionError(
-            f"{what}: a status of agentgym.sandboxes.protocol.Status is promised, got {got.status!r:.300}"
+            f"{what}: expected a status of agentgym.sandboxes.protocol.Status, got {got.status!r:.300}"
         )
     for name, value in promised.items():
         same(f"{what}: {name}", getattr(got, name), value)
@@ -33,20 +33,22 @@ def result(what: str, got: object, **promised: object) -> ExecResult:
 
 
 async def refuses(what: str, kind: type[Exception], call: Awaitable[object]) -> None:
-    """Raise AssertionError unless the call raises a SandboxContentError of that kind: in a reward any other one is
-    None."""
+    """Raise AssertionError unless the call raises a SandboxContentError of that kind.
+
+    In a reward, any other error would cost the rollout its reward.
+    """
     await raises(what, kind, call, content=True)
 
 
 async def raises(what: str, kind: type[Exception], call: Awaitable[object], *, content: bool = False) -> None:
-    """Raise AssertionError where the call answers, or raises anything else."""
+    """Raise AssertionError if the call returns, or raises anything else."""
     try:
         answer = await call
     except kind as error:
         if content and not isinstance(error, SandboxContentError):
             said = f"{type(error).__name__}: {error}"
-            raise AssertionError(f"{what}: a SandboxContentError is promised, got {said}") from error
+            raise AssertionError(f"{what}: expected a SandboxContentError, got {said}") from error
         return
     except Exception as error:
-        raise AssertionError(f"{what}: {kind.__name__} is promised, got {type(error).__name__}: {error}") from error
-    raise AssertionError(f"{what}: {kind.__name__} is promised, got the answer {answer!r:.300}")
+        raise AssertionError(f"{what}: expected {kind.__name__}, got {type(error).__name__}: {error}") from error
+    raise AssertionError(f"{what}: expected {kind.__name__}, got the result {answer!r:.300}")

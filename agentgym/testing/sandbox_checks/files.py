@@ -15,18 +15,18 @@ MODE = "import os; oct(os.stat('f').st_mode & 0o777)"
 
 
 async def write(sandbox: Sandbox) -> None:
-    """Files are written whole below folders that are made for them, and nowhere else."""
+    """Check that files are written completely, in folders that are created for them, and never outside."""
     await sandbox.write({"a/b": CONTENT, "c": "é"})
     same("a file from the shell", (await sandbox.exec("cat c")).stdout, "é")
     same("the size of a file in a new folder", (await sandbox.exec("wc -c < a/b")).stdout.strip(), str(len(CONTENT)))
     await sandbox.write({"c": "new"})
     same("a file that is written again", (await sandbox.exec("cat c")).stdout, "new")
     await refuses("write outside", ValueError, sandbox.write({"../outside": "x"}))
-    await refuses("write in the place of a folder", ValueError, sandbox.write({"a": "x"}))
+    await refuses("write in place of a folder", ValueError, sandbox.write({"a": "x"}))
 
 
 async def read(sandbox: Sandbox) -> None:
-    """Files are read whole; a missing one is FileNotFoundError, one over the limit ValueError."""
+    """Check that files are read completely; a missing one is FileNotFoundError, one over the limit ValueError."""
     await sandbox.exec("printf content > f; mkdir folder; ln -s /etc/passwd link")
     same("read", await sandbox.read("f"), b"content")
     await refuses("read over the limit", ValueError, sandbox.read("f", limit=3))
@@ -38,16 +38,16 @@ async def read(sandbox: Sandbox) -> None:
 
 
 async def read_text(sandbox: Sandbox) -> None:
-    """Files are read as UTF-8; what is none is a ValueError."""
+    """Check that files are read as UTF-8, and that other bytes are a ValueError."""
     await sandbox.exec("printf 'é' > f; printf '\\377' > latin")
     same("read_text", await sandbox.read_text("f"), "é")
     await refuses("read_text over the limit", ValueError, sandbox.read_text("f", limit=1))
     await refuses("read_text of a missing file", FileNotFoundError, sandbox.read_text("nowhere"))
-    await refuses("read_text of what is not UTF-8", ValueError, sandbox.read_text("latin"))
+    await refuses("read_text of bytes that are not UTF-8", ValueError, sandbox.read_text("latin"))
 
 
 async def list_(sandbox: Sandbox) -> None:
-    """Names are sorted, those of folders with a slash; a missing folder is FileNotFoundError."""
+    """Check that names are sorted, folders with a slash, and that a missing folder is FileNotFoundError."""
     same("list of an empty folder", await sandbox.list(), [])
     await sandbox.exec("mkdir -p b/inner; touch c a")
     same("list", await sandbox.list(), ["a", "b/", "c"])
@@ -58,7 +58,7 @@ async def list_(sandbox: Sandbox) -> None:
 
 
 async def put(sandbox: Sandbox) -> None:
-    """A file or a folder of this machine is copied into the sandbox."""
+    """Check that a file or a folder of this machine is copied into the sandbox."""
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
         folder = Path(name)
         (folder / "a").mkdir()
@@ -76,18 +76,18 @@ async def put(sandbox: Sandbox) -> None:
 
 
 async def get(sandbox: Sandbox) -> None:
-    """A file or a folder of the sandbox is copied to this machine; links are left out and named."""
+    """Check that a file or a folder of the sandbox is copied to this machine, and that links are left out and named."""
     await sandbox.write({"there/a/b": CONTENT, "alone": "x"})
     await sandbox.exec("ln -s /etc/passwd there/link")
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
         folder = Path(name)
-        same("what get leaves out", [*await sandbox.get("there", folder / "here")], ["link"])
-        same("a file that get brought", _content(folder / "here/a/b"), CONTENT)
+        same("the links that get leaves out", [*await sandbox.get("there", folder / "here")], ["link"])
+        same("a file that get copied", _content(folder / "here/a/b"), CONTENT)
         await sandbox.get("alone", folder / "alone")
-        same("a single file that get brought", _content(folder / "alone"), b"x")
+        same("a single file that get copied", _content(folder / "alone"), b"x")
         await refuses("get over the limit", ValueError, sandbox.get("there", folder / "large", limit=3))
         holds("get over the limit writes nothing", not (folder / "large").exists())
-        await refuses("get of what is not there", FileNotFoundError, sandbox.get("nowhere", folder / "nowhere"))
+        await refuses("get of a missing path", FileNotFoundError, sandbox.get("nowhere", folder / "nowhere"))
 
 
 def _content(path: Path) -> bytes | None:
@@ -95,7 +95,7 @@ def _content(path: Path) -> bytes | None:
 
 
 async def archive(sandbox: Sandbox) -> None:
-    """A folder becomes one tar archive, in memory or in a file of this machine."""
+    """Check that a folder becomes one tar archive, in memory or in a file of this machine."""
     await sandbox.write({"a/b": CONTENT})
     same("the names in an archive", _names(await sandbox.archive("a")), ["b"])
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
@@ -103,34 +103,34 @@ async def archive(sandbox: Sandbox) -> None:
         same("archive with a target", await sandbox.archive("a", target), b"")
         same("the names in the target", _names(_content(target)), ["b"])
     await refuses("archive over the limit", ValueError, sandbox.archive("a", limit=100))
-    await refuses("archive of what is not there", FileNotFoundError, sandbox.archive("nowhere"))
+    await refuses("archive of a missing path", FileNotFoundError, sandbox.archive("nowhere"))
 
 
 def _names(packed: object) -> list[str]:
     if not isinstance(packed, bytes):
-        raise AssertionError(f"an archive: bytes are promised, got {packed!r:.300}")
+        raise AssertionError(f"an archive: expected bytes, got {packed!r:.300}")
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
             return sorted(member.name.removeprefix("./") for member in opened if member.isfile())
     except tarfile.TarError as error:
-        raise AssertionError(f"an archive: a tar archive is promised: {error}") from error
+        raise AssertionError(f"an archive: expected a tar archive: {error}") from error
 
 
 async def unpack(sandbox: Sandbox) -> None:
-    """What is in a tar archive is made below a folder, and nowhere else."""
+    """Check that the content of a tar archive is created in a folder, and never outside."""
     await sandbox.write({"a/b": CONTENT})
     packed = await sandbox.archive("a")
     await sandbox.unpack(packed, "copy")
     same("a file that was unpacked", await sandbox.read("copy/b"), CONTENT)
-    await raises("unpack of what is no archive", ValueError, sandbox.unpack(b"text" * 1000))
+    await raises("unpack of data that is not an archive", ValueError, sandbox.unpack(b"text" * 1000))
     outside = io.BytesIO()
     with tarfile.open(fileobj=outside, mode="w") as made:
         made.addfile(tarfile.TarInfo("../outside"))
-    await raises("unpack of a name that leads out", ValueError, sandbox.unpack(outside.getvalue()))
+    await raises("unpack of a path outside the folder", ValueError, sandbox.unpack(outside.getvalue()))
 
 
 async def snapshot(sandbox: Sandbox) -> None:
-    """The working folder goes to a file of this machine; nothing is written over the limit."""
+    """Check that the working folder is saved to a file of this machine, and nothing over the limit."""
     await sandbox.write({"a/b": CONTENT})
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
         path = Path(name, "it.tar")
@@ -141,7 +141,7 @@ async def snapshot(sandbox: Sandbox) -> None:
 
 
 async def restore(sandbox: Sandbox) -> None:
-    """A snapshot takes the place of the folder's content; a file that is none is refused, and the folder stays."""
+    """Check that a snapshot replaces the folder's content, and that an invalid file is rejected without changes."""
     with tempfile.TemporaryDirectory(prefix="contract-") as name:
         path, wrong = Path(name, "it.tar"), Path(name, "wrong.tar")
         await sandbox.exec("printf before > f; chmod 750 f")

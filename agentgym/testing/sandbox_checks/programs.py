@@ -1,4 +1,4 @@
-"""Checks of what runs in a sandbox: commands, cells, hidden tests, programs that go on, and shells."""
+"""Checks of programs in a sandbox: commands, cells, hidden tests, background programs, and shells."""
 
 import asyncio
 import hashlib
@@ -20,11 +20,11 @@ def test_none():
 """
 READ_LARGE = "import hashlib\ndef read(): return hashlib.sha256(open('large', 'rb').read()).hexdigest()\n"
 MANY = 17 << 20
-"""Bytes of output that no program may write."""
+"""Bytes of output, more than a program may write."""
 
 
 async def exec_(sandbox: Sandbox) -> None:
-    """A command has its own streams and exit code, folder, variables and input; a program of words needs no shell."""
+    """Check a command's streams, exit code, folder, variables and input; a list of words runs without a shell."""
     failed = await sandbox.exec("echo out; echo err >&2; exit 7")
     result("a command that fails", failed, status="error", exit_code=7, stdout="out\n", stderr="err\n")
     done = await sandbox.exec(["printf", "%s", "a b; $HOME"])
@@ -36,12 +36,12 @@ async def exec_(sandbox: Sandbox) -> None:
     same("a variable of an earlier command", (await sandbox.exec('echo "$GIVEN"')).stdout, "\n")
     raw = await sandbox.exec(r"printf '\377\001'")
     same("the bytes of stdout", raw.stdout_bytes, b"\xff\x01")
-    result("a program that there is none of", await sandbox.exec(["no-such-program"]), status="error", exit_code=127)
+    result("a program that does not exist", await sandbox.exec(["no-such-program"]), status="error", exit_code=127)
     result("a program that is killed", await sandbox.exec(["sh", "-c", "kill -9 $$"]), status="killed", exit_code=-9)
 
 
 async def output_limits(sandbox: Sandbox) -> None:
-    """Of a stream the head and the tail are kept up to the limit; what writes without end is ended."""
+    """Check that a stream's head and tail are kept up to the limit, and that endless output ends the program."""
     cut = await sandbox.exec("printf begin; head -c 100000 /dev/zero | tr '\\0' x; printf end", output_limit=1000)
     result("output over its limit", cut, status="ok", truncated=True)
     holds("the head and the tail are kept", cut.stdout.startswith("begin") and cut.stdout.endswith("end"))
@@ -52,7 +52,7 @@ async def output_limits(sandbox: Sandbox) -> None:
 
 
 async def time_limits(sandbox: Sandbox) -> None:
-    """What runs past its limit is ended with what it printed, and the sandbox goes on."""
+    """Check that a call past its limit is ended, its output is returned, and the sandbox stays usable."""
     for name, ended in (
         ("exec", await sandbox.exec("echo begun; sleep 60", timeout_s=1.0)),
         ("python", await sandbox.python("import time\nprint('begun')\ntime.sleep(60)", timeout_s=1.0)),
@@ -64,25 +64,25 @@ async def time_limits(sandbox: Sandbox) -> None:
 
 
 async def cancellations(sandbox: Sandbox) -> None:
-    """A call that is cancelled is ended in the sandbox, and the sandbox goes on."""
+    """Check that a cancelled call is ended in the sandbox, and that the sandbox stays usable."""
     begun = asyncio.Event()
     code = "import subprocess\nsleeper = subprocess.Popen(['sleep', '74.25'])\nbegun()\nsleeper.wait()"
     running = asyncio.create_task(sandbox.python(code, functions={"begun": begun.set}, timeout_s=60))
     waiting = asyncio.create_task(begun.wait())
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    holds("a cell that waits goes on until it is cancelled", not running.done())
+    holds("a waiting cell runs until it is cancelled", not running.done())
     running.cancel()
     try:
         await running
-        raise AssertionError("a cancelled cell: CancelledError is promised, got an answer")
+        raise AssertionError("a cancelled cell: expected CancelledError, got a result")
     except asyncio.CancelledError:
         pass
     same("a cell after a cancelled one", (await sandbox.python("6 * 7")).stdout, "42\n")
 
 
 async def python(sandbox: Sandbox) -> None:
-    """Names persist from cell to cell, a last expression is printed by repr, an exception is a result."""
+    """Check that names persist between cells, a last expression is printed by repr, and an exception is a result."""
     await sandbox.python("x = 'a'")
     result("a cell", await sandbox.python("x * 2"), status="ok", exit_code=0, stdout="'aa'\n", stderr="")
     raised = result("a cell that raises", await sandbox.python("1 / 0"), status="error", exit_code=1)
@@ -90,12 +90,12 @@ async def python(sandbox: Sandbox) -> None:
     fresh = await sandbox.python("'x' in globals()", fresh=True)
     same("a fresh cell", fresh.stdout, "False\n")
     same("the cell after it", (await sandbox.python("x")).stdout, "'a'\n")
-    result("a cell that leaves", await sandbox.python("import os; os._exit(3)"), exit_code=3, state_lost=True)
+    result("a cell that exits", await sandbox.python("import os; os._exit(3)"), exit_code=3, state_lost=True)
     holds("a name of a lost session", "NameError" in (await sandbox.python("x")).stderr)
 
 
 async def functions(sandbox: Sandbox) -> None:
-    """Code in the sandbox calls functions of the host, whose errors are exceptions there."""
+    """Check that code in the sandbox calls functions of the host, whose errors become exceptions there."""
 
     async def ask(number: int) -> int:
         if number < 0:
@@ -106,13 +106,13 @@ async def functions(sandbox: Sandbox) -> None:
     same("a host function", asked.stdout, "41\n")
     failed = await sandbox.python("ask(-1)", functions={"ask": ask})
     result("a host function that fails", failed, status="error", exit_code=1)
-    holds("the text of a host function's error stays on this side", SECRET not in failed.stderr)
+    holds("the text of a host function's error is kept from the sandbox", SECRET not in failed.stderr)
     gone = await sandbox.python("ask(1)")
     holds("a function of an earlier cell is gone", "NameError" in gone.stderr)
 
 
 async def verify(sandbox: Sandbox) -> None:
-    """Hidden tests give a verdict for each case, which leaving early does not forge; nothing of them is left."""
+    """Check that hidden tests give a verdict for each case; exiting early can't forge one, and no test files remain."""
     await sandbox.write({"work.py": "def double(number): return 2 * number\n"})
     verdict = _verdict("verify(code=)", await sandbox.verify(code=TESTS))
     same("the cases", sorted(verdict.cases), ["test_none", "test_two"])
@@ -125,35 +125,35 @@ async def verify(sandbox: Sandbox) -> None:
     same("verify(command=, expect=)", _verdict("verify(command=)", printed).fraction, 0.5)
     await sandbox.write({"large": CONTENT * 64})
     read = await sandbox.verify(code=READ_LARGE, expect={"read()": hashlib.sha256(CONTENT * 64).hexdigest()})
-    same("what verify reads of a large file", _verdict("verify(expect=)", read).fraction, 1.0)
+    same("a large file that verify reads", _verdict("verify(expect=)", read).fraction, 1.0)
     await sandbox.exec("rm large")
     hidden = await sandbox.verify(command="python3 hidden.py", files={"hidden.py": "import work\n"})
     same("verify(files=)", _verdict("verify(files=)", hidden).fraction, 1.0)
     await sandbox.write({"work.py": "import os\nos._exit(0)\n"})
-    same("code that leaves early", _verdict("verify", await sandbox.verify(code=TESTS)).passed, 0)
+    same("code that exits early", _verdict("verify", await sandbox.verify(code=TESTS)).passed, 0)
     same("the files after it", await sandbox.list(), ["echo.py", "work.py"])
     await raises("verify without code and command", ValueError, sandbox.verify())
 
 
 def _verdict(what: str, got: object) -> Verdict:
     if not isinstance(got, Verdict):
-        raise AssertionError(f"{what}: a Verdict is promised, got {got!r:.300}")
+        raise AssertionError(f"{what}: expected a Verdict, got {got!r:.300}")
     return got
 
 
 async def start(sandbox: Sandbox) -> None:
-    """A program goes on beside other calls, is fed and read, and ends with its block."""
+    """Check that a program runs next to other calls, reads and writes, and ends with its block."""
     async with sandbox.start(["cat"]) as cat:
         await cat.write("hello\n")
-        same("what a program writes", await _read(cat, 6), b"hello\n")
-        same("a call beside it", (await sandbox.python("1")).stdout, "1\n")
+        same("the output of a program", await _read(cat, 6), b"hello\n")
+        same("a call while it runs", (await sandbox.python("1")).stdout, "1\n")
         same("the exit code while it runs", cat.exit_code, None)
         await raises("wait past its limit", TimeoutError, cat.wait(timeout_s=0.1))
         await cat.close_stdin()
         same("its exit code", await cat.wait(timeout_s=30), 0)
         same("the end of its output", await cat.stdout.read(timeout_s=30), b"")
     async with sandbox.start("echo err >&2; exit 7", cwd=".", env={"A": "b"}) as failing:
-        same("what a program writes to stderr", b"".join([piece async for piece in failing.stderr]), b"err\n")
+        same("the stderr of a program", b"".join([piece async for piece in failing.stderr]), b"err\n")
         same("the exit code of a program that fails", await failing.wait(timeout_s=30), 7)
     async with sandbox.start(["sleep", "60"]) as killed:
         await killed.kill()
@@ -171,7 +171,7 @@ async def _read(program: SandboxProcess, size: int) -> bytes:
 
 
 async def shell(sandbox: Sandbox) -> None:
-    """A shell remembers its folder and variables, and ends with its block."""
+    """Check that a shell remembers its folder and variables, and ends with its block."""
     async with sandbox.shell(env={"GIVEN": "x"}) as opened:
         result("a shell's command", await opened.run("mkdir -p a; cd a; NAME=y"), status="ok", exit_code=0)
         shown = await opened.run('basename "$PWD"; echo "$NAME$GIVEN"; echo err >&2; (exit 7)')

@@ -1,4 +1,4 @@
-"""Checks of what a sandbox is to its host: its name, its branches, its network, and its reset."""
+"""Checks of a sandbox as its host sees it: its digest, branches, network and reset."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,40 +23,40 @@ def answer():
 threading.Thread(target=answer, daemon=True).start()
 listener.getsockname()[1]
 """
-"""A server in the sandbox, which can only begin where there is a loopback."""
+"""A server in the sandbox, which can start only if there is a loopback interface."""
 
 
 async def digest(sandbox: Sandbox) -> None:
-    """The digest is a text that names what the sandbox is made of."""
+    """Check that the digest is a text, which should name everything that the sandbox is made of."""
     same("the type of digest", type(sandbox.digest).__name__, "str")
     holds("digest is not empty", bool(sandbox.digest))
 
 
 async def fork(sandbox: Sandbox) -> None:
-    """A branch goes on from here, and neither side sees what the other does."""
+    """Check that a branch continues from the current state, and that neither side sees the other's changes."""
     await sandbox.write({"f": "before", "large": CONTENT * 64})
     await sandbox.python("x = 1")
     async with await sandbox.fork() as branch:
-        same("a file that a branch has from before", await branch.read("f"), b"before")
-        same("a large file that a branch has from before", await branch.read("large", limit=1 << 24), CONTENT * 64)
+        same("an earlier file in a branch", await branch.read("f"), b"before")
+        same("a large earlier file in a branch", await branch.read("large", limit=1 << 24), CONTENT * 64)
         await branch.write({"f": "branch"})
         same("a name in a branch", (await branch.python("x += 1; x")).stdout, "2\n")
         same("a file in a branch", (await branch.exec("cat f")).stdout, "branch")
-        same("a file beside a branch", await sandbox.read("f"), b"before")
-        same("a name beside a branch", (await sandbox.python("x")).stdout, "1\n")
+        same("the parent's file after a change in a branch", await sandbox.read("f"), b"before")
+        same("the parent's name after a change in a branch", (await sandbox.python("x")).stdout, "1\n")
     await raises("a call of a closed branch", ClosedError, branch.python("1"))
     await branch.close()
 
 
 async def requests(sandbox: Sandbox) -> None:
-    """The requests of a new episode are an empty sequence."""
+    """Check that a new episode's requests are an empty sequence."""
     made = sandbox.requests()
     holds("requests() is a sequence", isinstance(made, Sequence) and not isinstance(made, str))
     same("the requests of a new episode", [*made], [])
 
 
 async def port(sandbox: Sandbox) -> None:
-    """An address leads to what listens in the sandbox; ValueError where the sandbox has no network of its own."""
+    """Check that an address leads to the sandbox's server; ValueError is allowed without a separate network."""
     for wrong in (0, 65536):
         await raises(f"port {wrong}", ValueError, _greeting(sandbox, wrong))
     served = await sandbox.python(SERVE)
@@ -65,29 +65,29 @@ async def port(sandbox: Sandbox) -> None:
         greeted = await _greeting(sandbox, number)
     except ValueError:
         return
-    same("what answers at the address that port lends", greeted, b"hello")
+    same("the response at the address from port", greeted, b"hello")
 
 
 async def _greeting(sandbox: Sandbox, number: int) -> bytes:
     async with sandbox.port(number, timeout_s=10) as address:
         if not isinstance(address, LocalAddress):
-            raise AssertionError(f"port: a LocalAddress is promised, got {address!r:.300}")
+            raise AssertionError(f"port: expected a LocalAddress, got {address!r:.300}")
         reader, writer = await asyncio.open_connection(*address)
         with closing(writer):
             return await reader.read()
 
 
 async def service(sandbox: Sandbox) -> None:
-    """A service that there is none of is a ValueError."""
+    """Check that an unknown service is a ValueError."""
     try:
         found = sandbox.service("no-such-service")
     except ValueError:
         return
-    raise AssertionError(f"a service that there is none of: ValueError is promised, got {found!r:.300}")
+    raise AssertionError(f"an unknown service: expected ValueError, got {found!r:.300}")
 
 
 async def reset(sandbox: Sandbox) -> None:
-    """A reset leaves no file, no name, no process and no branch."""
+    """Check that a reset leaves no file, no name, no process and no branch."""
     await sandbox.write({"a/f": "x"})
     await sandbox.python("import subprocess\nx = subprocess.Popen(['sleep', '73.25'])")
     branch = await sandbox.fork()

@@ -100,6 +100,6 @@ async def test_what_each_rollout_leaves_is_one_finding() -> None:
             self.folder = tempfile.mkdtemp(prefix="planted-")
 
     with pytest.raises(
-        AssertionError, match=r"1 finding\nleak: .*planted-\S* is there \(and \d+ more\): end it in close"
+        AssertionError, match=r"1 finding\nleak: .*planted-\S* still exists \(and \d+ more\): end it in close"
     ):
         await check_env(Leaving, looking.TASK, oracle=looking.ORACLE)

@@ -70,11 +70,11 @@ def test_what_a_test_leaves_fails_it_in_words_that_name_it(site: Path, tmp_path:
     printed = play(site, project(tmp_path, "leaving"))
     assert "6 passed, 5 errors" in printed, printed
     for line in (
-        r"the thread 'left' goes on, in wait \(threading\.py:\d+\)",
-        r"the process \d+ \(\S+ -c input\(\)\) goes on",
-        r"the file \S+test_leaving\.py is open",
-        r"the temporary folder \S+left-\S+ is there",
-        r"the asyncio task 'beat' \(Event\.wait\) goes on",
+        r"the thread 'left' is still running, in wait \(threading\.py:\d+\)",
+        r"the process \d+ \(\S+ -c input\(\)\) is still running",
+        r"the file \S+test_leaving\.py is still open",
+        r"the temporary folder \S+left-\S+ still exists",
+        r"the asyncio task 'beat' \(Event\.wait\) is still running",
     ):
         assert re.search(line, printed), f"{line} is not in {printed}"
 

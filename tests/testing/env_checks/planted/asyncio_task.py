@@ -4,7 +4,7 @@ import asyncio
 
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"leak: after its rollouts the asyncio task 'beat' \(Planted\._beat\) goes on.*: end it in close\(\)"
+FOUND = r"leak: after its rollouts the asyncio task 'beat' \(Planted\._beat\) is still running.*: end it in close\(\)"
 
 
 class Planted(Looking):

@@ -5,7 +5,7 @@ import time
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"blocks: tool 'look' held up the event loop"
+FOUND = r"blocks: tool 'look' blocked the event loop"
 
 
 class Planted(Looking):

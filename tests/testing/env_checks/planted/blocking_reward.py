@@ -5,7 +5,7 @@ import time
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"blocks: reward 'right' held up the event loop for \d\.\d s at blocking_reward\.py:\d+ `time\.sleep"
+FOUND = r"blocks: reward 'right' blocked the event loop for \d\.\d s at blocking_reward\.py:\d+ `time\.sleep"
 
 
 class Planted(Looking):

@@ -6,7 +6,7 @@ import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"blocks: tool 'look' held up the event loop for \d\.\d s at blocking_tool\.py:\d+"
+    r"blocks: tool 'look' blocked the event loop for \d\.\d s at blocking_tool\.py:\d+"
     r" `time\.sleep\(1\.5\).*`: .*to_thread"
 )
 

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"reward: scored twice, 'right' was 1\.0 and then 0\.5: a reward must not change what it looks at"
+FOUND = r"reward: scored twice, 'right' was 1\.0 and then 0\.5: a reward must not change the state that it reads"
 
 
 class Planted(Looking):

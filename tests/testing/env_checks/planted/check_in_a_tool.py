@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking, LookTask
 
-FOUND = r"secret: the task's 'check' \('python3 hidden_test\.py --all'\) is in the answer of tool 'look'"
+FOUND = r"secret: the task's 'check' \('python3 hidden_test\.py --all'\) is in a result of tool 'look'"
 
 
 class CheckTask(LookTask):

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"malformed call: a malformed call ended the rollout: go on"
+FOUND = r"malformed call: a malformed call ended the rollout: continue the rollout"
 
 
 class Planted(Looking):

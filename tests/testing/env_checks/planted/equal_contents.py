@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from agentgym.environments.env import Split
 from tests.testing.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: 3 of 4 test tasks are in train under another id \('train-0' and 'test-0'\): no held-out task"
+FOUND = r"tasks: 3 of 4 test tasks are in train under another id \('train-0' and 'test-0'\): remove test tasks"
 
 
 class Planted(Looking):

@@ -4,7 +4,7 @@ import agentgym as ag
 from agentgym.environments.env import Split
 from tests.testing.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: train and test share 64 ids among the 64 test tasks that were looked at \('100', '101', '102'\): no"
+FOUND = r"tasks: train and test share 64 ids among the 64 test tasks that were compared \('100', '101', '102'\): re"
 
 
 class Planted(Looking):

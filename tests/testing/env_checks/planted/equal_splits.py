@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from agentgym.environments.env import Split
 from tests.testing.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = r"tasks: train and test share 1 id \('t'\): no held-out task may be trained on"
+FOUND = r"tasks: train and test share 1 id \('t'\): remove test tasks from train; a held-out task must"
 
 
 class Planted(Looking):

@@ -4,9 +4,7 @@ import agentgym as ag
 from agentgym.environments.env import Split
 from tests.testing.env_checks.looking import TASK, Looking, LookTask
 
-FOUND = (
-    r"tasks: the first 64 tasks of train and test are the same but for their ids \('train-0' and 'test-0'\): no held"
-)
+FOUND = r"tasks: the first 64 tasks of train and test are equal except for their ids \('train-0' and 'test-0'\): remove"
 
 
 class Planted(Looking):

@@ -5,7 +5,7 @@ from typing import ClassVar
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"seed: the same play of the same seed failed the second time: EnvError: Planted\.setup: RuntimeError: .*: leave"
+    r"seed: the same actions with the same seed failed the second time: EnvError: Planted\.setup: RuntimeError: .*: le"
 )
 OPTIONS = {"shared": ["taken"], "repeatable": False}
 

@@ -3,7 +3,7 @@
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"reward: Planted\.right overrides a @ag\.reward of Looking without the decorator: write @ag\.reward above it"
+    r"reward: Planted\.right overrides an @ag\.reward of Looking without the decorator: put @ag\.reward on it"
     r"|'right' of Planted: overridden without @ag\.reward"
 )
 

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import LookTask
 
-FOUND = r"reward: Planted has no @ag\.reward method: mark the method that scores"
+FOUND = r"reward: Planted has no @ag\.reward method: put @ag\.reward on the method that scores"
 
 
 class Planted(ag.ToolEnv[LookTask]):

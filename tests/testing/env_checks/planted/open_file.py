@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"leak: after its rollouts the file \S*open_file\.py is open.*: end it in close\(\)"
+FOUND = r"leak: after its rollouts the file \S*open_file\.py is still open.*: end it in close\(\)"
 KEPT: list[Any] = []
 
 

@@ -5,7 +5,7 @@ from agentgym.engines.scripted import call, say
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"oracle: reward 0\.0 < 1\.0, \{'right': 0\.0\}: look at what its tools answered: tool 'look'"
+    r"oracle: reward 0\.0 < 1\.0, \{'right': 0\.0\}: check what its tools returned: tool 'look'"
     r" failed: LookupError: no such file: map\.txt"
 )
 ORACLE = [call("look"), say("?")]

@@ -5,7 +5,7 @@ import sys
 
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"leak: after its rollouts the process \d+ \(\S+ -c input\(\)\) goes on.*: end it in close\(\)"
+FOUND = r"leak: after its rollouts the process \d+ \(\S+ -c input\(\)\) is still running.*: end it in close\(\)"
 KEPT: list["subprocess.Popen[bytes]"] = []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"seed: the same seed gave another first prompt \('It is 0\.\d+.*random\.Random\(seed\)"
+FOUND = r"seed: the same seed gave a different first prompt \('It is 0\.\d+.*random\.Random\(seed\)"
 
 
 class Planted(Looking):

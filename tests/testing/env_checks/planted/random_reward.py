@@ -6,7 +6,7 @@ import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"reward: reward 'right' was 1\.\d+ and then 1\.\d+ for the same play of the same seed:"
+    r"reward: reward 'right' was 1\.\d+ and then 1\.\d+ for the same actions with the same seed:"
     r" .*random\.Random\(seed\)"
 )
 

@@ -5,7 +5,7 @@ import random
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"seed: tool 'look' answered the same call of the same seed differently .*random\.Random\(seed\)"
+FOUND = r"seed: tool 'look' gave different results for the same call with the same seed .*random\.Random\(seed\)"
 
 
 class Planted(Looking):

@@ -4,7 +4,7 @@ import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"secret: a text of secrets=\[\.\.\.\] \('42'\) is in the answer of tool 'look', which the model"
+    r"secret: a text of secrets=\[\.\.\.\] \('42'\) is in a result of tool 'look', which the model"
     r" reads: keep it out"
 )
 OPTIONS = {"secrets": ["42"]}

@@ -3,7 +3,7 @@
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"secret: the task's 'answer' \('42'\) is in the answer of tool 'look', which the model reads"
+FOUND = r"secret: the task's 'answer' \('42'\) is in a result of tool 'look', which the model reads"
 
 
 class Planted(Looking):

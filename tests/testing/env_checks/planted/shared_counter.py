@@ -2,7 +2,7 @@
 
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"shared: Planted\.count is an attribute of the class"
+FOUND = r"shared: Planted\.count is a class attribute"
 
 
 class Planted(Looking):

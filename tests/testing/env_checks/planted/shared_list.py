@@ -4,7 +4,7 @@ import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"shared: Planted\.seen is an attribute of the class, and a rollout changed it: .*make it in"
+    r"shared: Planted\.seen is a class attribute, .* and a rollout changed it: create it in"
     r" __init__ \(self\.seen = \.\.\.\)"
 )
 

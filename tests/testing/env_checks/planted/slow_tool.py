@@ -5,7 +5,7 @@ import asyncio
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"timeout: tool 'look' took longer than its 0\.05 s in the oracle's play: raise its timeout_s"
+FOUND = r"timeout: tool 'look' took longer than its limit of 0\.05 s in the oracle's rollout: raise its timeout_s"
 
 
 class Planted(Looking):

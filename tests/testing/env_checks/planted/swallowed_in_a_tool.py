@@ -5,7 +5,7 @@ import asyncio
 import agentgym as ag
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"cancel: tool 'look' swallowed a cancellation: let asyncio\.CancelledError pass"
+FOUND = r"cancel: tool 'look' swallowed a cancellation: let asyncio\.CancelledError propagate"
 
 
 class Planted(Looking):

@@ -4,7 +4,7 @@ import tempfile
 
 from tests.testing.env_checks.looking import Looking
 
-FOUND = r"leak: after its rollouts the temporary folder \S*planted-\S* is there.*: end it in close\(\)"
+FOUND = r"leak: after its rollouts the temporary folder \S*planted-\S* still exists.*: end it in close\(\)"
 
 
 class Planted(Looking):

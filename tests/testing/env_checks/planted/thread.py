@@ -5,7 +5,7 @@ import threading
 from tests.testing.env_checks.looking import Looking
 
 FOUND = (
-    r"leak: after its rollouts the thread 'planted' goes on, in wait \(threading\.py:\d+\).*: end it"
+    r"leak: after its rollouts the thread 'planted' is still running, in wait \(threading\.py:\d+\).*: end it"
     r" in close\(\)"
 )
 END = threading.Event()
