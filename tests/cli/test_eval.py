@@ -140,7 +140,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
 def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
     code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", out)
     assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be made (")
+    assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be created (")
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_line(
     (tmp_path / "runs").touch()
     code, _, err = run(capsys, "eval", "my_short:Judged", "--model", "tiny")
     assert code == 1
-    assert "cannot be made (a file is in its way)" in err
+    assert "cannot be created (a file is in its way)" in err
     assert err.count("\n") == 1
 
 

@@ -50,7 +50,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         for count in (2 * 10**8, 2 * 10**9, 10**11, 2**70)
     },
     "last_tokens 2e9": (document(**kept(last_tokens=2 * 10**9)), "it counts 2,000,000"),
-    "last_tokens 2**70": (document(**kept(last_tokens=2**70)), "last_tokens: must be a whole number of 64 bits"),
+    "last_tokens 2**70": (document(**kept(last_tokens=2**70)), "last_tokens: must be a 64-bit integer"),
     "last_tokens below 0": (document(**kept(last_tokens=-(10**6))), "it counts -9"),
     "many small counts": (
         document(
@@ -64,7 +64,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     ),
     "last ids of 2**70": (document(WITH_IDS, **kept(last_token_ids=[2**70])), "last_token_ids: must be a whole number"),
     "last ids of text": (document(WITH_IDS, **kept(last_token_ids=["a"])), "last_token_ids: must be a whole number"),
-    "a step of 2**70": (document(**kept(rollout={"step": 2**70})), "step: must be a whole number of 64 bits"),
+    "a step of 2**70": (document(**kept(rollout={"step": 2**70})), "step: must be a 64-bit integer"),
     "a phase that is a list": (document(**kept(rollout={"phase": []})), "phase: must be text"),
     "metrics of text": (document(**kept(rollout={"metrics": {"seconds": "x"}})), "metrics.seconds: must be a number"),
     "a reward of 2**70": (document(extra={"reward": 2**70}), "extra.reward: must be a number"),
