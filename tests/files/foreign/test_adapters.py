@@ -46,8 +46,8 @@ def tensor(size: int, **fields: Any) -> dict[str, Any]:
 
 BROKEN: dict[str, tuple[Any, int, str]] = {
     "holes": (tensor(1 << 35), 1 << 35, r"has 34,359,\d+,\d+ bytes, but takes only .* on disk, so most of it is holes"),
-    "more than the file": (tensor(1 << 35), 64, "its tensors take 34,359,738,368 bytes by its header, and 64 follow"),
-    "less than the file": (tensor(32), 64, "its tensors take 32 bytes by its header, and 64 follow"),
+    "more than the file": (tensor(1 << 35), 64, "its header declares 34,359,738,368 bytes of tensors, but 64 follow"),
+    "less than the file": (tensor(32), 64, "its header declares 32 bytes of tensors, but 64 follow"),
     "a list": ([1], 64, "its header is not a valid safetensors header"),
     "no JSON": ("{", 64, "its header is not a valid safetensors header"),
     "deep": ("[" * 100_000, 64, "its header is not a valid safetensors header"),
