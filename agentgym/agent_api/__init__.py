@@ -1,1 +1,3 @@
-"""Agent programs that know nothing of agentgym: the API that they ask, and the env that runs them."""
+"""Support for agent programs that don't use agentgym: the API that they send requests to, and the env that runs
+them.
+"""

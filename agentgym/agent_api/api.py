@@ -1,4 +1,4 @@
-"""The API that an agent asks: its routes, its key, and what becomes of each request."""
+"""The API that an agent sends requests to: its routes, its key, and the handling of each request."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ from agentgym.errors.tracebacks import describe
 log = logging.getLogger(__name__)
 
 MODEL = "policy"
-"""The name under which the policy is listed; every other one is answered, too."""
+"""The name under which the policy is listed; requests for any other model are answered, too."""
 _ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
 _RESPONSES = "/v1/responses"
 _NO_RESPONSES = (
@@ -36,34 +36,34 @@ _MODEL = {
     "owned_by": "agentgym",
     "display_name": MODEL,
 }
-"""As both APIs show a model."""
+"""The model as both APIs list it."""
 MAX_WARNED = 20
-"""Settings that are warned of for one env: the code in the sandbox chooses their names."""
+"""Maximum number of settings to warn about per env, since the code in the sandbox chooses their names."""
 _warned: dict[str, set[str]] = {}
 _BYTES = 4
-"""Bytes of text that a sampled id is taken for."""
+"""Estimated bytes of text per sampled id."""
 
 
 class AgentApi:
-    """The API of one rollout: whoever has its key asks that rollout's policy.
+    """The API of one rollout, whose key gives access to that rollout's policy.
 
-    It speaks OpenAI's chat completions and Anthropic's messages. Clients are told not to try a refused request again.
+    It supports OpenAI's chat completions and Anthropic's messages. Clients are told not to retry a refused request.
     """
 
     def __init__(self, policy: Policy, key: str, name: str) -> None:
         self._policy, self._key, self._name = policy, key, name
         self.answered = self.refused = 0
         self.refusal: RefusedError | None = None
-        """The error that the last request was refused with; None where it was answered."""
+        """The error with which the last request was refused, or None if it was answered."""
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
-        """The name of the limit that has ended the rollout, once a request came after it."""
+        """Name of the limit that ended the rollout; set when a request comes after the limit was reached."""
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """What went wrong behind the API, such as an EngineError, once it did."""
+        """The error behind the API, such as an EngineError, if one occurred."""
         self._large = LargeRequests()
 
     async def handle(self, request: HttpRequest) -> HttpAnswer:
-        """Answer a request; whatever goes wrong is an answer in the shape of its API."""
+        """Respond to a request; every error becomes a response in the format of the request's API."""
         path = request.path.rstrip("/")
         speaks_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
         api = anthropic_messages if speaks_anthropic else chat_completions
@@ -115,7 +115,7 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Read a body; whatever is wrong with it is a RefusedError, for the code in the sandbox chose it."""
+    """Read a body; any problem is a RefusedError, because the code in the sandbox wrote the body."""
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)
@@ -128,7 +128,7 @@ def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
 
 
 def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpAnswer:
-    """Write an answer; one that cannot be written is an error to the agent alone, for the policy chose it."""
+    """Write a response; a failure is an error for the agent only, because the policy wrote the response."""
     try:
         if not asked.stream:
             return _json(200, api.written(asked, answer))
@@ -153,7 +153,7 @@ def _json(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | Non
 
 
 def _warn_of(name: str, setting: str) -> None:
-    """Say once for each env and setting that the setting is not followed, of the first MAX_WARNED settings."""
+    """Warn once per env and setting, for the first MAX_WARNED settings, that the setting is ignored."""
     warned = _warned.setdefault(name, set())
     if setting in warned or len(warned) == MAX_WARNED:
         return

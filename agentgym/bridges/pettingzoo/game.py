@@ -1,4 +1,4 @@
-"""A PettingZoo AEC env as a game of turns."""
+"""A PettingZoo AEC env as a turn-based game."""
 
 import random
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from agentgym.environments.game import Game, IllegalMove
 
 
 class PettingZooGame(Game):
-    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` the others, at random if not overridden.
+    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` the others, which move at random by
+    default.
 
-    A subclass returns the env in `make`, and says in `players` how many agents it has. `actions` may name the moves of
-    a Discrete space in the order of their numbers; without names the numbers are the moves. An action mask makes the
-    other moves illegal. A Text space takes what the model writes. A seat is worth the sum of its rewards.
+    A subclass returns the env in `make`, and sets `players` to the number of agents. `actions` may name the moves of
+    a Discrete space in the order of their numbers; without names, the moves are the numbers. An action mask makes the
+    other moves illegal. With a Text space, the model's text is the action. A seat's result is the sum of its rewards.
     """
 
     def make(self) -> Any:
@@ -22,7 +23,13 @@ class PettingZooGame(Game):
         raise NotImplementedError(f"{type(self).__name__}.make()")
 
     def describe(self, observation: Any, agent: str) -> str:
-        """Return an observation as the model reads it: with `render_mode="ansi"` what the env renders, else `str`."""
+        """Return an observation as the model reads it: the env's rendering with `render_mode="ansi"`, otherwise its
+        `str`.
+
+        Args:
+            observation: The observation, without its action mask.
+            agent: The agent's name.
+        """
         return str(self.aec.render() if getattr(self.aec, "render_mode", None) == "ansi" else observation)
 
     def start(self, seed: int) -> None:
@@ -61,7 +68,14 @@ class PettingZooGame(Game):
         return rng.choice(list(moves))
 
     def moves(self, player: int) -> dict[str, int]:
-        """Return the legal moves by name of the player whose turn it is; none for another, and of texts."""
+        """Return the legal moves by name of the player whose turn it is; empty for other players and for texts.
+
+        Args:
+            player: Index of the player.
+
+        Raises:
+            ValueError: If the action space is neither Discrete nor Text, or `actions` has the wrong length.
+        """
         agent = self.agents[player]
         space = self.aec.action_space(agent)
         if self.to_move() != player or isinstance(space, spaces.Text):
@@ -100,7 +114,7 @@ class PettingZooGame(Game):
         return all(self._is_dead(agent) for agent in self.aec.agents)
 
     def _pass_the_dead(self) -> None:
-        """Step for those who are out of a game that goes on, as PettingZoo asks for."""
+        """Step for agents who are out of a game that continues, as PettingZoo requires."""
         while not self._is_over() and self._is_dead(agent := self.aec.agent_selection):
             self._last_seen[agent] = self._described(agent)
             self.aec.step(None)
