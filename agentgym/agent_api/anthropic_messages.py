@@ -41,8 +41,12 @@ _OWN = ("thinking", "redacted_thinking")
 
 
 def read(said: Mapping[str, Any], *, counts: bool = False) -> AgentRequest:
-    """Return the request in the body of POST /v1/messages, or of its count_tokens if `counts`, which samples
-    nothing.
+    """Return the request in the body of POST /v1/messages.
+
+    If `counts`, the body is that of /v1/messages/count_tokens, which samples nothing and needs no `max_tokens`.
+
+    Raises:
+        RefusedError: If a field is missing or wrong; it names the field.
     """
     given(said, "messages", list)
     system = parts_text(said.get("system"), "system")

@@ -23,7 +23,7 @@ MODEL = "policy"
 _ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
 _RESPONSES = "/v1/responses"
 _NO_RESPONSES = (
-    "OpenAI's Responses API is not answered here; set the agent to chat completions (POST /v1/chat/completions): "
+    "OpenAI's Responses API is not supported; set the agent to chat completions (POST /v1/chat/completions): "
     'use_responses_api=False in LangChain, set_default_openai_api("chat_completions") in the OpenAI Agents SDK, '
     'wire_api = "chat" in a Codex that still has it'
 )
@@ -85,9 +85,9 @@ class AgentApi:
             raise RefusedError(_NO_RESPONSES, status=404, kind="not_found")
         if path not in _ROUTES:
             known = ", ".join([*_ROUTES, "/v1/models"])
-            raise RefusedError(f"no such path: {request.path}; there are {known}", status=404, kind="not_found")
+            raise RefusedError(f"no such path: {request.path}; the paths are {known}", status=404, kind="not_found")
         if request.method != _ROUTES[path]:
-            raise RefusedError(f"{request.method}: ask {path} with POST", status=405)
+            raise RefusedError(f"{request.method}: use POST for {path}", status=405)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RefusedError("content-encoding: must be identity", status=415)
         counts = path.endswith("/count_tokens")
@@ -105,7 +105,7 @@ class AgentApi:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (token.strip() if kind.lower() == "bearer" else "")
         if not hmac.compare_digest(given.encode(), self._key.encode()):
-            raise RefusedError("the API key is not that of this rollout", status=401, kind="invalid_api_key")
+            raise RefusedError("the API key is not this rollout's", status=401, kind="invalid_api_key")
 
     def _note(self, error: RefusedError) -> None:
         self.refused += 1
@@ -123,7 +123,7 @@ def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
     except RefusedError:
         raise
     except Exception as error:
-        log.warning("a request of an agent cannot be read", exc_info=error)
+        log.warning("an agent's request cannot be read", exc_info=error)
         raise RefusedError(f"the request cannot be read: {describe(error)}") from error
 
 
@@ -135,8 +135,10 @@ def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpA
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         return HttpAnswer(status=200, body=api.events(asked, answer), headers=headers)
     except Exception as error:
-        log.warning("an answer to an agent cannot be written", exc_info=error)
-        raise RefusedError(f"the answer cannot be written: {describe(error)}", status=500, kind="unwritten") from error
+        log.warning("a response to an agent cannot be written", exc_info=error)
+        raise RefusedError(
+            f"the response cannot be written: {describe(error)}", status=500, kind="unwritten"
+        ) from error
 
 
 def _models() -> dict[str, Any]:
@@ -158,4 +160,4 @@ def _warn_of(name: str, setting: str) -> None:
     if setting in warned or len(warned) == MAX_WARNED:
         return
     warned.add(setting)
-    log.warning("%s: its agent sends %.80r, which is not followed: the run's own sampling holds", name, setting)
+    log.warning("%s: its agent sends %.80r, which is ignored: the run's own sampling settings apply", name, setting)

@@ -68,9 +68,11 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
 def _refuse(said: Mapping[str, Any]) -> None:
     """Refuse fields that a response could only pretend to follow."""
     if said.get("n") not in (None, 1):
-        raise wrong("n", "must be 1; ask again for another answer", said["n"])
+        raise wrong("n", "must be 1; send another request for another answer", said["n"])
     if (may(said, "response_format", dict) or {"type": "text"}).get("type") != "text":
-        raise wrong("response_format.type", "must be text; sampling is not constrained", said["response_format"])
+        raise wrong(
+            "response_format.type", "must be text; constrained sampling is not supported", said["response_format"]
+        )
     if said.get("functions"):
         raise wrong("functions", "must be given as `tools`", said["functions"])
     if said.get("logprobs"):

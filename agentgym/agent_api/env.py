@@ -50,14 +50,14 @@ class AgentEnv(ToolEnv[TaskT]):
         check_number(f"{name}.grace_s", cls.grace_s)
         made: type = cls
         if tools := class_tools(made):
-            raise ValueError(f"{name}: the agent brings its own tools, and {next(iter(tools))!r} is no tool of it")
+            raise ValueError(f"{name}: the agent brings its own tools and can't use {next(iter(tools))!r}; remove it")
         for reward in rewards_of(made):
             check_free(reward, frozenset({*dir(AgentEnv), "result"}), f"reward {reward!r} of {name}", "")
         if cls.context is not None:
-            raise ValueError(f"{name}.context: the agent keeps its own context; leave this out")
+            raise ValueError(f"{name}.context: the agent manages its own context; remove this")
         if getattr(cls.sandbox_spec, "network", None) == "none":
             raise ValueError(
-                f'{name}.sandbox_spec: the agent asks over a loopback; give the sandbox network="loopback"'
+                f'{name}.sandbox_spec: the agent reaches its API over a loopback; give the sandbox network="loopback"'
             )
 
     def __init__(self, task: TaskT) -> None:
@@ -90,7 +90,7 @@ class AgentEnv(ToolEnv[TaskT]):
         name, key = type(self).__name__, secrets.token_urlsafe(24)
         if (image := first_image(prompt)) is not None:
             raise EnvError(
-                f"{name}: {image}: an agent is told its prompt as text; put the image into a file of its sandbox"
+                f"{name}: {image}: an agent gets its prompt as text; put the image into a file in its sandbox"
             )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
@@ -125,9 +125,9 @@ def _addresses(port: int, key: str) -> dict[str, str]:
 
 def _why_no_request(api: AgentApi, result: ExecResult) -> str:
     if api.refusal is not None:
-        return f"the agent was given no answer; its last request was refused: {api.refusal}"
+        return f"the agent got no response; its last request was refused: {api.refusal}"
     said = result.text(500)
-    return f"the agent ended with exit code {result.exit_code} and asked for nothing{f': {said}' if said else ''}"
+    return f"the agent ended with exit code {result.exit_code} and sent no request{f': {said}' if said else ''}"
 
 
 def _stop_reason(api: AgentApi, result: ExecResult) -> str:

@@ -32,7 +32,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         read = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body is no JSON: {error}") from None
+        raise RefusedError(f"the body is not JSON: {error}") from None
     if not isinstance(read, dict):
         raise RefusedError(f"the body must be a JSON object, got {type(read).__name__}")
     if not is_sound(read):
@@ -93,7 +93,7 @@ def texts(value: Any, name: str) -> tuple[str, ...]:
     if len(listed) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in listed):
         raise wrong(name, f"must hold at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
     if any("\0" in text for text in listed):
-        raise wrong(name, "must not hold the character NUL", value)
+        raise wrong(name, "must not contain the character NUL", value)
     return tuple(listed)
 
 
@@ -118,7 +118,7 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
     if not isinstance(part, dict):
         raise wrong(where, "must be an object", part)
     if part.get("type") not in kinds:
-        raise wrong(f"{where}.type", f"must be {' or '.join(kinds)} (the policy reads text alone)", part.get("type"))
+        raise wrong(f"{where}.type", f"must be {' or '.join(kinds)} (the policy reads only text)", part.get("type"))
     text: str = given(part, "text", str, f"{where}.")
     return text
 
@@ -140,7 +140,7 @@ def check_conversation(messages: Sequence[Message]) -> None:
         raise RefusedError("messages: must not be empty", field="messages")
     if messages[-1]["role"] == "assistant":
         raise RefusedError(
-            "messages: the last one is of the assistant; a turn that the agent began cannot be sampled on",
+            "messages: the last one is the assistant's; a turn that the agent started cannot be continued",
             field="messages",
         )
 

@@ -139,13 +139,15 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, head: h11.Request) -> None:
         self._head, self._chunks = head, 0
         if head.http_version not in (b"1.0", b"1.1"):
-            raise MalformedRequest(505, f"HTTP/{head.http_version.decode()}: ask with HTTP/1.1")
+            raise MalformedRequest(505, f"HTTP/{head.http_version.decode()}: use HTTP/1.1")
         if len(head.headers) > MAX_HEADERS:
-            raise MalformedRequest(431, f"the request has {len(head.headers)} headers, and {MAX_HEADERS} are allowed")
+            raise MalformedRequest(
+                431, f"the request has {len(head.headers)} headers, but only {MAX_HEADERS} are allowed"
+            )
         headers = dict(head.headers)
         length = headers.get(b"content-length")
         if length is not None and b"transfer-encoding" in headers:
-            raise MalformedRequest(400, "content-length and transfer-encoding: give one of them, not both")
+            raise MalformedRequest(400, "content-length and transfer-encoding: send one of them, not both")
         if int(length or 0) > MAX_BODY:
             raise MalformedRequest(413, _TOO_LARGE)
         if self._h11.they_are_waiting_for_100_continue:

@@ -180,7 +180,7 @@ class RelayLink:
 
     def _cut_off(self, number: int) -> None:
         if not self._cut:
-            log.warning("an agent's connections are cut off: %d are open, with %d bytes", len(self._open), self._held())
+            log.warning("an agent's connection is cut off: %d are open, with %d bytes", len(self._open), self._held())
         self._cut = True
         self.lose(number)
         self.say(number, b"")

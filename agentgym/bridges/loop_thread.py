@@ -15,9 +15,7 @@ _Call: TypeAlias = tuple[Callable[[], Coroutine[Any, Any, Any]], _Answer]
 
 
 class LoopThread:
-    """Runs coroutines one after the other in a single task, so that a later one can close what an earlier one
-    opened.
-    """
+    """Runs coroutines one by one in a single task, so that a later one can close what an earlier one opened."""
 
     def __init__(self) -> None:
         started: concurrent.futures.Future[None] = concurrent.futures.Future()

@@ -49,7 +49,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
         with needs_extra():
             from openenv.core import GenericEnvClient
         if not self.url:
-            raise ValueError("url: empty; name the server, as in `OpenEnvToolEnv.configured(url=...)`")
+            raise ValueError("url: empty; set the server's address, as in `OpenEnvToolEnv.configured(url=...)`")
         self.client = GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout_s)
         self.total = 0.0
         self._first = ""

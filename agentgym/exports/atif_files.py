@@ -117,9 +117,9 @@ def below(path: Path, folder: Path, name: str) -> Path:
     try:
         is_below = real_path(file).is_relative_to(real_path(folder))
     except ValueError:
-        raise ValueError(f"{path}: no file can have the name {name!r:.200} of a reference; correct it") from None
+        raise ValueError(f"{path}: no file can have the referenced name {name!r:.200}; correct it") from None
     if not is_below:
-        raise ValueError(f"{path}: {name!r:.200} is not below the folder of the trajectory; put it there")
+        raise ValueError(f"{path}: {name!r:.200} is not below the folder of the trajectory; move it there")
     return file
 
 
@@ -130,7 +130,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
         allowance.take(path, size)
         found: dict[str, Any] = read_object(path, within=folder, most=size)
     except OSError as error:
-        raise ValueError(f"{path}: no JSON file can be read there ({error.strerror})") from error
+        raise ValueError(f"{path}: no JSON file can be read here ({error.strerror})") from error
     try:
         _Trajectory.model_validate(found)
     except ValidationError as error:

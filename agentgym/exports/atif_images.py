@@ -80,7 +80,7 @@ class _Files:
         """
         file = real_path(self._folder / name)
         if not file.is_relative_to(real_path(self._folder)):
-            raise ValueError("it is not below the folder of the trajectory; put it there")
+            raise ValueError("it is not below the folder of the trajectory; move it there")
         if (known := self._read.get(file)) is not None:
             self._allowance.take(file, known[0])
             return known[1]
@@ -100,9 +100,9 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
     source = part.get("source")
     name = source.get("path") if isinstance(source, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise ValueError("an image without source.path, which names its file")
+        raise ValueError("an image has no source.path, which must name its file")
     if "://" in name:
-        raise ValueError(f"source.path: {name!r:.200} is not fetched; download it, and name the file")
+        raise ValueError(f"source.path: {name!r:.200} is not fetched; download it and name the file")
     try:
         made = files.part(name)
     except OSError as error:

@@ -81,7 +81,7 @@ def content_from(content: str | list[Any] | None) -> Any:
         return content_of(content, "content")
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
-        raise ValueError(f"a part of the type {other[0]!r}: only text and images are read")
+        raise ValueError(f"a part has the type {other[0]!r}; only text and images are supported")
     return "".join(part["text"] for part in content)
 
 

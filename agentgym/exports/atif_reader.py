@@ -24,7 +24,7 @@ from agentgym.types.rollout import Rollout, Segment, SegmentKind, Turn
 
 PHASE = "eval"
 """Phase of a rollout that another agent ran."""
-UNSCORED = Failure(type="AgentGymError", message="its file says no reward; `extra.reward` of a trajectory is one")
+UNSCORED = Failure(type="AgentGymError", message="its file has no reward; set `extra.reward` of the trajectory")
 """The failure of a rollout that has no reward."""
 
 
@@ -144,7 +144,7 @@ def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
     """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:
-        raise ValueError(f"{path}: {file} stands twice in what it refers to")
+        raise ValueError(f"{path}: it refers to {file} twice")
     files.add(real)
     if len(files) > MOST_FILES:
         raise ValueError(f"{path}: it refers to more than {MOST_FILES} files")
@@ -197,7 +197,7 @@ def _made(piece: _Piece, place: int, most: int, prompt: Sequence[Message], spoke
     counted = (spans[-1][1] if spans else 0) + whole(kept.get("last_tokens", 0), "last_tokens")
     length = counted if ids is None else len(ids)
     if not 0 <= length <= most:
-        raise ValueError(f"it counts {length:,} tokens, and a rollout of more than {MOST_TOKENS:,} is not read")
+        raise ValueError(f"it has {length:,} tokens, but a rollout may have at most {MOST_TOKENS:,}")
     logprobs, sampled = np.zeros(length, np.float32), np.zeros(length, np.bool_)
     for (start, stop), turn in zip(spans, spoken, strict=True):
         sampled[start:stop] = True

@@ -10,10 +10,10 @@ from agentgym.types.messages import Message, ToolCall, first_image
 from agentgym.types.rollout import Segment
 
 BRANCH = "branches, whose rewards are not those of their rollouts"
-NOT_TRAINED = "conversations without a turn that may be trained"
+NOT_TRAINED = "conversations without a turn to train on"
 CUT = "conversations with a turn that a limit cut off"
-SEEN = "conversations with an image, for which the format has no place"
-MALFORMED = "conversations with a call that is no valid JSON"
+SEEN = "conversations with an image, which the format can't hold"
+MALFORMED = "conversations with a call that isn't valid JSON"
 
 
 def why_not(segment: Segment, *, images: bool) -> str | None:

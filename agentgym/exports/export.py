@@ -62,7 +62,7 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
         AgentGymError: If `out` already exists, or if no rollout is left to write; then nothing is written.
     """
     if os.path.lexists(out):
-        raise AgentGymError(f"output: {out} exists already; name another one")
+        raise AgentGymError(f"output: {out} already exists; choose another one")
     done = Exported(out)
     with RolloutStore(run) as store:
         found = _chosen(store, chosen, done.left_out)
@@ -79,8 +79,8 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
             raise
     if not done.pieces:
         remove(part)
-        why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout is as asked for"
-        raise AgentGymError(f"run: nothing of {run} is left to export: {why}")
+        why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout matches"
+        raise AgentGymError(f"run: {run} has nothing to export: {why}")
     part.replace(out)
     return done
 

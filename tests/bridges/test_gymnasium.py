@@ -510,7 +510,7 @@ async def test_the_wrong_number_of_names_is_an_error() -> None:
 
     played = await ag.rollout(Two, lake(), Scripted(PATH))
     assert played.error is not None
-    assert "action_names: 2 for the 4 actions of FrozenLake-v1" in played.error
+    assert "action_names: got 2 names for the 4 actions of FrozenLake-v1" in played.error
 
 
 async def test_actions_that_are_not_discrete_are_an_error() -> None:

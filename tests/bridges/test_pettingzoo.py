@@ -124,7 +124,7 @@ async def test_in_another_seat_the_others_have_moved_first_and_the_seed_is_the_e
 
 async def test_a_masked_move_is_illegal_and_the_model_moves_again() -> None:
     rollout = await ag.rollout(Stones, game(), moves("two", "two", "two", "one"))
-    assert shown(rollout)[3].startswith("error: illegal move: 'two' is none of one; after 2 more")
+    assert shown(rollout)[3].startswith("error: illegal move: 'two' is not one of: one; after 2 more")
     assert (rollout.reward, rollout.metrics["illegal_moves"]) == (5.0, 1.0)
 
 
@@ -180,7 +180,7 @@ async def test_text_actions_are_what_the_model_writes() -> None:
             return Tally(1, spaces.Text(1, min_length=1, charset="12"))
 
     rollout = await ag.rollout(Written, game(), moves("three", *"22222"))
-    assert "error: illegal move: 'three' is none of Text(1, 1" in shown(rollout)[1]
+    assert "error: illegal move: 'three' is not one of: Text(1, 1" in shown(rollout)[1]
     assert rollout.reward == 8.0
 
 
@@ -302,7 +302,7 @@ def test_a_game_that_needs_more_than_its_functions_is_refused() -> None:
         def nothing(self) -> float:
             return 0.0
 
-    with pytest.raises(ValueError, match=r"Served\.open_resources: an exported game has its five functions alone"):
+    with pytest.raises(ValueError, match=r"Served\.open_resources: an exported game can have only its five functions"):
         ExportedGame(Served)
     with pytest.raises(ValueError, match=r"game: NoGame is no ag\.Game"):
         ExportedGame(NoGame)  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def test_an_env_that_trl_cannot_play_is_refused() -> None:
         def nothing(self) -> float:
             return 0.0
 
-    with pytest.raises(ValueError, match="env: TRL does not take 'reset' of Reset as a tool"), _made(Reset):
+    with pytest.raises(ValueError, match="env: TRL does not accept 'reset' of Reset as a tool"), _made(Reset):
         raise AssertionError
     mixed = ag.mix({"odd": ag.Member(Odd, 1), "chase": ag.Member(Chase, 1)})
     with pytest.raises(ValueError, match=r"is a mixture or an ag\.AgentEnv"), _made(mixed):

@@ -94,7 +94,9 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
                 else "tasks: give at least one"
             )
         if isinstance(self.tasks, Endless):
-            raise ValueError(f"tasks: those of {self.cls.__name__} are endless; pass some, such as tasks=TASKS[:1000]")
+            raise ValueError(
+                f"tasks: {self.cls.__name__} has endless tasks; pass some of them, such as tasks=TASKS[:1000]"
+            )
         self.sandbox_spec = spec
         self.sandboxes = sandboxes
         self.max_length = max_length

@@ -87,9 +87,11 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     def _choices(self) -> list[str]:
         space = self.gym.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise ValueError(f"{self.task.env_id}: only Discrete actions can be a tool's, these are {space}")
+            raise ValueError(f"{self.task.env_id}: expected a Discrete action space, got {space}")
         if len(self.action_names) not in (0, space.n):
-            raise ValueError(f"action_names: {len(self.action_names)} for the {space.n} actions of {self.task.env_id}")
+            raise ValueError(
+                f"action_names: got {len(self.action_names)} names for the {space.n} actions of {self.task.env_id}"
+            )
         return list(self.action_names or map(str, range(space.start, space.start + space.n)))
 
     def _number(self, action: int | str) -> int:

@@ -27,8 +27,8 @@ OUTCOME = "agentgym://outcome"
 """The resource with the episode's result as JSON, which is `null` until the episode ends."""
 TASK = "agentgym://task"
 """The resource with the episode's first messages as JSON."""
-_OUTCOME = "The reward, the rewards by name, the stop reason and the metrics of the episode; null until it has ended."
-_RESOURCES = {TASK: "The messages that the episode begins with.", OUTCOME: _OUTCOME}
+_OUTCOME = "The episode's reward, rewards by name, stop reason and metrics; null until the episode has ended."
+_RESOURCES = {TASK: "The episode's first messages.", OUTCOME: _OUTCOME}
 
 
 class EpisodeServer:
@@ -51,7 +51,7 @@ class EpisodeServer:
         self.outcome: dict[str, Any] | None = None
         """The episode's result, or None until its end."""
         if answer in (names := [tool["function"]["name"] for tool in tools]):
-            raise ValueError(f"answer: {answer!r} is a tool of the env; give another name")
+            raise ValueError(f"answer: {answer!r} is a tool of the env; choose another name")
         self._names = {*names, answer}
         functions = [*(tool["function"] for tool in tools), _answer_tool(answer)]
         self._tools = [
@@ -79,14 +79,18 @@ class EpisodeServer:
 
     async def _read_resource(self, context: Any, asked: Any) -> Any:
         if asked.uri not in _RESOURCES:
-            raise MCPError(types.INVALID_PARAMS, f"no resource {asked.uri!r}; there are {', '.join(_RESOURCES)}")
+            raise MCPError(
+                types.INVALID_PARAMS, f"no resource {asked.uri!r}; the resources are {', '.join(_RESOURCES)}"
+            )
         text = json.dumps(self.outcome if asked.uri == OUTCOME else self.messages, ensure_ascii=False)
         held = types.TextResourceContents(uri=asked.uri, mime_type="application/json", text=text)
         return types.ReadResourceResult(contents=[held])
 
     async def _call_tool(self, context: Any, asked: Any) -> Any:
         if asked.name not in self._names:
-            raise MCPError(types.INVALID_PARAMS, f"no tool {asked.name!r}; there are {', '.join(sorted(self._names))}")
+            raise MCPError(
+                types.INVALID_PARAMS, f"no tool {asked.name!r}; the tools are {', '.join(sorted(self._names))}"
+            )
         said, wrong = await self._thread.wait_for(lambda: self._step(asked.name, asked.arguments or {}))
         blocks = [_block(part) for content in said for part in parts_of(content) or [{"type": "text", "text": ""}]]
         return types.CallToolResult(content=blocks, is_error=wrong)
@@ -137,11 +141,9 @@ def _block(part: Any) -> Any:
 
 
 def _answer_tool(name: str) -> dict[str, Any]:
-    said = {"type": "string", "description": "What you say."}
+    said = {"type": "string", "description": "The text to send."}
     parameters = {"type": "object", "properties": {"text": said}, "required": ["text"]}
-    description = (
-        "Say something to whoever gave you the task, such as your answer. It ends the task where that ends it."
-    )
+    description = "Send text to whoever gave you the task, such as your answer. It may end the task."
     return {"name": name, "description": description, "parameters": parameters}
 
 

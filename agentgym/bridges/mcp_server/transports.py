@@ -44,7 +44,7 @@ async def serve_http(episode: EpisodeServer, listener: socket.socket, *, token: 
         ValueError: If the token is empty.
     """
     if token == "":
-        raise ValueError("token: must not be empty; None answers everybody")
+        raise ValueError("token: must not be empty; None accepts everybody")
     app = episode.server.streamable_http_app(streamable_http_path=PATH, host=listener.getsockname()[0])
     if token is not None:
         app = _Guard(app, token)
@@ -68,7 +68,7 @@ class _Guard:
         if scope["type"] == "lifespan" or self._brings_token(Request(scope)):
             await self._app(scope, receive, send)
             return
-        said = "The token is missing or of another server; use the whole address that this one printed.\n"
+        said = "The token is missing or wrong; use the whole address that this server printed.\n"
         await PlainTextResponse(said, 403)(scope, receive, send)
 
     def _brings_token(self, request: Request) -> bool:

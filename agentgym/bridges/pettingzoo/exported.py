@@ -124,7 +124,7 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
 
 def _check(cls: type[Game]) -> None:
     if not issubclass(cls, Game):
-        raise ValueError(f"game: {cls.__name__} is no ag.Game")
+        raise ValueError(f"game: {cls.__name__} is not an ag.Game")
     for name in ("sandbox_spec", "sandbox_for", "open_resources", "setup", "close"):
         if getattr_static(cls, name) is not getattr_static(Game, name):
-            raise ValueError(f"{cls.__name__}.{name}: an exported game has its five functions alone; leave it out")
+            raise ValueError(f"{cls.__name__}.{name}: an exported game can have only its five functions; remove it")

@@ -10,10 +10,9 @@ from agentgym.environments.game import Game, IllegalMove
 
 
 class PettingZooGame(Game):
-    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` the others, which move at random by
-    default.
+    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` moves for the others.
 
-    A subclass returns the env in `make`, and sets `players` to the number of agents. `actions` may name the moves of
+    By default, the opponent moves at random. A subclass returns the env in `make`, and sets `players` to the number of agents. `actions` may name the moves of
     a Discrete space in the order of their numbers; without names, the moves are the numbers. An action mask makes the
     other moves illegal. With a Text space, the model's text is the action. A seat's result is the sum of its rewards.
     """
@@ -23,8 +22,9 @@ class PettingZooGame(Game):
         raise NotImplementedError(f"{type(self).__name__}.make()")
 
     def describe(self, observation: Any, agent: str) -> str:
-        """Return an observation as the model reads it: the env's rendering with `render_mode="ansi"`, otherwise its
-        `str`.
+        """Return an observation as the model reads it.
+
+        This is the env's rendering if its render mode is "ansi", otherwise the observation's `str`.
 
         Args:
             observation: The observation, without its action mask.
@@ -64,7 +64,7 @@ class PettingZooGame(Game):
     def opponent(self, observation: str, rng: random.Random) -> Any:
         player = self.agents.index(self.aec.agent_selection)
         if not (moves := self.moves(player)):
-            raise NotImplementedError(f"{type(self).__name__}.opponent: moves that are no Discrete numbers need one")
+            raise NotImplementedError(f"{type(self).__name__}.opponent: override it, because its moves aren't Discrete")
         return rng.choice(list(moves))
 
     def moves(self, player: int) -> dict[str, int]:
@@ -81,10 +81,10 @@ class PettingZooGame(Game):
         if self.to_move() != player or isinstance(space, spaces.Text):
             return {}
         if not isinstance(space, spaces.Discrete):
-            raise ValueError(f"{self.aec}: only Discrete and Text actions can be a game's, these are {space}")
+            raise ValueError(f"{self.aec}: expected a Discrete or Text action space, got {space}")
         names = self.actions or tuple(str(space.start + place) for place in range(space.n))
         if len(names) != space.n:
-            raise ValueError(f"actions: {len(names)} for the {space.n} of {self.aec}")
+            raise ValueError(f"actions: got {len(names)} names for the {space.n} actions of {self.aec}")
         mask = self._mask(agent)
         return {name: int(space.start) + place for place, name in enumerate(names) if mask is None or mask[place]}
 
@@ -104,7 +104,7 @@ class PettingZooGame(Game):
         if not moves and action in space:
             return action
         if action not in moves:
-            raise IllegalMove(f"{action!r:.80} is none of {', '.join(moves) or space}")
+            raise IllegalMove(f"{action!r:.80} is not one of: {', '.join(moves) or space}")
         return moves[action]
 
     def _is_dead(self, agent: str) -> bool:

@@ -60,7 +60,7 @@ class TRLEnvironment:
         messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
         if len(info["tools"]) != len(class_tools(self.env)):
-            raise ValueError(f"{self.env.__name__}: TRL takes the tools of a class, and not those of an instance")
+            raise ValueError(f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance")
         return _beyond(messages, prompt, self.env.__name__)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -118,11 +118,11 @@ def environment_factory(
     cls: Any = find_env(env)
     if issubclass(cls, Mixture | AgentEnv):
         raise ValueError(
-            f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one an env"
+            f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one per env"
         )
     tools = {name: tool.schema["function"] for name, tool in class_tools(cls).items() if tool.root}
     if taken := [name for name in tools if name in ("reset", "get_reward") or name.startswith("_")]:
-        raise ValueError(f"env: TRL does not take {taken[0]!r} of {cls.__name__} as a tool; give it another name")
+        raise ValueError(f"env: TRL does not accept {taken[0]!r} of {cls.__name__} as a tool; rename it")
     methods = {name: tool_method(name, schema) for name, schema in tools.items()}
     made: Any = type(cls.__name__, (TRLEnvironment,), {"env": cls, **methods})
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
 def _prompt(cls: type[Env[Any]], task: Task) -> list[dict[str, str]]:
     system = [{"role": "system", "content": cls.system}] if cls.system and task.prompt[0]["role"] != "system" else []
     if any("tool_calls" in message for message in task.prompt):
-        raise ValueError(f"prompt: task {task.id!r} holds tool calls, which TRL's prompts cannot")
+        raise ValueError(f"prompt: task {task.id!r} contains tool calls, which TRL's prompts can't")
     where = f"prompt: task {task.id!r}"
     return [*system, *({"role": message["role"], "content": _text(message, where)} for message in task.prompt)]
 
@@ -184,7 +184,7 @@ def _text(message: Message, where: str) -> str:
     """
     content = message["content"]
     if not isinstance(content, str):
-        raise ValueError(f"{where} has an image, and TRL is given text alone; evaluate the env with ag.Endpoint")
+        raise ValueError(f"{where} has an image, but TRL gets only text; evaluate the env with ag.Endpoint")
     return content
 
 
@@ -196,5 +196,5 @@ def _beyond(messages: Sequence[Message], prompt: Sequence[Message], name: str) -
     """
     said, given = ([(message["role"], message["content"]) for message in some] for some in (messages, prompt))
     if said[:-1] != given[:-1] or said[-1][0] != given[-1][0] or not said[-1][1].startswith(given[-1][1]):
-        raise ValueError(f"{name}.reset: its first messages must begin with those of the row, for TRL has shown them")
+        raise ValueError(f"{name}.reset: its first messages must start with the row's, which TRL has already used")
     return said[-1][1].removeprefix(given[-1][1]) or None

@@ -40,7 +40,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
     """
 
     env_id = Parameter("", doc="the environment's name, as verifiers.load_environment takes it")
-    arguments = Parameter("{}", doc="a JSON object of what the environment's own load_environment gets")
+    arguments = Parameter("{}", doc="a JSON object of arguments for the environment's load_environment")
     raised_rewards_are_zero: ClassVar[bool] = False
     """Whether a reward function that raises counts as 0.0, as in verifiers, instead of failing the rollout."""
 
@@ -109,7 +109,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
         if (error := self._state["error"]) is not None:
             raise EnvError(f"{name}: {describe(error)}") from error
         if not api.answered:
-            raise EnvError(f"{name}: the environment was given no answer: {api.refusal or 'it asked for none'}")
+            raise EnvError(f"{name}: the environment got no response: {api.refusal or 'it sent no request'}")
         if isinstance(api.refusal, LimitError):
             return api.refusal.reason
         return self._state["stop_condition"] or StopReason.DONE
