@@ -230,8 +230,8 @@ class Heart:
         seconds = off + (suspended if suspended >= LEAST_S else 0.0)
         if seconds:  # Order: log, count, then subtract. Code that sees a later effect also sees the earlier ones.
             _aside.warn(
-                "the process stood still for %.1f s: it was stopped, or its container or machine was paused; time limits "
-                "of this process don't count that time, but limits inside a sandbox do if the sandbox was "
+                "the process stood still for %.1f s: it was stopped, or its container or machine was paused; time "
+                "limits of this process don't count that time, but limits inside a sandbox do if the sandbox was "
                 "stopped, too",
                 seconds,
             )

@@ -43,7 +43,7 @@ async def test_without_the_key_of_the_rollout_nothing_is_answered(path: str, key
     answer = await post(api_of(say("one")), path, GO_ANTHROPIC, key=key)
     said = body(answer)["error"]
     assert (answer.status, said["type"]) == (401, "authentication_error")
-    assert "is not that of this rollout" in said["message"]
+    assert "is not this rollout's" in said["message"]
 
 
 REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
@@ -57,7 +57,7 @@ REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
     "messages[0].content[0].type: must be text (the policy reads only text)": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     },
-    "the last one is of the assistant": {"messages": [{"role": "assistant", "content": "I"}]},
+    "the last one is the assistant's": {"messages": [{"role": "assistant", "content": "I"}]},
     "tools[0].type: must be function": {"tools": [{"type": "web_search"}]},
     "tools[0].function.name: required": {"tools": [{"type": "function", "function": {}}]},
     "n: must be 1": {"n": 2},

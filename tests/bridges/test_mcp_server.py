@@ -351,7 +351,7 @@ def test_a_port_that_nobody_can_listen_at_is_refused_in_one_line(
         port = taken.getsockname()[1]
         assert cli.main(["serve", "served.py:Noted", "--port", str(port)]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"agentgym: --port: nobody can listen at 127.0.0.1:{port} (")
-    assert said.endswith("); take another one, or 0 for a free one\n")
+    assert said.startswith(f"agentgym: --port: cannot listen on 127.0.0.1:{port} (")
+    assert said.endswith("); choose another port, or 0 for a free one\n")
     assert cli.main(["serve", "served.py:Noted", "--port", "99999"]) == 1
-    assert capsys.readouterr().err == "agentgym: --port: must be from 0 to 65535, got 99999; 0 is a free one\n"
+    assert capsys.readouterr().err == "agentgym: --port: must be from 0 to 65535, got 99999; 0 picks a free one\n"

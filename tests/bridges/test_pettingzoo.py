@@ -188,8 +188,8 @@ async def test_text_actions_are_what_the_model_writes() -> None:
     ("made", "settings", "why"),
     [
         (lambda: Tally(3), {}, r"players: 2, but tally_v0 has 3 agents"),
-        (lambda: Tally(), {"actions": ("one",)}, r"actions: 1 for the 2 of tally_v0"),
-        (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: only Discrete and Text actions"),
+        (lambda: Tally(), {"actions": ("one",)}, r"actions: got 1 names for the 2 actions of tally_v0"),
+        (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: expected a Discrete or Text action space"),
     ],
 )
 async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[str, Any], why: str) -> None:
@@ -304,5 +304,5 @@ def test_a_game_that_needs_more_than_its_functions_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"Served\.open_resources: an exported game can have only its five functions"):
         ExportedGame(Served)
-    with pytest.raises(ValueError, match=r"game: NoGame is no ag\.Game"):
+    with pytest.raises(ValueError, match=r"game: NoGame is not an ag\.Game"):
         ExportedGame(NoGame)  # type: ignore[arg-type]

@@ -168,7 +168,7 @@ def test_what_an_env_says_behind_the_prompt_is_given_to_trl() -> None:
         beyond = make().reset(task=task.model_dump_json(), prompt=prompt)  # type: ignore[arg-type]
         assert beyond is not None
         assert beyond.startswith("\n\n")
-        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must begin with those of the row"):
+        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must start with the row's"):
             make().reset(task=task.model_dump_json(), prompt=[ag.Message(role="user", content="Play.")])
 
 

@@ -125,7 +125,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     assert await asyncio.to_thread(cli.main, ["show", str(tmp_path / "new")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("env Lenient: ")
-    assert said[1] == f"scored again, as played in {played}"
+    assert said[1] == f"rescored from {played}"
     assert json.loads((tmp_path / "new/settings.json").read_text())["env"].endswith(":Words")
 
 
@@ -314,7 +314,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     with pytest.raises(ValueError, match=r"output_dir: .* exists already"):
         await rescore(played, Words, played)
     refused = {
-        ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",
+        ("--phase", "train"): "--phase: no rollout has the phase 'train'; the phases are: eval",
         ("--step", "9"): "run: it has no rollout of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",

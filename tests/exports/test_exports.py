@@ -307,7 +307,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     lines = run(capsys, "import", tmp_path, "--output-dir", tmp_path / "run")
     assert lines == [
         f"1 rollouts, 1 of them without a reward: {tmp_path}/run",
-        "left out: 1 files that are no trajectories",
+        "left out: 1 files that aren't trajectories",
     ]
     (found,) = rollouts_of(tmp_path / "run")
     root, following = found.segments
@@ -435,7 +435,7 @@ def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.C
     (tmp_path / "a.json").write_text(json.dumps(trajectory()))
     (tmp_path / "taken").symlink_to("nothing")
     assert cli.main(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "taken")]) == 1
-    assert "taken exists already; name another folder" in capsys.readouterr().err
+    assert "taken already exists; choose another folder" in capsys.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
     run(capsys, "import", tmp_path / "a.json", "--output-dir", tmp_path / "new")
@@ -450,16 +450,9 @@ async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
         ("export", tmp_path / "nothing", "--to", "sft"): "run: there is no folder",
         ("export", tmp_path, "--to", "sft", "--phase", "train"): "--phase: no rollout has the phase 'train'",
         ("export", tmp_path, "--to", "sft", "--output", tmp_path): "output: .* already exists",
-        (
-            "export",
-            tmp_path,
-            "--to",
-            "sft",
-            "--min-reward",
-            "1",
-        ): "run: .* has nothing to export: 1 rollouts with a reward below 1",
+        ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: .* to export: 1 rollouts with a reward below 1",
         ("export", tmp_path, "--to", "atif", "--step", "9"): "run: .* has nothing to export: no rollout matches",
-        ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: there is no trajectory of ATIF",
+        ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: no file is an ATIF trajectory",
         ("import", tmp_path / "none.json", "--output-dir", tmp_path / "new"): "paths: there is no .*none.json",
     }
     for words, told in refused.items():

@@ -12,9 +12,10 @@ from agentgym.environments.game import Game, IllegalMove
 class PettingZooGame(Game):
     """A PettingZoo AEC env as a game: the model has one seat, and `opponent` moves for the others.
 
-    By default, the opponent moves at random. A subclass returns the env in `make`, and sets `players` to the number of agents. `actions` may name the moves of
-    a Discrete space in the order of their numbers; without names, the moves are the numbers. An action mask makes the
-    other moves illegal. With a Text space, the model's text is the action. A seat's result is the sum of its rewards.
+    By default, the opponent moves at random. A subclass returns the env in `make`, and sets `players` to the number of
+    agents. `actions` may name the moves of a Discrete space in the order of their numbers; without names, the moves are
+    the numbers. An action mask makes the other moves illegal. With a Text space, the model's text is the action. A
+    seat's result is the sum of its rewards.
     """
 
     def make(self) -> Any:

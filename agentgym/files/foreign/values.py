@@ -56,4 +56,4 @@ def messages_of(found: Any, name: str) -> tuple[Any, ...]:
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"a {type(value).__name__}"
+    return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"type {type(value).__name__}"

@@ -84,7 +84,7 @@ def test_peft_makes_no_matrices_of_a_rank_that_no_tensor_has(
     folder = adapter(tmp_path / "adapter", **config)
     (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
     assert (wrong_with(found), found["code"]) == ([], 1)
-    assert "and its tensors have 2, of at most 16,384; correct r or rank_pattern" in found["error"]
+    assert "but its tensors have 2, and at most 16,384 is allowed; correct r or rank_pattern" in found["error"]
 
 
 def test_a_pickle_in_the_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:

@@ -89,7 +89,10 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         ),
         "subagent_trajectory_ref.0.trajectory_id: Input should be a valid string",
     ),
-    "a continuation in it that is no document": (document(continued=5, **kept(index=2**70)), "index: must be a whole"),
+    "a continuation in it that is no document": (
+        document(continued=5, **kept(index=2**70)),
+        "index: must be a 64-bit integer",
+    ),
     "references that are numbers": (
         document({"source": "agent", "message": "", "observation": {"results": [{"subagent_trajectory_ref": [3]}]}}),
         "Input should be a valid dictionary",
@@ -205,7 +208,7 @@ def bulky(folder: Path, many: int, size: int) -> Path:
 
 
 def test_the_files_of_a_trajectory_have_a_limit_together(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"b4\.json: with it, more than 134,217,728 bytes would be read"):
+    with pytest.raises(ValueError, match=r"b4\.json: with this file, more than 134,217,728 bytes would be read"):
         read_atif(bulky(tmp_path, 10, 30_000_000))
 
 
@@ -242,7 +245,7 @@ def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp
     assert wrong_with(found) == []
     assert found["out"].splitlines() == [
         f"2 rollouts, 0 of them without a reward: {tmp_path / 'out'}",
-        "left out: 4 files that are no trajectories",
+        "left out: 4 files that aren't trajectories",
     ]
     with RolloutStore(tmp_path / "out") as store:
         assert len(store) == 2
