@@ -31,9 +31,9 @@ def export_run(
 ) -> int:
     """Export the rollouts of a run or an evaluation for other programs, and print what was left out.
 
-    atif: a folder of trajectories in Harbor's ATIF v1.8, one file per rollout, with token ids and log-probabilities.
-    sft: one line of JSON per conversation, with its messages and tools, as TRL's SFTTrainer reads it.
-    openai: the same in the chat format of OpenAI's fine-tuning.
+    - atif: a folder of trajectories in Harbor's ATIF v1.8, one file per rollout, with token ids and log-probabilities.
+    - sft: one line of JSON per conversation, with its messages and tools, as TRL's SFTTrainer reads it.
+    - openai: one line of JSON per conversation, in the chat format of OpenAI's fine-tuning.
 
     For example:
     $ agentgym export runs/chase_grpo/20260801-101500 --to sft --min-reward 1
@@ -43,8 +43,7 @@ def export_run(
     Args:
         run: The folder of a run or an evaluation, which holds rollouts.sqlite.
         to: The format.
-        output: The file of lines, or the folder of trajectories; by default export-sft.jsonl, export-openai.jsonl or
-            export-atif in the run's folder.
+        output: The file or folder to write; by default export-sft.jsonl, export-openai.jsonl or export-atif in the run.
         min_reward: Leave out rollouts with a lower reward.
         phase: Only this phase: train, eval_before, eval_after, eval or all; by default train if the run has trained.
         step: Only the rollouts of this step.

@@ -102,6 +102,7 @@ def hold_folder(folder: Path) -> Iterator[LockedFolder]:
     Raises:
         FolderInUse: If a running process holds it.
         UnreadableFileError: If it holds a link that leads out of it, a pipe or a device.
+        ValueError: If it can't be written to.
     """
     check_folder(folder)
     with closing(LockedFolder(folder)) as held:

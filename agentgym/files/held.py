@@ -74,7 +74,7 @@ class HeldFolder:
         """
         with self._turn:
             before, now = self.path, self._made_anew()
-        said = f"Another process has taken the folder {before}: the trained model is written to {now}."
+        said = f"Another process has taken the folder {before}: the remaining output is written to {now}."
         return Change(now, lost=True, said=said)
 
     def _made_anew(self) -> Path:

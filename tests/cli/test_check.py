@@ -96,7 +96,7 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
     assert done.returncode == 0
     not_checked, result = done.stdout.splitlines()
     assert not_checked.startswith("not checked: whether the task can be solved")
-    assert "write `def oracle(task)` into the file of the env" in not_checked
+    assert "add to the env's file a `def oracle(task)`" in not_checked
     assert result == "hello (hello.env:Hello), task '10': nothing is wrong"
 
 

@@ -168,7 +168,7 @@ def test_a_wrong_parameter_is_named_by_every_command_that_plays(
     ("args", "told"),
     [
         (["my_short:Short"], "--model, --url: give a model"),
-        (["my_short:Short", "--model", "tiny", "--resume"], "--resume: name the folder"),
+        (["my_short:Short", "--model", "tiny", "--resume"], "--resume: give the folder"),
         (["my_short:Short", "--model", "tiny", "--tasks", "x"], "--tasks: Short has no test task with the id x"),
         (["my_short:Short", "--model", "tiny", "--k", "0"], "n, k: must be at least 1"),
         (["my_short:Short", "--model", "tiny", "--n", "1", "--tasks", "x"], "--n, --tasks: give only one of them"),

@@ -300,7 +300,7 @@ def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
         ("search", {"rows": 5}, ["search", "1", "chase", "2"], {"search.rows": 5}, ""),
         ("search", {"rows": 5}, ["chase"], {}, "chase_grpo: env_args: rows is dropped: it belongs to search, which"),
         ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search"], {"rows": 5}, ""),
-        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["chase", "1", "bisect", "1"], {}, "rows is left out"),
+        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["chase", "1", "bisect", "1"], {}, "rows is dropped"),
         ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search", "3", "bisect", "1"], {"search.rows": 5}, ""),
     ],
 )
@@ -422,7 +422,7 @@ def test_help_names_the_engines_and_how_their_settings_are_listed(capsys: pytest
         settings(RECIPE, ["--help"], about="Follow pointers.")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Follow pointers." in said
-    assert "`--engine sglang` SGLang servers" in said
+    assert "`--engine sglang` uses SGLang servers" in said
     assert "Each has its own settings: `--engine sglang --help` lists SGLang's." in said
     with pytest.raises(SystemExit, match="0"):
         settings(RECIPE, ["--engine", "sglang", "--help"])

@@ -52,8 +52,7 @@ def check(
         task: The task's id, instead of its number.
         threshold: The reward that the oracle must reach and the no-op must not.
         idle_is_right: Doing nothing is the right answer to this task.
-        repeatable: Two plays must have the same result. Use --no-repeatable if a judge or the world gives different
-            answers each time.
+        repeatable: Two plays must have the same result; use --no-repeatable if a judge or the world varies.
     """
     from agentgym.testing.env_checks.check import Settings, find_mistakes
     from agentgym.testing.env_checks.findings import counted
