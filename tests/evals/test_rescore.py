@@ -117,7 +117,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     assert lines[1].split() == ["right", "0.667", "before,", "1.000", "after,", "2", "of", "6", "changed"]
     assert lines[2].split()[-5:] == ["after,", "0", "of", "6", "changed"]
     assert lines[3].split()[0] == "group_reward"
-    assert lines[4].split() == ["rollouts", "6,", "6", "of", "them", "scored", "again"]
+    assert lines[4].split() == ["rollouts", "6,", "6", "of", "them", "rescored"]
     assert {name: same(rollout, before[name]) for name, rollout in stored(played).items()} == dict.fromkeys(
         before, True
     )
