@@ -1,1 +1,1 @@
-"""Agent programs that know nothing of agentgym: the API that they ask, and the env that runs them."""
+"""Support for agent programs that don't use agentgym: the API that they query, and the env that runs them."""

@@ -1,4 +1,4 @@
-"""Anthropic's messages: requests read, answers and events written."""
+"""Anthropic's Messages API: reads requests, and writes responses and events."""
 
 import json
 import uuid
@@ -27,7 +27,7 @@ from agentgym.types.messages import Message, ToolCall
 _READ = frozenset(
     ("messages", "model", "system", "tools", "tool_choice", "max_tokens", "stop_sequences", "stream", "metadata")
 )
-"""Fields that are followed, or change nothing."""
+"""Fields that are followed, or that change nothing."""
 _ENDS = {"stop": "end_turn", "stop_text": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
 _KINDS = {
     400: "invalid_request_error",
@@ -37,11 +37,17 @@ _KINDS = {
     413: "request_too_large",
 }
 _OWN = ("thinking", "redacted_thinking")
-"""Blocks that repeat the policy's reasoning, which is known by its ids."""
+"""Blocks that repeat the policy's reasoning, which is already known by its ids."""
 
 
 def read(said: Mapping[str, Any], *, counts: bool = False) -> AgentRequest:
-    """Read the body of POST /v1/messages; with `counts`, that of its count_tokens, which asks for no answer."""
+    """Return the request in the body of POST /v1/messages.
+
+    If `counts`, the body is that of /v1/messages/count_tokens, which samples nothing and needs no `max_tokens`.
+
+    Raises:
+        RefusedError: If a field is missing or wrong; it names the field.
+    """
     given(said, "messages", list)
     system = parts_text(said.get("system"), "system")
     messages = [Message(role="system", content=system)] if system else []
@@ -69,7 +75,7 @@ def _not_followed(said: Mapping[str, Any], choice: Mapping[str, Any]) -> tuple[s
 
 
 def _messages(said: Mapping[str, Any], where: str) -> list[Message]:
-    """One message of theirs; the results of tools in it become messages of their own, before its text."""
+    """Convert an Anthropic message; tool results in it become separate messages before its text."""
     role = given(said, "role", str, where)
     if role not in ("user", "assistant"):
         raise wrong(f"{where}role", "must be user or assistant", role)
@@ -120,13 +126,13 @@ def _tool(said: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return the body of a response."""
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
     return _head(request, list(_blocks(answer)), usage) | _end(answer)
 
 
 def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
-    """Return an answer as events, cut into pieces."""
+    """Return a response as events, with its text cut into pieces."""
     usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 1}
     made = [_event("message_start", message=_head(request, [], usage))]
     for index, block in enumerate(_blocks(answer)):

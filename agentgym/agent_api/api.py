@@ -1,4 +1,4 @@
-"""The API that an agent asks: its routes, its key, and what becomes of each request."""
+"""The API that an agent sends requests to: its routes, its key, and the handling of each request."""
 
 import asyncio
 import hmac
@@ -19,11 +19,11 @@ from agentgym.errors.tracebacks import describe
 log = logging.getLogger(__name__)
 
 MODEL = "policy"
-"""The name under which the policy is listed; every other one is answered, too."""
+"""The name under which the policy is listed; requests for any other model are answered, too."""
 _ROUTES = {"/v1/chat/completions": "POST", "/v1/messages": "POST", "/v1/messages/count_tokens": "POST"}
 _RESPONSES = "/v1/responses"
 _NO_RESPONSES = (
-    "OpenAI's Responses API is not answered here; set the agent to chat completions (POST /v1/chat/completions): "
+    "OpenAI's Responses API is not supported; set the agent to chat completions (POST /v1/chat/completions): "
     'use_responses_api=False in LangChain, set_default_openai_api("chat_completions") in the OpenAI Agents SDK, '
     'wire_api = "chat" in a Codex that still has it'
 )
@@ -36,34 +36,34 @@ _MODEL = {
     "owned_by": "agentgym",
     "display_name": MODEL,
 }
-"""As both APIs show a model."""
+"""The model as both APIs list it."""
 MAX_WARNED = 20
-"""Settings that are warned of for one env: the code in the sandbox chooses their names."""
+"""Maximum number of settings to warn about per env, since the code in the sandbox chooses their names."""
 _warned: dict[str, set[str]] = {}
 _BYTES = 4
-"""Bytes of text that a sampled id is taken for."""
+"""Estimated bytes of text per sampled id."""
 
 
 class AgentApi:
-    """The API of one rollout: whoever has its key asks that rollout's policy.
+    """The API of one rollout, whose key gives access to that rollout's policy.
 
-    It speaks OpenAI's chat completions and Anthropic's messages. Clients are told not to try a refused request again.
+    It supports OpenAI's chat completions and Anthropic's messages. Clients are told not to retry a refused request.
     """
 
     def __init__(self, policy: Policy, key: str, name: str) -> None:
         self._policy, self._key, self._name = policy, key, name
         self.answered = self.refused = 0
         self.refusal: RefusedError | None = None
-        """The error that the last request was refused with; None where it was answered."""
+        """The error with which the last request was refused, or None if it was answered."""
         loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = loop.create_future()
-        """The name of the limit that has ended the rollout, once a request came after it."""
+        """Name of the limit that ended the rollout; set when a request comes after the limit was reached."""
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """What went wrong behind the API, such as an EngineError, once it did."""
+        """The error behind the API, such as an EngineError, if one occurred."""
         self._large = LargeRequests()
 
     async def handle(self, request: HttpRequest) -> HttpAnswer:
-        """Answer a request; whatever goes wrong is an answer in the shape of its API."""
+        """Respond to a request; every error becomes a response in the format of the request's API."""
         path = request.path.rstrip("/")
         speaks_anthropic = path.startswith("/v1/messages") or "anthropic-version" in request.headers
         api = anthropic_messages if speaks_anthropic else chat_completions
@@ -85,9 +85,9 @@ class AgentApi:
             raise RefusedError(_NO_RESPONSES, status=404, kind="not_found")
         if path not in _ROUTES:
             known = ", ".join([*_ROUTES, "/v1/models"])
-            raise RefusedError(f"no such path: {request.path}; there are {known}", status=404, kind="not_found")
+            raise RefusedError(f"no such path: {request.path}; the paths are {known}", status=404, kind="not_found")
         if request.method != _ROUTES[path]:
-            raise RefusedError(f"{request.method}: ask {path} with POST", status=405)
+            raise RefusedError(f"{request.method}: use POST for {path}", status=405)
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RefusedError("content-encoding: must be identity", status=415)
         counts = path.endswith("/count_tokens")
@@ -105,7 +105,7 @@ class AgentApi:
         kind, _, token = headers.get("authorization", "").partition(" ")
         given = headers.get("x-api-key") or (token.strip() if kind.lower() == "bearer" else "")
         if not hmac.compare_digest(given.encode(), self._key.encode()):
-            raise RefusedError("the API key is not that of this rollout", status=401, kind="invalid_api_key")
+            raise RefusedError("the API key is not this rollout's", status=401, kind="invalid_api_key")
 
     def _note(self, error: RefusedError) -> None:
         self.refused += 1
@@ -115,7 +115,7 @@ class AgentApi:
 
 
 def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
-    """Read a body; whatever is wrong with it is a RefusedError, for the code in the sandbox chose it."""
+    """Read a body; any problem is a RefusedError, because the code in the sandbox wrote the body."""
     try:
         said = read_object(body)
         read: AgentRequest = api.read(said, counts=True) if counts else api.read(said)
@@ -123,20 +123,22 @@ def _read(api: ModuleType, body: bytes, counts: bool) -> AgentRequest:
     except RefusedError:
         raise
     except Exception as error:
-        log.warning("a request of an agent cannot be read", exc_info=error)
+        log.warning("an agent's request cannot be read", exc_info=error)
         raise RefusedError(f"the request cannot be read: {describe(error)}") from error
 
 
 def _written(api: ModuleType, asked: AgentRequest, answer: AgentAnswer) -> HttpAnswer:
-    """Write an answer; one that cannot be written is an error to the agent alone, for the policy chose it."""
+    """Write a response; a failure is an error for the agent only, because the policy wrote the response."""
     try:
         if not asked.stream:
             return _json(200, api.written(asked, answer))
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         return HttpAnswer(status=200, body=api.events(asked, answer), headers=headers)
     except Exception as error:
-        log.warning("an answer to an agent cannot be written", exc_info=error)
-        raise RefusedError(f"the answer cannot be written: {describe(error)}", status=500, kind="unwritten") from error
+        log.warning("a response to an agent cannot be written", exc_info=error)
+        raise RefusedError(
+            f"the response cannot be written: {describe(error)}", status=500, kind="unwritten"
+        ) from error
 
 
 def _models() -> dict[str, Any]:
@@ -153,9 +155,9 @@ def _json(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | Non
 
 
 def _warn_of(name: str, setting: str) -> None:
-    """Say once for each env and setting that the setting is not followed, of the first MAX_WARNED settings."""
+    """Warn once per env and setting, for the first MAX_WARNED settings, that the setting is ignored."""
     warned = _warned.setdefault(name, set())
     if setting in warned or len(warned) == MAX_WARNED:
         return
     warned.add(setting)
-    log.warning("%s: its agent sends %.80r, which is not followed: the run's own sampling holds", name, setting)
+    log.warning("%s: its agent sends %.80r, which is ignored: the run's own sampling settings apply", name, setting)

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: requests read, answers and events written."""
+"""OpenAI's Chat Completions API: reads requests, and writes responses and events."""
 
 import json
 import time
@@ -31,16 +31,20 @@ _READ = frozenset(
         *("stream_options", "n", "response_format", "logprobs", "user", "metadata", "store"),
     )
 )
-"""Fields that are followed, refused below, or change nothing."""
+"""Fields that are followed, refused below, or that change nothing."""
 _ENDS = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 500: "server_error"}
 _CODES = {"context": "context_length_exceeded"}
 _PIECE = 64
-"""Characters of one event."""
+"""Characters per event."""
 
 
 def read(said: Mapping[str, Any]) -> AgentRequest:
-    """Read the body of POST /v1/chat/completions; RefusedError names what it cannot be answered with."""
+    """Return the request in the body of POST /v1/chat/completions.
+
+    Raises:
+        RefusedError: If a field has a value that can't be honored; it names the field.
+    """
     _refuse(said)
     given(said, "messages", list)
     listed = objects(said, "messages", most=MAX_MESSAGES)
@@ -62,11 +66,13 @@ def read(said: Mapping[str, Any]) -> AgentRequest:
 
 
 def _refuse(said: Mapping[str, Any]) -> None:
-    """Refuse what an answer could only pretend to follow."""
+    """Refuse fields that a response could only pretend to follow."""
     if said.get("n") not in (None, 1):
-        raise wrong("n", "must be 1; ask again for another answer", said["n"])
+        raise wrong("n", "must be 1; send another request for another answer", said["n"])
     if (may(said, "response_format", dict) or {"type": "text"}).get("type") != "text":
-        raise wrong("response_format.type", "must be text; sampling is not constrained", said["response_format"])
+        raise wrong(
+            "response_format.type", "must be text; constrained sampling is not supported", said["response_format"]
+        )
     if said.get("functions"):
         raise wrong("functions", "must be given as `tools`", said["functions"])
     if said.get("logprobs"):
@@ -115,7 +121,7 @@ def _tool(said: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
-    """Return the body of an answer."""
+    """Return the body of a response."""
     message = dict(answer.message) | {"refusal": None}
     if calls := _calls(answer):
         message |= {"tool_calls": calls, "content": answer.message["content"] or None}
@@ -124,7 +130,7 @@ def written(request: AgentRequest, answer: AgentAnswer) -> dict[str, Any]:
 
 
 def events(request: AgentRequest, answer: AgentAnswer) -> list[bytes]:
-    """Return an answer as events, cut into pieces."""
+    """Return a response as events, with its text cut into pieces."""
     head = _head(request, "chat.completion.chunk")
 
     def chunk(delta: Mapping[str, Any], end: str | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Keys of the beginnings of an agent's conversation, by which a request is found to go on behind an earlier one."""
+"""Keys of the prefixes of an agent's conversation, which tell whether a request continues an earlier one."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from agentgym.types.messages import Message
 
 
 def beginnings(request: AgentRequest) -> list[str]:
-    """Return the key of the tools, and then that of each beginning of the conversation."""
+    """Return the key of the tools, followed by the key of each prefix of the conversation."""
     keys = [_hashed("", request.tools)]
     for message in request.messages:
         keys.append(next_key(keys[-1], message))
@@ -17,7 +17,7 @@ def beginnings(request: AgentRequest) -> list[str]:
 
 
 def head_of(request: AgentRequest) -> str:
-    """Return the key of the tools and the system messages before all others."""
+    """Return the key of the tools and the leading system messages."""
     key = _hashed("", request.tools)
     for message in request.messages:
         if message["role"] != "system":
@@ -27,9 +27,9 @@ def head_of(request: AgentRequest) -> str:
 
 
 def next_key(key: str, message: Message) -> str:
-    """Return the key of a conversation and the message behind it.
+    """Return the key of a conversation extended by a message.
 
-    A turn is taken without spaces at its ends, its reasoning, and the ids of its calls.
+    A turn is compared without spaces at its ends, its reasoning, and the ids of its calls.
     """
     content = message["content"]
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]

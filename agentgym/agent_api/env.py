@@ -1,4 +1,4 @@
-"""Environments whose agent is a program of its own: the env starts it, and is the model that it asks."""
+"""Environments whose agent is a separate program, which the env starts and to which it serves the policy as a model."""
 
 import asyncio
 import secrets
@@ -20,26 +20,26 @@ from agentgym.types.messages import Message, first_image
 from agentgym.types.rollout import StopReason
 
 OUTPUT_KEPT = 64 << 10
-"""Bytes that are kept of the end of each output of an agent."""
+"""Bytes retained from the end of each of an agent's outputs."""
 CRASHED = "crashed"
-"""The stop reason of a rollout whose agent ended with another exit code than 0."""
+"""Stop reason of a rollout whose agent ended with a nonzero exit code."""
 
 
 class AgentEnv(ToolEnv[TaskT]):
-    """An env whose agent is a program that runs in its sandbox, and asks the policy over OpenAI's or Anthropic's API.
+    """An env whose agent is a program that runs in its sandbox and queries the policy over OpenAI's or Anthropic's API.
 
-    The program finds the API's address and the rollout's key in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
-    ANTHROPIC_API_KEY, and the task's prompt on its standard input. Every turn that it is given is trained with the
-    reward of the `@ag.reward` methods, which are called when it has ended.
+    The program gets the API's address and the rollout's key in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL
+    and ANTHROPIC_API_KEY, and the task's prompt on its standard input. Every turn that the policy generates for it is
+    trained with the reward of the `@ag.reward` methods, which are called when the program has ended.
 
-    The sandbox needs a loopback (`network="loopback"` or `ag.Allow(...)`); `ag.Process(unsafe=True)` runs the program
+    The sandbox needs a loopback (`network="loopback"` or `ag.Allow(...)`). `ag.Process(unsafe=True)` runs the program
     as your user on this machine.
     """
 
     command: ClassVar[str | Sequence[str]] = ()
-    """The command that starts the agent: a line for a shell, or a program and its arguments."""
+    """The command that starts the agent: a shell command line, or a program and its arguments."""
     grace_s: ClassVar[float] = 10.0
-    """Seconds in which the agent may end by itself after it was told that `turns` or `tokens` are used up."""
+    """Seconds that the agent has to end by itself after it was told that `turns` or `tokens` are used up."""
 
     _counts = ("agent_requests", "agent_requests_refused")
 
@@ -50,42 +50,51 @@ class AgentEnv(ToolEnv[TaskT]):
         check_number(f"{name}.grace_s", cls.grace_s)
         made: type = cls
         if tools := class_tools(made):
-            raise ValueError(f"{name}: the agent brings its own tools, and {next(iter(tools))!r} is no tool of it")
+            raise ValueError(f"{name}: the agent brings its own tools and can't use {next(iter(tools))!r}; remove it")
         for reward in rewards_of(made):
             check_free(reward, frozenset({*dir(AgentEnv), "result"}), f"reward {reward!r} of {name}", "")
         if cls.context is not None:
-            raise ValueError(f"{name}.context: the agent keeps its own context; leave this out")
+            raise ValueError(f"{name}.context: the agent manages its own context; remove this")
         if getattr(cls.sandbox_spec, "network", None) == "none":
             raise ValueError(
-                f'{name}.sandbox_spec: the agent asks over a loopback; give the sandbox network="loopback"'
+                f'{name}.sandbox_spec: the agent reaches its API over a loopback; give the sandbox network="loopback"'
             )
 
     def __init__(self, task: TaskT) -> None:
         super().__init__(task)
         self.result: ExecResult | None = None
-        """How the agent ended, and the last 64 KiB of each of its outputs; None until then."""
+        """How the agent ended, with the last 64 KiB of each of its outputs; None until then."""
 
     def agent_command(self) -> str | Sequence[str]:
-        """Return the command that starts the agent; override it where it depends on the task."""
+        """Return the command that starts the agent; override it if the command depends on the task."""
         return self.command
 
     def agent_variables(self) -> Mapping[str, str]:
-        """Return variables for the agent's environment, beside those of the API; none by default."""
+        """Return environment variables for the agent in addition to the API's; empty by default."""
         return {}
 
     async def play(self, policy: Policy, prompt: Sequence[Message]) -> str:
-        """Run the agent to its end, and return the reason why the rollout stopped.
+        """Run the agent to its end, and return why the rollout stopped.
 
-        :raises EnvError: where the agent ended before it was given an answer.
+        Args:
+            policy: The policy that answers the agent's requests.
+            prompt: The task's prompt, which the agent gets as text on its standard input.
+
+        Returns:
+            The stop reason: a limit's name, "done", or "crashed".
+
+        Raises:
+            EnvError: If the agent ended without getting a response, the command is empty, or the prompt holds an
+                image.
         """
         name, key = type(self).__name__, secrets.token_urlsafe(24)
         if (image := first_image(prompt)) is not None:
             raise EnvError(
-                f"{name}: {image}: an agent is told its prompt as text; put the image into a file of its sandbox"
+                f"{name}: {image}: an agent gets its prompt as text; put the image into a file in its sandbox"
             )
         if not (command := self.agent_command()):
             raise EnvError(f"{name}.command: empty; set it, or override agent_command")
-        from agentgym.agent_api.relay_link import listening  # h11 is loaded by who plays, not by who imports an env.
+        from agentgym.agent_api.relay_link import listening  # imported late, so that only running an env loads h11
 
         api = AgentApi(policy, key, name)
         try:
@@ -108,7 +117,7 @@ class AgentEnv(ToolEnv[TaskT]):
 
 
 def _addresses(port: int, key: str) -> dict[str, str]:
-    """The variables in which clients look for the address and the key of an API."""
+    """Return the variables in which clients look for an API's address and key."""
     url = f"http://127.0.0.1:{port}"
     openai = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": key}
     return openai | {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
@@ -116,9 +125,9 @@ def _addresses(port: int, key: str) -> dict[str, str]:
 
 def _why_no_request(api: AgentApi, result: ExecResult) -> str:
     if api.refusal is not None:
-        return f"the agent was given no answer; its last request was refused: {api.refusal}"
+        return f"the agent got no response; its last request was refused: {api.refusal}"
     said = result.text(500)
-    return f"the agent ended with exit code {result.exit_code} and asked for nothing{f': {said}' if said else ''}"
+    return f"the agent ended with exit code {result.exit_code} and sent no request{f': {said}' if said else ''}"
 
 
 def _stop_reason(api: AgentApi, result: ExecResult) -> str:
@@ -130,7 +139,7 @@ def _stop_reason(api: AgentApi, result: ExecResult) -> str:
 
 
 class AgentRun:
-    """One agent that runs: it is given its prompt, and what it writes is read."""
+    """A running agent, which is given its prompt and whose output is read."""
 
     def __init__(self, process: SandboxProcess, prompt: str) -> None:
         self._process, self._loop = process, asyncio.get_running_loop()
@@ -144,7 +153,7 @@ class AgentRun:
         ]
 
     async def end(self, api: AgentApi, grace_s: float) -> None:
-        """Wait for its end; where the rollout failed, or is over and `grace_s` have passed, kill it."""
+        """Wait for the agent to end; kill it if the rollout fails, or `grace_s` seconds after the rollout is over."""
         exited: asyncio.Future[Any] = asyncio.create_task(self._process.wait())
         failed: asyncio.Future[Any] = api.failed
         over: asyncio.Future[Any] = api.over
@@ -161,7 +170,7 @@ class AgentRun:
                 task.cancel()
 
     def result(self) -> ExecResult:
-        """How it ended, or "timeout" where it runs still and is ended from outside."""
+        """Return how it ended; the status is "timeout" if it still runs and is being ended from outside."""
         code = self._process.exit_code
         status = "timeout" if code is None else "killed" if code < 0 else "ok" if code == 0 else "error"
         return ExecResult(

@@ -1,4 +1,4 @@
-"""The fields of a request's JSON, read with their names: RefusedError says which one is wrong."""
+"""Checked access to the fields of a request's JSON; a RefusedError names the field that is wrong."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from agentgym.types.json_values import UNSOUND, is_sound
 from agentgym.types.messages import Message
 
 MAX_VALUES = 1 << 18
-"""Lists, objects and members of them that a body may hold: what is read of it takes far more memory than the body."""
+"""Maximum lists, objects and members that a body may hold, because parsed values take far more memory than the body."""
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1_000
 MAX_NAME = 256
-"""Characters of the name of a model, which each event of an answer repeats."""
+"""Maximum characters of a model name, which each event of a response repeats."""
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -32,7 +32,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     try:
         read = json.loads(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body is no JSON: {error}") from None
+        raise RefusedError(f"the body is not JSON: {error}") from None
     if not isinstance(read, dict):
         raise RefusedError(f"the body must be a JSON object, got {type(read).__name__}")
     if not is_sound(read):
@@ -41,25 +41,25 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def values_at_most(body: bytes) -> int:
-    """Return how many values a body of JSON holds at most, counted without reading it."""
+    """Return an upper bound on the number of values in a JSON body, without parsing it."""
     if len(body) <= MAX_VALUES:
         return len(body)
-    # Without the signs that stand behind a backslash, every second piece between quotes lies outside of all texts.
+    # With escaped characters removed, every second piece between quotes is outside of all strings.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if (texts := bare.count(b'"') // 2) > 2 * MAX_VALUES:  # Each value may have a name, which is a text, too.
+    if (texts := bare.count(b'"') // 2) > 2 * MAX_VALUES:  # Each value may have a name, which is a string, too.
         return texts
     return sum(piece.count(b",") + piece.count(b"[") + piece.count(b"{") for piece in bare.split(b'"')[::2])
 
 
 def given(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return a field that must be there, of this type."""
+    """Return a required field of this type."""
     if said.get(name) is None:
         raise RefusedError(f"{where}{name}: required", field=f"{where}{name}")
     return may(said, name, kind, where)
 
 
 def may(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
-    """Return a field of this type; None where it is missing or null."""
+    """Return a field of this type, or None if it is missing or null."""
     value = said.get(name)
     if value is not None and not isinstance(value, kind):
         raise wrong(f"{where}{name}", f"must be {_KINDS[kind]}", value)
@@ -67,7 +67,7 @@ def may(said: Mapping[str, Any], name: str, kind: type, where: str = "") -> Any:
 
 
 def whole(said: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive whole number; None where it is missing or null."""
+    """Return a positive integer, or None if the field is missing or null."""
     value = said.get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise wrong(name, "must be a whole number of at least 1", value)
@@ -75,7 +75,7 @@ def whole(said: Mapping[str, Any], name: str) -> int | None:
 
 
 def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX_VALUES) -> list[dict[str, Any]]:
-    """Return a list of objects, `most` at most; empty where it is missing or null."""
+    """Return a list of at most `most` objects, or an empty one if the field is missing or null."""
     values: list[Any] = may(said, name, list, where) or []
     if len(values) > most:
         raise RefusedError(f"{where}{name}: must hold at most {most}, got {len(values)}", field=f"{where}{name}")
@@ -86,19 +86,19 @@ def objects(said: Mapping[str, Any], name: str, where: str = "", most: int = MAX
 
 
 def texts(value: Any, name: str) -> tuple[str, ...]:
-    """Return the texts that end an answer: one text, or a list of them; none for null. Empty texts are refused."""
+    """Return the stop texts, given as one text or a list of texts; null means none. Empty texts are refused."""
     listed = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(text, str) and text for text in listed):
         raise wrong(name, "must be text, or a list of texts", value)
     if len(listed) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in listed):
         raise wrong(name, f"must hold at most {MAX_STOPS} texts of {MAX_STOP_LENGTH} characters", value)
     if any("\0" in text for text in listed):
-        raise wrong(name, "must not hold the character NUL", value)
+        raise wrong(name, "must not contain the character NUL", value)
     return tuple(listed)
 
 
 def model_name(said: Mapping[str, Any]) -> str:
-    """Return the name of the model that is asked for."""
+    """Return the name of the requested model."""
     name: str = given(said, "model", str)
     if len(name) > MAX_NAME:
         raise wrong("model", f"must have at most {MAX_NAME} characters", name)
@@ -106,7 +106,7 @@ def model_name(said: Mapping[str, Any]) -> str:
 
 
 def parts_text(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
-    """Return the text of a content: text, null, or a list of parts of these types."""
+    """Return the text of message content, which is text, null, or a list of parts of these types."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -118,13 +118,13 @@ def _part_text(part: Any, where: str, kinds: Sequence[str]) -> str:
     if not isinstance(part, dict):
         raise wrong(where, "must be an object", part)
     if part.get("type") not in kinds:
-        raise wrong(f"{where}.type", f"must be {' or '.join(kinds)} (the policy reads text alone)", part.get("type"))
+        raise wrong(f"{where}.type", f"must be {' or '.join(kinds)} (the policy reads only text)", part.get("type"))
     text: str = given(part, "text", str, f"{where}.")
     return text
 
 
 def arguments(value: Any) -> dict[str, Any] | str:
-    """Return a call's arguments as an object where they are one, or JSON of one; else as text."""
+    """Return a call's arguments as an object if they are one, or are JSON of one, otherwise as text."""
     if isinstance(value, str):
         try:
             read = json.loads(value)
@@ -135,18 +135,18 @@ def arguments(value: Any) -> dict[str, Any] | str:
 
 
 def check_conversation(messages: Sequence[Message]) -> None:
-    """Refuse a conversation that is empty, or ends with a message of the assistant."""
+    """Refuse a conversation that is empty or ends with an assistant message."""
     if not messages:
         raise RefusedError("messages: must not be empty", field="messages")
     if messages[-1]["role"] == "assistant":
         raise RefusedError(
-            "messages: the last one is of the assistant; a turn that the agent began cannot be sampled on",
+            "messages: the last one is the assistant's; a turn that the agent started cannot be continued",
             field="messages",
         )
 
 
 def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the name of its tool in each tool's message, as templates may write it."""
+    """Return the messages with the tool's name added to each tool message, since chat templates may use it."""
     names: dict[str, str] = {}
     made: list[Message] = []
     for message in messages:
@@ -157,5 +157,5 @@ def with_tool_names(messages: Sequence[Message]) -> list[Message]:
 
 
 def wrong(field: str, must: str, value: Any) -> RefusedError:
-    """Return the error of a field that is not what it must be."""
+    """Return the error for a field with a wrong value."""
     return RefusedError(f"{field}: {must}, got {value!r:.80}", field=field)

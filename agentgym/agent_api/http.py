@@ -1,4 +1,4 @@
-"""HTTP/1.1 requests and answers, as the agents' API takes and gives them."""
+"""HTTP/1.1 requests and responses of the agents' API."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
-    """A whole request; the names of its headers are in lower case."""
+    """A complete request; the names of its headers are in lowercase."""
 
     method: str
     path: str
-    """Without its query."""
+    """Path without the query."""
     headers: Mapping[str, str]
     body: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpAnswer:
-    """An answer: a body, or the events that it is made of."""
+    """A response, with a body or the events that make it up."""
 
     status: int
     body: bytes | Sequence[bytes]
@@ -26,4 +26,4 @@ class HttpAnswer:
 
 
 Handle: TypeAlias = Callable[[HttpRequest], Awaitable[HttpAnswer]]
-"""What answers requests; it raises nothing but a cancellation."""
+"""Responds to requests; raises nothing but cancellations."""

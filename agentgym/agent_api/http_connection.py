@@ -1,7 +1,7 @@
-"""One connection of HTTP/1.1 as a server speaks it, over any transport; h11 reads and writes the bytes.
+"""The server's side of an HTTP/1.1 connection, over any transport; h11 parses and writes the bytes.
 
-Whoever is at the other end is not trusted. Every request is bounded in its head, headers, chunks and body, and is read
-in stretches: between them the event loop turns.
+The client isn't trusted. The head, headers, chunks and body of each request are limited, and a request is read in
+stretches, between which the event loop can run other work.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ import h11
 from agentgym.agent_api.http import Handle, HttpAnswer, HttpRequest
 
 MAX_HEAD = 16 << 10
-"""Bytes of one request's first line and headers, and of its trailers."""
+"""Maximum bytes of a request's first line and headers, and of its trailers."""
 MAX_HEADERS = 100
 MAX_BODY = 8 << 20
-"""Bytes of one request's body."""
+"""Maximum bytes of a request's body."""
 FREE_CHUNKS = 1000
-"""Chunks that a body may have whatever their size."""
+"""Number of chunks that a body may have whatever their size."""
 CHUNK_BYTES = 1 << 10
-"""Bytes that the chunks of a body must have on average, beyond the first FREE_CHUNKS."""
+"""Minimum average bytes of a body's chunks beyond the first FREE_CHUNKS."""
 _PIECE = 16 << 10
-"""Bytes that h11 is given at once."""
+"""Bytes passed to h11 at once."""
 _EVENTS = 256
-"""Events that are read before the loop turns."""
+"""Number of events to read before yielding to the event loop."""
 
 
 class MalformedRequest(Exception):
-    """What came is no HTTP/1.1 request, or is too large."""
+    """The data isn't an HTTP/1.1 request, or is too large."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -41,29 +41,29 @@ class HttpConnection(asyncio.Protocol):
         self._handle = handle
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self._unread = bytearray()
-        """Bytes that h11 has not been given yet."""
+        """Bytes not yet passed to h11."""
         self._given = 0
-        """Bytes that h11 was given of the request that is read or answered now."""
+        """Bytes passed to h11 for the request that is being read or answered."""
         self._head: h11.Request | None = None
         self._body = bytearray()
         self._chunks = 0
         self._next: asyncio.Handle | None = None
-        """The next stretch of reading, if one is due."""
+        """The next stretch of reading, if one is scheduled."""
         self._answering: asyncio.Task[None] | None = None
         self._closed = False
         self._transport: asyncio.Transport
 
     @property
     def held(self) -> int:
-        """Bytes of requests that are not answered yet."""
+        """Bytes of requests that aren't answered yet."""
         return len(self._unread) + self._given
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; only its `write` and `close` are used."""
+        """Store the transport; only its `write` and `close` are used."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of requests; a client that sends more than one request may hold, unasked, is cut off."""
+        """Accept bytes of requests; hang up if the unread bytes exceed the maximum size of a request."""
         if self._closed:
             return
         self._unread += data
@@ -73,15 +73,15 @@ class HttpConnection(asyncio.Protocol):
             self._read()
 
     def eof_received(self) -> bool:
-        """Close: a client that sends no more has hung up."""
+        """Close the connection: a client that stops sending has hung up."""
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancel what is being answered."""
+        """Cancel the request in progress."""
         self._stop()
 
     async def close(self) -> None:
-        """Hang up, cancel what is being answered, and wait for its end."""
+        """Hang up, cancel the request in progress, and wait for its end."""
         self._hang_up()
         if self._answering is not None:
             await asyncio.wait([self._answering])
@@ -91,7 +91,7 @@ class HttpConnection(asyncio.Protocol):
         self._stop()
 
     def _stop(self) -> None:
-        """Read no more, and cancel what is being answered."""
+        """Stop reading, and cancel the request in progress."""
         self._closed = True
         self._unread.clear()
         if self._next is not None:
@@ -100,7 +100,7 @@ class HttpConnection(asyncio.Protocol):
             self._answering.cancel()
 
     def _read(self) -> None:
-        """Read one stretch of what has come; begin to answer the request once all of it is there."""
+        """Read one stretch of the received bytes, and start to answer the request once it is complete."""
         self._next = None
         try:
             for _ in range(_EVENTS):
@@ -123,7 +123,7 @@ class HttpConnection(asyncio.Protocol):
         self._h11.receive_data(piece)
 
     def _take(self, event: object) -> bool:
-        """Take an event of the request; whether it was the last one."""
+        """Process an event of the request, and return whether it was the last one."""
         if isinstance(event, h11.Request):
             self._begin(event)
         elif isinstance(event, h11.Data):
@@ -139,13 +139,15 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self, head: h11.Request) -> None:
         self._head, self._chunks = head, 0
         if head.http_version not in (b"1.0", b"1.1"):
-            raise MalformedRequest(505, f"HTTP/{head.http_version.decode()}: ask with HTTP/1.1")
+            raise MalformedRequest(505, f"HTTP/{head.http_version.decode()}: use HTTP/1.1")
         if len(head.headers) > MAX_HEADERS:
-            raise MalformedRequest(431, f"the request has {len(head.headers)} headers, and {MAX_HEADERS} are allowed")
+            raise MalformedRequest(
+                431, f"the request has {len(head.headers)} headers, but only {MAX_HEADERS} are allowed"
+            )
         headers = dict(head.headers)
         length = headers.get(b"content-length")
         if length is not None and b"transfer-encoding" in headers:
-            raise MalformedRequest(400, "content-length and transfer-encoding: give one of them, not both")
+            raise MalformedRequest(400, "content-length and transfer-encoding: send one of them, not both")
         if int(length or 0) > MAX_BODY:
             raise MalformedRequest(413, _TOO_LARGE)
         if self._h11.they_are_waiting_for_100_continue:
@@ -164,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
             )
 
     def _refuse(self, error: h11.RemoteProtocolError | MalformedRequest) -> None:
-        """Say what is wrong with a request that cannot be read to its end, and hang up."""
+        """Respond with what is wrong with a request that can't be read to its end, and hang up."""
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             hint = error.status if isinstance(error, MalformedRequest) else error.error_status_hint
             self._send(HttpAnswer(status=hint, body=str(error)[:200].encode(), headers={"connection": "close"}))
@@ -204,7 +206,7 @@ def _whole(head: h11.Request, body: bytes) -> HttpRequest:
 
 
 def _path(target: str) -> str:
-    """The path of a request's target, which clients behind a proxy send with the address before it."""
+    """Return the path of a request's target, which clients behind a proxy prefix with the server's address."""
     if not target.startswith("/") and "://" in target:
         target = "/" + target.partition("://")[2].partition("/")[2]
     return target.partition("?")[0]

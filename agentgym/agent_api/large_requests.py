@@ -1,4 +1,4 @@
-"""Work on large requests, which is done in threads: a small one is cheaper to work on in the event loop."""
+"""Processing of large requests in threads; small ones are cheaper to process in the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,21 +11,25 @@ from agentgym.machine.finished import finished
 T = TypeVar("T")
 
 LARGE = 16 << 10
-"""Bytes from which on a request is large: up to there, all work on it takes the event loop a few milliseconds."""
+"""Bytes from which a request is large; a smaller one blocks the event loop for at most a few milliseconds."""
 THREADS = 2
-"""Threads that work on the requests of all rollouts: they share one interpreter, so more would be no faster."""
+"""Threads that process all rollouts' requests; more wouldn't be faster, because they share one interpreter."""
 
 
 class LargeRequests:
-    """Does the work on the requests of one rollout, one large request at a time: others need the threads, too."""
+    """Processes one rollout's requests, one large request at a time so that other rollouts get the threads, too."""
 
     def __init__(self) -> None:
         self._one = asyncio.Lock()
 
     async def work(self, size: int, done: Callable[[], T]) -> T:
-        """Return what `done` returns: called at once for a small request, in a thread for a large one.
+        """Return the result of `done`, called directly for a small request and in a thread for a large one.
 
-        If the caller is cancelled, it ends when the thread is done with the request.
+        A cancelled caller still waits until the thread is done with the request.
+
+        Args:
+            size: Size of the request in bytes.
+            done: The work.
         """
         if size < LARGE:
             return done()

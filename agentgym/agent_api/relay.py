@@ -1,7 +1,7 @@
-"""A program that runs in a sandbox: it listens there and carries each connection over its own input and output.
+"""A program for inside a sandbox, which listens there and carries all connections over its standard input and output.
 
-Its first line is the port. Then both ways go frames: the number of a connection, a length, so many bytes. A frame of
-length 0 ends the connection.
+Its first line of output is the port. After that, frames go both ways: a connection's number, a length, and that many
+bytes. A frame of length 0 ends the connection.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ PIECE = 64 << 10
 
 
 class Relay:
-    """The connections, by number."""
+    """The open connections by number."""
 
     def __init__(self, out: asyncio.StreamWriter) -> None:
         self.out, self.made = out, 0
         self.writers: dict[int, asyncio.StreamWriter] = {}
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry what a client says, until it hangs up or the host ends the connection."""
+        """Carry a client's data until it hangs up or the host ends the connection."""
         self.made += 1
         number = self.made
         self.writers[number] = writer
@@ -34,14 +34,14 @@ class Relay:
                 self.out.write(HEAD.pack(number, len(piece)) + piece)
                 await self.out.drain()
         except OSError:
-            pass  # The client reset the connection, which the host hears of below.
+            pass  # The client reset the connection; the host is told below.
         finally:
             if self.writers.pop(number, None) is not None:
                 self.out.write(HEAD.pack(number, 0))
             writer.close()
 
     async def carry(self, source: asyncio.StreamReader) -> None:
-        """Carry what the host says, until it says no more."""
+        """Carry the host's data until its end."""
         while True:
             number, length = HEAD.unpack(await source.readexactly(HEAD.size))
             piece = await source.readexactly(length)
@@ -51,7 +51,7 @@ class Relay:
 
 
 async def streams() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Standard input and output as streams."""
+    """Return standard input and output as streams."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)

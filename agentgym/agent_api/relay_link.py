@@ -1,4 +1,4 @@
-"""The host's side of a relay: a port inside a sandbox whose connections are answered here."""
+"""The host's side of a relay: a port inside a sandbox whose connections are served on the host."""
 
 import asyncio
 import logging
@@ -19,20 +19,30 @@ log = logging.getLogger(__name__)
 _START_S = 30.0
 _MAX_FRAME = 1 << 20
 MAX_OPEN = 256
-"""Connections at once. The code in the sandbox opens them, and the host's memory holds them."""
+"""Maximum simultaneous connections, which the code in the sandbox opens and which take memory on the host."""
 MAX_HELD = 128 << 20
-"""Bytes of requests that all connections of a sandbox may hold together."""
+"""Maximum bytes of requests that all connections of a sandbox may hold together."""
 FRAMES_A_TURN = 64
-"""Frames that are taken before the event loop turns: the code in the sandbox may make them as small as it likes."""
+"""Frames processed before yielding to the event loop, since the code in the sandbox may make them arbitrarily small."""
 MAX_SAID = 1000
-"""Frames that wait for the sandbox to read them; no more is read from it then."""
+"""Maximum frames waiting for the sandbox to read them; beyond it, nothing more is read from the sandbox."""
 
 
 @asynccontextmanager
 async def listening(sandbox: Sandbox, handle: Handle) -> AsyncIterator[int]:
-    """Listen on 127.0.0.1 inside the sandbox and answer there, until the block ends; yields the port.
+    """Listen on 127.0.0.1 inside the sandbox and serve requests until the block ends.
 
-    It needs a loopback and `python3` in the sandbox, and no way out of it. EnvError where one is missing.
+    The sandbox needs a loopback and `python3`, but no access to the outside.
+
+    Args:
+        sandbox: The sandbox.
+        handle: Responds to the requests.
+
+    Yields:
+        The port.
+
+    Raises:
+        EnvError: If the loopback or `python3` is missing.
     """
     async with sandbox.start(["python3", "-I", "-S", "-c", _source()]) as process:
         port = await _port(process)
@@ -71,25 +81,27 @@ async def _port(process: SandboxProcess) -> int:
 
 
 class RelayLink:
-    """The connections of one relay, each answered by a HttpConnection."""
+    """The connections of one relay, each served by an HttpConnection."""
 
     def __init__(self, process: SandboxProcess, handle: Handle) -> None:
         self._process, self._handle = process, handle
         self._open: dict[int, HttpConnection] = {}
         self._at_most = 0
-        """Bytes that the open connections hold at most: those of when they were last asked, and what came since."""
+        """Upper bound on the bytes held by open connections: their sum when last measured, plus everything received
+        since.
+        """
         self._said: asyncio.Queue[bytes] = asyncio.Queue()
         self._ending: set[asyncio.Task[None]] = set()
         self._cut = False
-        """Whether a connection was cut off; it is said once."""
+        """Whether a connection was cut off, which is logged only once."""
 
     async def read(self) -> None:
-        """Take what clients in the sandbox say; when the relay has ended, every connection is lost."""
+        """Read the data of clients in the sandbox; when the relay ends, every connection is lost."""
         held = bytearray()
         try:
             while piece := await self._process.stdout.read():
                 held += piece
-                while self._take_frames(held):  # noqa: ASYNC110  Nothing is waited for: others have their turn.
+                while self._take_frames(held):  # noqa: ASYNC110  This doesn't wait for anything; it lets other tasks run.
                     await asyncio.sleep(0)
                 if self._said.qsize() > MAX_SAID:
                     await self._said.join()
@@ -100,7 +112,7 @@ class RelayLink:
                 self.lose(number)
 
     def _take_frames(self, held: bytearray) -> bool:
-        """Take some whole frames of what is held; whether there may be more of them."""
+        """Process some complete frames, and return whether there may be more."""
         for _ in range(FRAMES_A_TURN):
             if len(held) < HEAD.size:
                 return False
@@ -115,17 +127,17 @@ class RelayLink:
         return True
 
     async def write(self) -> None:
-        """Carry what is said to clients, in order."""
+        """Carry data to clients, in order."""
         while True:
             await self._process.write(await self._said.get())
             self._said.task_done()
 
     def say(self, number: int, data: bytes) -> None:
-        """Queue bytes for a client; none end its connection."""
+        """Queue bytes for a client; empty data ends its connection."""
         self._said.put_nowait(HEAD.pack(number, len(data)) + data)
 
     def lose(self, number: int) -> None:
-        """Forget a connection, and cancel what is being answered on it."""
+        """Forget a connection, and cancel its request in progress."""
         connection = self._open.pop(number, None)
         if connection is not None:
             task = asyncio.create_task(connection.close())
@@ -133,18 +145,18 @@ class RelayLink:
             task.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """Cancel all that is being answered, and wait for its end."""
+        """Cancel all requests in progress, and wait for them to end."""
         for number in list(self._open):
             self.lose(number)
         await asyncio.gather(*self._ending)
 
     @property
     def open(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._open)
 
     def take(self, number: int, data: bytes) -> None:
-        """Take bytes of a connection, none at its end; one too many, or that holds too much, is cut off."""
+        """Process a connection's bytes, empty at its end; cut it off if it is one too many or too much is held."""
         if not data:
             self.lose(number)
             return
@@ -158,7 +170,7 @@ class RelayLink:
         self._open[number].data_received(data)
 
     def _has_room(self, length: int) -> bool:
-        """Whether the connections may hold so many bytes more; they are asked only if that is in doubt."""
+        """Return whether the connections may hold that many more bytes; measure them only if that is in doubt."""
         if self._at_most + length > MAX_HELD:
             self._at_most = self._held()
         return self._at_most + length <= MAX_HELD
@@ -168,14 +180,14 @@ class RelayLink:
 
     def _cut_off(self, number: int) -> None:
         if not self._cut:
-            log.warning("an agent's connections are cut off: %d are open, with %d bytes", len(self._open), self._held())
+            log.warning("an agent's connection is cut off: %d are open, with %d bytes", len(self._open), self._held())
         self._cut = True
         self.lose(number)
         self.say(number, b"")
 
 
 class _RelayTransport(asyncio.BaseTransport):
-    """The part of a transport that a HttpConnection uses."""
+    """The part of a transport that an HttpConnection uses."""
 
     def __init__(self, relay: RelayLink, number: int) -> None:
         super().__init__()
@@ -183,12 +195,12 @@ class _RelayTransport(asyncio.BaseTransport):
         self._closed = False
 
     def write(self, data: bytes) -> None:
-        """Carry bytes to the client, in frames that the sandbox takes."""
+        """Carry bytes to the client, in frames of a size that the relay accepts."""
         for at in range(0, 0 if self._closed else len(data), _MAX_FRAME):
             self._relay.say(self._number, data[at : at + _MAX_FRAME])
 
     def close(self) -> None:
-        """End the connection behind all that was written."""
+        """End the connection after everything written so far."""
         if not self._closed:
             self._closed = True
             self._relay.say(self._number, b"")

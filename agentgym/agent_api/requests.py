@@ -1,4 +1,4 @@
-"""What both APIs make of a request, what answers it, and the errors that a request is refused with."""
+"""The requests and responses shared by both APIs, the policy's interface, and the errors of refused requests."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
@@ -10,53 +10,57 @@ AnswerEnd: TypeAlias = Literal["stop", "tool_calls", "stop_text", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """One request of an agent: the whole conversation so far, and what it asks of the answer."""
+    """One request of an agent: the whole conversation so far, and the options for the response."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """The schemas of its tools, in the OpenAI shape."""
+    """Schemas of its tools, in OpenAI's format."""
     model: str
-    """The name that the agent gave; any is taken, and given back."""
+    """The model name in the request; any name is accepted and returned."""
     max_tokens: int | None = None
-    """The most ids of the answer; None leaves this to the env's limits."""
+    """Maximum number of ids in the response; None leaves this to the env's limits."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer."""
+    """Texts that end the response."""
     stream: bool = False
-    """Whether the answer is sent as events."""
+    """Whether the response is sent as events."""
     shows_usage: bool = True
-    """Whether the events say how many tokens there were."""
+    """Whether the events include token counts."""
     not_followed: tuple[str, ...] = ()
-    """The names of the settings in it that sampling does not follow."""
+    """Names of settings in the request that sampling ignores."""
     size: int = 0
-    """Bytes of the body that it was read from."""
+    """Bytes of the request's body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAnswer:
-    """One sampled turn, as the agent is to see it."""
+    """One sampled turn in the form that the agent receives."""
 
     message: Message
     end: AnswerEnd
     stop_text: str | None = None
-    """The text of `AgentRequest.stop` that ended it; it is no part of the message."""
+    """The text of `AgentRequest.stop` that ended it; the message doesn't include it."""
     prompt_tokens: int
     sampled_tokens: int
 
 
 class Policy(Protocol):
-    """The policy of one rollout, asked with whole conversations."""
+    """The policy of one rollout, which is queried with whole conversations."""
 
     async def answer(self, request: AgentRequest) -> AgentAnswer:
-        """Sample the next turn of a conversation; RefusedError where the request or a limit does not allow it."""
+        """Sample the next turn of a conversation.
+
+        Raises:
+            RefusedError: If the request or a limit doesn't allow it.
+        """
         ...
 
     async def count(self, request: AgentRequest) -> int:
-        """Return how many ids the conversation of a request has, up to the open turn."""
+        """Return the number of ids in a request's conversation, up to the open turn."""
         ...
 
 
 class RefusedError(Exception):
-    """A request that is answered with an error; its text tells the agent why."""
+    """A request that gets an error as its response, whose text tells the agent why."""
 
     def __init__(self, message: str, *, field: str | None = None, status: int = 400, kind: str = "invalid") -> None:
         super().__init__(message)
@@ -64,7 +68,7 @@ class RefusedError(Exception):
 
 
 class LimitError(RefusedError):
-    """A limit of the rollout is reached; `reason` is its name, such as "turns"."""
+    """A limit of the rollout was reached; `reason` is its name, such as "turns"."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message, status=400 if reason == "context" else 403, kind=reason)
@@ -72,5 +76,5 @@ class LimitError(RefusedError):
 
     @property
     def is_final(self) -> bool:
-        """Whether no other request of the rollout can be answered either; a shorter one fits the context."""
+        """Whether all further requests of the rollout will be refused, too; a shorter one may still fit the context."""
         return self.reason != "context"

@@ -1,1 +1,1 @@
-"""Adapters to other libraries' environments."""
+"""Adapters to and from other libraries' environments."""

@@ -1,4 +1,4 @@
-"""The episodes that other libraries play in our envs: one env and one sandbox at a time."""
+"""Episodes that other libraries run in agentgym's envs, with one env and one sandbox at a time."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from agentgym.types.task import StepResult, Task
 
 
 class EpisodePlayer:
-    """Plays one episode after another; a new episode closes the env of the last one and gives its sandbox back."""
+    """Runs one episode after another; a new episode closes the last one's env and returns its sandbox."""
 
     def __init__(self, cls: type[Env[Any]], spec: SandboxSpec | None, sandboxes: SandboxPool | None) -> None:
         self.cls, self.sandbox_spec, self.sandboxes = cls, spec, sandboxes
@@ -27,12 +27,21 @@ class EpisodePlayer:
         self.episode = AsyncExitStack()
         self.pool = AsyncExitStack()
         self.opened = False
-        """Whether the env's resources are open; they stay so until `close`."""
+        """Whether the env's resources are open; they stay open until `close`."""
 
     async def reset(
         self, task: Task, *, seed: int, options: dict[str, Any] | None
     ) -> tuple[list[Message], dict[str, Any]]:
-        """Start an episode; the env's first messages, and an info with the task's id and the tools' schemas."""
+        """Start an episode.
+
+        Args:
+            task: The task.
+            seed: The env's seed.
+            options: Options for the env's `reset`.
+
+        Returns:
+            The env's first messages, and an info dict with the task's id and the tools' schemas.
+        """
         await self._end()
         cls = member_of(self.cls, task)
         if not self.opened:
@@ -55,7 +64,7 @@ class EpisodePlayer:
             self.episode = stack.pop_all()
         self.env, self.turns = env, 0
         self.deadline = asyncio.get_running_loop().time() + cls.limits.seconds
-        # A copy: a class has one schema of each tool, and Gymnasium's users may write into what they get.
+        # A copy: a class has a single schema of each tool, and Gymnasium's users may modify what they get.
         return messages, {"task": task.id, "tools": copy.deepcopy(env.tools), **info}
 
     async def _sandboxes(self) -> SandboxPool | None:
@@ -64,7 +73,7 @@ class EpisodePlayer:
         return self.sandboxes
 
     async def step(self, action: Message) -> StepResult:
-        """Take one turn; at the end of the episode the scores are part of the reward, and the env is closed."""
+        """Take one turn; at the end of the episode the reward includes the scores, and the env is closed."""
         env = self.env
         assert env is not None
         self.turns += 1
@@ -75,13 +84,13 @@ class EpisodePlayer:
         return result._replace(reward=sum(rewards.values()) if rewards else float(result.reward))
 
     async def stop(self, reason: str) -> StepResult:
-        """End the episode where it stands, as a limit of that name does; the scores are the reward."""
+        """End the episode as a limit of that name would; the scores are the reward."""
         env = self.env
         assert env is not None
         return await self._ended(env, StepResult([], 0.0, False, True, {"stop_reason": reason}), {})
 
     async def _ended(self, env: Env[Any], result: StepResult, rewards: dict[str, float]) -> StepResult:
-        """The result of the last step, with the scores in its reward; the env is closed."""
+        """Return the last step's result with the scores in its reward, and close the env."""
         earned = sum(rewards.values()) if rewards else float(result.reward)
         if not rewards:
             async with asyncio.timeout(type(env).limits.seconds):
@@ -93,7 +102,7 @@ class EpisodePlayer:
         return result._replace(reward=float(earned), info=info)
 
     async def _limited(self, env: Env[Any], action: Message) -> StepResult:
-        """The env's step, truncated where the limit on turns or seconds is reached."""
+        """Return the env's step, truncated if the limit on turns or seconds is reached."""
         try:
             async with asyncio.timeout_at(self.deadline) as deadline:
                 result = StepResult(*await env.step(action))
@@ -111,7 +120,7 @@ class EpisodePlayer:
         await self.episode.aclose()
 
     async def close(self) -> None:
-        """Close the env, give back its sandbox and close the pool."""
+        """Close the env, return its sandbox and close the pool."""
         try:
             await self._end()
         finally:

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for callers without one and for those whose tasks come and go."""
+"""A thread with an event loop, for callers that have none or whose tasks come and go."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ _Call: TypeAlias = tuple[Callable[[], Coroutine[Any, Any, Any]], _Answer]
 
 
 class LoopThread:
-    """Runs coroutines one after the other in one task, so that a later one can close what an earlier one opened."""
+    """Runs coroutines one by one in a single task, so that a later one can close what an earlier one opened."""
 
     def __init__(self) -> None:
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -37,14 +37,14 @@ class LoopThread:
                 continue
             try:
                 answer.set_result(await work())
-            # Every exception, a cancellation too, goes to the caller, who would otherwise wait for ever.
+            # Pass every exception, even a cancellation, to the caller, who would otherwise wait forever.
             except BaseException as failure:
                 answer.set_exception(failure)
             while task.cancelling():
                 task.uncancel()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine and return its result; where the wait is interrupted, the coroutine is cancelled."""
+        """Run a coroutine and return its result; if the wait is interrupted, the coroutine is cancelled."""
         answer: _Answer = concurrent.futures.Future()
         try:
             self._loop.call_soon_threadsafe(self._calls.put_nowait, (work, answer))
@@ -55,7 +55,7 @@ class LoopThread:
         return outcome
 
     async def wait_for(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Do the same for a caller in another event loop, which goes on meanwhile."""
+        """Do the same as `run` for a caller in another event loop, which keeps running meanwhile."""
         answer: _Answer = concurrent.futures.Future()
         self._loop.call_soon_threadsafe(self._calls.put_nowait, (work, answer))
         try:
@@ -70,6 +70,6 @@ class LoopThread:
             self._task.cancel()
 
     def close(self) -> None:
-        """Wait for the work that was handed over, then end the thread."""
+        """Wait for the submitted work, then end the thread."""
         self._loop.call_soon_threadsafe(self._calls.put_nowait, None)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Environments of OpenEnv servers as tool envs: one session of the server is one rollout."""
+"""Environments of OpenEnv servers as tool envs; each rollout is one session of the server."""
 
 import asyncio
 import json
@@ -21,41 +21,41 @@ from agentgym.types.messages import Message, joined
 from agentgym.types.task import Task
 
 ACT = "act"
-"""The tool that takes a step, where the env brings no tools of its own."""
+"""Name of the tool that takes a step, for environments that have no tools."""
 _OURS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
-"""The codes of a server's errors that an action of the model may cause."""
+"""Error codes of the server that the model's action may cause."""
 
 
 class OpenEnvTask(Task):
-    """One start of an OpenEnv environment: what its `reset` gets, such as a seed."""
+    """One start of an OpenEnv environment, with the arguments of its `reset`, such as a seed."""
 
     reset: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
-    """An environment of an OpenEnv server as an env; the reward is the sum of its rewards.
+    """An env backed by an environment of an OpenEnv server; the reward is the sum of the server's rewards.
 
-    Where the environment lists MCP tools, the model has these. Else it has the one tool `act`, whose arguments are the
-    fields of the environment's action. The first observation is put behind the task's prompt, and the rollout ends with
-    the server's `done`. A subclass may say in `describe` how an observation reads.
+    If the environment lists MCP tools, the model gets these. Otherwise it gets the single tool `act`, whose arguments
+    are the fields of the environment's action. The first observation is appended to the task's prompt, and the
+    rollout ends with the server's `done`. A subclass may override `describe` to change how observations read.
     """
 
     url = Parameter("", doc="the address of the OpenEnv server, such as http://127.0.0.1:8000")
     timeout_s: ClassVar[float] = 60.0
-    """The seconds that the server may take for one answer."""
+    """Maximum seconds that the server may take for one response."""
 
     def __init__(self, task: OpenEnvTask) -> None:
         super().__init__(task)
         with needs_extra():
             from openenv.core import GenericEnvClient
         if not self.url:
-            raise ValueError("url: empty; name the server, as in `OpenEnvToolEnv.configured(url=...)`")
+            raise ValueError("url: empty; set the server's address, as in `OpenEnvToolEnv.configured(url=...)`")
         self.client = GenericEnvClient(base_url=self.url, message_timeout_s=self.timeout_s)
         self.total = 0.0
         self._first = ""
 
     def describe(self, observation: Any) -> str:
-        """An observation as the model reads it: text as it is, anything else as JSON."""
+        """Return an observation as the model reads it: text unchanged, anything else as JSON."""
         return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
     async def setup(self) -> None:
@@ -81,7 +81,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], dict[str, Any]]:
         messages, info = await super().reset(seed=seed, options=options)
-        # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
+        # Appended to the last message, because many templates reject two user messages in a row.
         messages[-1]["content"] = joined([messages[-1]["content"], self._first], "\n\n")
         return messages, info
 
@@ -95,7 +95,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
         try:
             answer = await self.client.step(action)
         except Exception as error:
-            # What the server could not use is the model's error.
+            # Input that the server couldn't use is the model's error.
             if isinstance(error, RuntimeError) and any(f"(code: {code})" in str(error) for code in _OURS):
                 raise ToolError(str(error).removeprefix("Server error: ")) from error
             raise EnvError(f"the OpenEnv server {self.url}: {describe(error)}") from error
@@ -104,7 +104,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
         return Stop("done", seen) if answer.done else seen
 
     def _seen(self, answer: Any) -> str:
-        # Later versions of the server send this field of theirs, too; empty, it says nothing to the model.
+        # Later versions of the server also send this field; if empty, it tells the model nothing.
         observation = {name: field for name, field in answer.observation.items() if name != "metadata" or field}
         if observation.get("error") and "tool_name" in observation:
             raise ToolError(observation["error"]["message"])
@@ -112,7 +112,7 @@ class OpenEnvToolEnv(ToolEnv[OpenEnvTask]):
 
     @reward
     def openenv_return(self) -> float:
-        """The sum of the rewards that the server gave."""
+        """Return the sum of the server's rewards."""
         return self.total
 
     async def close(self) -> None:
@@ -125,7 +125,7 @@ def _call(name: str, **arguments: Any) -> dict[str, Any]:
 
 @cache
 def _action_schema(url: str) -> dict[str, Any]:
-    """The JSON schema of the environment's action."""
+    """Return the JSON schema of the environment's action."""
     with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=60) as answer:
         schema: dict[str, Any] = json.load(answer)["action"]
     return {"properties": {}, **schema}

@@ -1,4 +1,4 @@
-"""The command `agentgym doctor`: what runs on this machine and how to get the rest, or what a tokenizer does."""
+"""The command `agentgym doctor`: reports what works on this machine and how to get the rest, or checks a tokenizer."""
 
 import asyncio
 import importlib.util
@@ -26,23 +26,23 @@ PACKAGES = {
     "transformers": install_line("train"),
     "peft": install_line("train"),
     "docker": install_line("docker"),
-    "sglang": "not needed on a CPU; it takes a virtual environment of its own: docs/sglang.md of a checkout",
+    "sglang": "not needed on a CPU; needs a separate virtual environment: docs/sglang.md of a checkout",
     "pytest-asyncio": "pip install pytest pytest-asyncio, for tests of an environment",
 }
-"""The packages that are looked for, and how to get each."""
-START_DOCKER = "install Docker, start it, and let this user in"
+"""The packages to look for, and how to get each."""
+START_DOCKER = "install Docker, start it, and give this user access"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Says of one thing whether it is there, and if not, how to get it."""
+    """Whether one thing is available, and if not, how to get it."""
 
     name: str
     ok: bool
     detail: str
     get: str = ""
     otherwise: str = "missing"
-    """The word for what is not ok."""
+    """The word for a finding that is not ok."""
 
     def __str__(self) -> str:
         line = f"{'ok' if self.ok else self.otherwise:<9}{self.name:<16}{self.detail}".rstrip()
@@ -50,16 +50,18 @@ class Finding:
 
 
 def doctor(model: str | None = None) -> int:
-    """Say what runs here and how to get the rest; the exit code is 0 if a sandbox can be had.
+    """Report what works on this machine and how to get the rest.
+
+    The exit code is 0 if a sandbox is available.
 
     For example:
     $ agentgym doctor
     $ agentgym doctor --model Qwen/Qwen3-0.6B
 
     Args:
-        model: Look at the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat
-            template only ever appends, keeps the turn separators and reads tool calls back; the exit code is 0 if it
-            does the last two.
+        model: Check the tokenizer of this folder or hub name, or of "tiny", instead: whether its chat template only
+            ever appends, keeps the separators between turns, and reads tool calls back. The exit code is 0 if it does
+            the last two.
     """
     if model is not None:
         traits = list(model_findings(model))
@@ -68,14 +70,18 @@ def doctor(model: str | None = None) -> int:
         return 0 if all(check.ok for check in traits if check.name in ("separators", "tool calls")) else 1
     for finding in findings():
         say(str(finding))
-        flush()  # the next may take seconds, and what it logs goes elsewhere
+        flush()  # the next one may take seconds, and its log lines go elsewhere
     sandbox = _sandbox()
     say(str(sandbox))
     return 0 if sandbox.ok else 1
 
 
 def model_findings(model: str) -> Iterator[Finding]:
-    """Find out what the tokenizer does, one finding a line; EngineError where there is no such tokenizer."""
+    """Yield one finding per property of the tokenizer.
+
+    Raises:
+        EngineError: If the tokenizer doesn't exist or can't be loaded.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -89,7 +95,7 @@ def model_findings(model: str) -> Iterator[Finding]:
         refuse_missing(model)
         for file in Path(model).iterdir() if Path(model).is_dir() else ():
             if not file.is_dir():
-                regular_file(file, within=None)  # the hub's cache has links to its files
+                regular_file(file, within=None)  # the hub's cache links to its files
     why_not = None if Path(model).is_dir() else why_no_hub()
     with boundary(EngineError, f"model {model!r}"):
         try:
@@ -103,7 +109,7 @@ def model_findings(model: str) -> Iterator[Finding]:
         tokenizer.response_format,
         getattr(tokenizer.tokenizer, "response_template", None) is not None,
     )
-    detail = "a response_template of its own" if shipped else f"read as {known_format}"
+    detail = "its own response_template" if shipped else f"read as {known_format}"
     known = shipped or known_format is not None
     yield Finding(
         name="response format", ok=known, detail=detail if known else "its tool calls are read as text", otherwise="no"
@@ -113,7 +119,7 @@ def model_findings(model: str) -> Iterator[Finding]:
 
 
 def findings() -> Iterator[Finding]:
-    """Find out what runs here, one finding a line; the last line of `agentgym doctor`, the verdict, is not in it."""
+    """Yield one finding per part of this machine, without the verdict, which is the last line of `agentgym doctor`."""
     own = installed(DISTRIBUTION) or "a checkout that is not installed"
     yield Finding(name="agentgym", ok=True, detail=f"{own}, in {Path(__file__).parents[1]}")
     yield Finding(
@@ -129,7 +135,7 @@ def findings() -> Iterator[Finding]:
 
 
 def installed(package: str) -> str | None:
-    """Give the version of a package that is installed; None where it is not."""
+    """Return the version of an installed package, or None if it isn't installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -152,7 +158,7 @@ def _package(name: str, get: str) -> Finding:
 
 
 def _built_for() -> str:
-    """Say what torch was built for, from its version file: importing torch takes seconds."""
+    """Return what torch was built for, read from its version file, because importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     file = None if spec is None or spec.origin is None else Path(spec.origin).with_name("version.py")
     if file is None or not file.is_file():
@@ -171,9 +177,9 @@ def _docker() -> Iterator[Finding]:
         client = connect(timeout_s=5)
     except NoDockerPackage as error:
         detail, get = str(error).split(": ", 1)
-        yield Finding(name=engine.name, ok=False, detail=f"one answers at {address()}, but {detail}", get=get)
+        yield Finding(name=engine.name, ok=False, detail=f"one responds at {address()}, but {detail}", get=get)
         return
-    except Exception as error:  # What the engine and the connection to it raise has no common name.
+    except Exception as error:  # The engine's and the connection's errors share no base class.
         yield Finding(name=engine.name, ok=False, detail=str(error), get=engine.get)
         return
     try:
@@ -184,7 +190,7 @@ def _docker() -> Iterator[Finding]:
     except SandboxError as error:
         why_not = str(error).rpartition(": ")[0] or str(error)
         yield Finding(name="sandbox image", ok=False, detail=why_not, get="agentgym sandbox build")
-    except Exception as error:  # What the engine and the connection to it raise has no common name.
+    except Exception as error:  # The engine's and the connection's errors share no base class.
         yield Finding(name=engine.name, ok=False, detail=f"{type(error).__name__}: {error}", get=engine.get)
     finally:
         client.close()
@@ -194,13 +200,13 @@ def _bubblewrap() -> Finding:
     from agentgym.sandboxes.local.local import Bubblewrap, why_no_bubblewrap
 
     why_not = why_no_bubblewrap()
-    get = "apt-get install bubblewrap (0.8 or newer), and let users have namespaces"
+    get = "apt-get install bubblewrap (0.8 or newer), and allow user namespaces"
     found = Finding(name="bubblewrap", ok=why_not is None, detail=why_not or shutil.which("bwrap") or "", get=get)
     return found if why_not else _with_reset(found, Bubblewrap())
 
 
 def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
-    """Add to a finding how its sandboxes are reset, which one that is started says."""
+    """Return a finding extended by how its sandboxes are reset, which requires starting one."""
     from agentgym.sandboxes.choose import how_it_resets
 
     try:
@@ -210,39 +216,41 @@ def _with_reset(found: Finding, spec: SandboxSpec) -> Finding:
 
 
 def _podman() -> Finding:
-    """Say whether podman is here, whose service stands for a Docker engine."""
+    """Return whether podman is installed, whose service can replace a Docker engine."""
     path = shutil.which("podman")
     start = "podman system service --time=0 unix:///run/podman/podman.sock"
-    get = f"not needed beside Docker: apt-get install podman; then `{start}` and DOCKER_HOST=unix:///run/podman/podman.sock"
+    get = (
+        f"not needed with Docker: apt-get install podman; then `{start}` and DOCKER_HOST=unix:///run/podman/podman.sock"
+    )
     return Finding(name="podman", ok=path is not None, detail=path or "not installed", get=get)
 
 
 def _runsc() -> Finding:
-    """Say whether the engine knows gVisor; a remote engine may, without a runsc on this machine."""
+    """Return whether the engine has gVisor as a runtime; a remote engine may, even if this machine has no runsc."""
     path = shutil.which("runsc")
-    get = "install gVisor (https://gvisor.dev), and name it to the engine as in sandbox/README.md of a checkout"
+    get = "install gVisor (https://gvisor.dev), and register it with the engine as in sandbox/README.md of a checkout"
     if "runsc" in _runtimes():
         from agentgym.sandboxes.docker.settings import GVISOR_LACKS
 
         detail = f"a runtime of the Docker engine; episodes are reset in place; {GVISOR_LACKS}"
         return Finding(name="runsc", ok=True, detail=detail)
-    detail = f"{path}, but the Docker engine does not know it" if path else "not installed"
+    detail = f"{path}, but the Docker engine does not have it as a runtime" if path else "not installed"
     return Finding(name="runsc", ok=False, detail=detail, get=get)
 
 
 def _runtimes() -> set[str]:
-    """Give the names that a sandbox's `runtime` may have; none where no engine answers."""
+    """Return the possible values of a sandbox's `runtime`, empty if no engine responds."""
     from agentgym.sandboxes.docker.client import connect
 
     try:
         with closing(connect(timeout_s=5)) as client:
             return set(client.info()["Runtimes"])
-    except Exception:  # What the engine and the connection to it raise has no common name.
+    except Exception:  # The engine's and the connection's errors share no base class.
         return set()
 
 
 def _gpus() -> Finding:
-    """Ask the driver's own tool for the GPUs: loading torch takes seconds."""
+    """Return the GPUs listed by the driver's own tool, because loading torch takes seconds."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20)

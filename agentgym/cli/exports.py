@@ -1,4 +1,4 @@
-"""The commands `agentgym export` and `agentgym import`: rollouts written to other formats, and read from them."""
+"""The commands `agentgym export` and `agentgym import`, which write rollouts to other formats and read them."""
 
 import json
 import os
@@ -29,11 +29,11 @@ def export_run(
     step: int | None = None,
     unscored: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Write the rollouts of a run or an evaluation for other programs, and say what was left out.
+    """Export the rollouts of a run or an evaluation for other programs, and print what was left out.
 
-    atif: a folder of trajectories of Harbor's ATIF v1.8, one file a rollout, with token ids and log-probabilities.
-    sft: a line of JSON for each conversation, its messages and tools, as TRL's SFTTrainer reads it.
-    openai: such lines in the chat format of OpenAI's fine-tuning.
+    - atif: a folder of trajectories in Harbor's ATIF v1.8, one file per rollout, with token ids and log-probabilities.
+    - sft: one line of JSON per conversation, with its messages and tools, as TRL's SFTTrainer reads it.
+    - openai: one line of JSON per conversation, in the chat format of OpenAI's fine-tuning.
 
     For example:
     $ agentgym export runs/chase_grpo/20260801-101500 --to sft --min-reward 1
@@ -41,14 +41,13 @@ def export_run(
     $ agentgym export runs/chase_grpo/20260801-101500 --to openai --phase all --output chats.jsonl
 
     Args:
-        run: The folder of a run or an evaluation; it holds rollouts.sqlite.
+        run: The folder of a run or an evaluation, which holds rollouts.sqlite.
         to: The format.
-        output: The file of lines, or the folder of trajectories; by default export-sft.jsonl, export-openai.jsonl or
-            export-atif in the run's folder.
+        output: The file or folder to write; by default export-sft.jsonl, export-openai.jsonl or export-atif in the run.
         min_reward: Leave out rollouts with a lower reward.
-        phase: Only this phase: train, eval_before, eval_after, eval or all; by default train where the run trained.
+        phase: Only this phase: train, eval_before, eval_after, eval or all; by default train if the run has trained.
         step: Only the rollouts of this step.
-        unscored: Also rollouts that have no reward.
+        unscored: Include rollouts without a reward.
     """
     from agentgym.exports.export import Chosen, export
     from agentgym.store.run_settings import begun_model
@@ -58,7 +57,9 @@ def export_run(
         if phase is None:
             phase = TRAIN if TRAIN in phases else ALL
         elif phase not in (*phases, ALL):
-            raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join([*phases, ALL])}")
+            raise AgentGymError(
+                f"--phase: no rollout has the phase {phase!r}; the phases are: {', '.join([*phases, ALL])}"
+            )
         others = 0 if phase == ALL else store.count(step=step) - store.count(step=step, phase=phase)
     chosen = Chosen(phase=None if phase == ALL else phase, step=step, min_reward=min_reward, unscored=unscored)
     output = output or run / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
@@ -74,27 +75,27 @@ def export_run(
 
 
 def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path) -> int:
-    """Read ATIF trajectories into a folder that `agentgym show`, `compare` and `export` read like that of a run.
+    """Import ATIF trajectories into a folder that `agentgym show`, `compare` and `export` read like a run's.
 
-    They may be those of any agent. Of a folder every file below it is read that is a trajectory. Only those with token
-    ids and log-probabilities can be trained on. A reward is what stands in a trajectory's `extra.reward`.
+    The trajectories may come from any agent. From a folder, every trajectory file below it is read. Only trajectories
+    with token ids and log-probabilities can be trained on. The reward is read from a trajectory's `extra.reward`.
 
     For example:
     $ agentgym import trajectories --output-dir runs/others
     $ agentgym import jobs/*/*/agent/trajectory.json --output-dir runs/claude
 
     Args:
-        paths: Files of trajectories, or folders of them.
-        output_dir: The folder to make.
+        paths: Trajectory files, or folders of them.
+        output_dir: The folder to create.
     """
     from agentgym.exports.atif_files import continuations, is_atif
     from agentgym.exports.atif_reader import read_atif
     from agentgym.files.foreign.opening import real_path
 
     if not paths:
-        raise AgentGymError("paths: name a file of a trajectory, or a folder of them")
+        raise AgentGymError("paths: give trajectory files, or folders of them")
     if os.path.lexists(output_dir):
-        raise AgentGymError(f"--output-dir: {output_dir} exists already; name another folder")
+        raise AgentGymError(f"--output-dir: {output_dir} already exists; choose another folder")
     if missing := [path for path in paths if not path.exists()]:
         raise AgentGymError(f"paths: there is no {missing[0]}")
     asked = {
@@ -110,34 +111,38 @@ def import_atif(paths: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path)
         raise AgentGymError(f"paths: {error}") from error
     say(f"{many} rollouts, {unscored} of them without a reward: {output_dir}")
     if len(asked) > len(files):
-        say(f"left out: {len(asked) - len(files)} files that are no trajectories")
+        say(f"left out: {len(asked) - len(files)} files that aren't trajectories")
     flush()
     return 0
 
 
 def _natural(path: Path) -> list[str | int]:
-    """A key by which 10 stands behind 9."""
+    """Return a sort key that puts 10 after 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
-    """Write a store of the rollouts, one in memory at a time, and settings that say their model where they have one.
+    """Write a store of the rollouts, one in memory at a time, and settings with their model if they share one.
 
-    Return how many there are, and how many have no reward. The folder is there once all is written; ValueError for no
-    rollout, and for two of one name.
+    Returns:
+        The number of rollouts, and the number of those without a reward. The folder appears once everything is
+        written.
+
+    Raises:
+        ValueError: If there is no rollout, or two have the same name.
     """
     from agentgym.store.run_settings import SETTINGS, versions
     from agentgym.store.writer import RolloutWriter
     from agentgym.types.rollout import Group
 
     part = out.with_name(f"{out.name}.part")
-    remove(part)  # of an import that was killed, or a link that a stranger has put there
+    remove(part)  # from a killed import, or a link that somebody put there
     seen, models, unscored = set[tuple[str, int, str]](), set[str | None](), 0
     try:
         with RolloutWriter(part) as store:
             for one in read:
                 if (key := (one.phase, one.step, one.rollout.rollout_id)) in seen:
-                    raise ValueError(f"two trajectories have the session_id {key[2]!r}; import them apart")
+                    raise ValueError(f"two trajectories have the session_id {key[2]!r}; import them separately")
                 seen.add(key)
                 models.add(one.model)
                 unscored += one.rollout.reward is None
@@ -145,7 +150,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
                 store.add([group], phase=one.phase, step=one.step, whole=False)
                 store.flush()
         if not seen:
-            raise ValueError("there is no trajectory of ATIF among the files; its schema_version begins with ATIF-v1.")
+            raise ValueError("no file is an ATIF trajectory, whose schema_version starts with ATIF-v1.")
         if store.lost:
             raise AgentGymError(f"--output: {store.lost} rollouts could not be written to {part}")
         _sign(part)
@@ -158,7 +163,7 @@ def _write(read: "Iterable[Imported]", out: Path) -> tuple[int, int]:
 
 
 def _sign(folder: Path) -> None:
-    """Write the signs of what was imported: they come from comparing the rollouts of a group, which files mix."""
+    """Write the signs of suspicious rollouts, which require comparing a group's rollouts, whose files may be mixed."""
     from agentgym.store.reader import RolloutStore
     from agentgym.store.writer import RolloutWriter
     from agentgym.types.rollout import Group

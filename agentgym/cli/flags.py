@@ -1,4 +1,4 @@
-"""The flags of a recipe and of the commands: tyro reads the words, and pydantic the values of a recipe's."""
+"""The flags of recipes and commands: tyro parses the words, and pydantic the values of a recipe's settings."""
 
 import inspect
 import io
@@ -33,27 +33,27 @@ T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
 ENV, HELP = "--env.", ("-h", "--help")
 ENGINES = {"transformers": TransformersConfig, "sglang": SGLangConfig}
-"""Engines by what `--engine` calls them."""
+"""Engines by their name in `--engine`."""
 NO_ENV = "ENV"
-"""The env in the help of a command that was given none."""
+"""Placeholder for the env in the help of a command that was given none."""
 NO_MODEL = "MODEL"
-"""The model of a role that only the command line names, until its flag is read."""
+"""Placeholder for the model of a role that only the command line names, until its flag is read."""
 ROLE = re.compile(r"--models[.]([\w-]+)")
-"""What a flag of a model role begins with, and the name of the role."""
+"""Prefix of a model role's flags, with the role's name."""
 KIND = "kind"
-"""The flag that names the kind of a part, such as `--engine sglang`, among the fields of all kinds."""
+"""The flag that selects the kind of a part, such as `--engine sglang`, stored among the fields of all kinds."""
 ABOUT_ENGINES = (
-    "What samples: `--engine transformers` is the model in this process, `--engine sglang` SGLang servers, and "
-    "`--engine package.module:Class` an engine of your own. Each has settings of its own: `--engine sglang --help` "
-    "lists those of SGLang."
+    "Engines: `--engine transformers` runs the model in this process, `--engine sglang` uses SGLang servers, and "
+    "`--engine package.module:Class` your own engine. Each has its own settings: `--engine sglang --help` lists "
+    "SGLang's."
 )
-"""What --help says of the engines whose settings it does not list."""
+"""The help's text about the engines whose settings it doesn't list."""
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-"""Bounds of a number in JSON schema, and our words for them."""
+"""Words for the bounds of a number in JSON Schema."""
 KINDS = {"integer": "INT", "number": "FLOAT", "boolean": "{true,false}", "string": "STR"}
-"""Types of JSON schema, as a command line shows them."""
+"""JSON Schema types as the help displays them."""
 NAMED = re.compile(r"([\w.-]+(?:, [\w.-]+)*): ")
-"""The fields that a ValueError of a config names, before what it says."""
+"""The fields named at the start of a config's ValueError."""
 _TITLE_OR_END = re.compile(r"[╭╰]| \S")
 _RULE = re.compile(r"[─-]+")
 _TYPE = re.compile(r" into \w+ type typing\..*")
@@ -61,20 +61,23 @@ _NEEDED = re.compile(r"Missing from .*?: (\S+) (.*?)(?: \(required\))?$")
 
 
 class Given(NamedTuple):
-    """What a command line sets."""
+    """The settings given on a command line."""
 
     settings: dict[str, Any]
-    """The words after each flag, by field: a dict for a part with fields of its own, and True or False for a switch."""
+    """The words after each flag, by field: a dict for a part that has fields, and True or False for a switch."""
     env: dict[str, str]
-    """The texts of `--env.NAME`, by NAME."""
+    """The values of `--env.NAME`, by NAME."""
     help: bool
-    """Whether it asks for help."""
+    """Whether help was requested."""
 
 
 def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
-    """Read the flags of a recipe; RefusedWords, which names the flag, for one that there is not.
+    """Parse the flags of a recipe.
 
-    Each NAME of `--models.NAME` is a model role, also if the recipe has none of this name.
+    Each NAME of `--models.NAME` is a model role, even if the recipe has none of this name.
+
+    Raises:
+        RefusedWords: If a flag doesn't exist; the message names it.
     """
     import tyro
 
@@ -93,16 +96,19 @@ def read_words(recipe: RunConfig, words: Sequence[str]) -> Given:
 
 
 def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, about: str = "") -> RunConfig:
-    """Return the recipe with what the command line sets; print the help, and exit with 0, if it asks for that.
+    """Return the recipe with the command line's settings; if it requests help, print that and exit with 0.
 
-    `--env.NAME VALUE` sets a parameter of the env, beside those that the recipe sets; `--env.MEMBER.NAME VALUE` one of
-    a mixture, and `--env.MEMBER VALUE` a member's weight. A run that is resumed without `--max-steps` has those that it
-    was begun with. What `--eval-sampling` leaves out is as in training, and `--resume` without `--output-dir` goes on
-    in the folder it names. RefusedWords names the flag that is refused.
+    `--env.NAME VALUE` sets a parameter of the env, in addition to those that the recipe sets; `--env.MEMBER.NAME
+    VALUE` sets one of a mixture's member, and `--env.MEMBER VALUE` a member's weight. A resumed run without
+    `--max-steps` keeps the number of steps that it was started with. Settings that `--eval-sampling` leaves out are
+    as in training, and `--resume` without `--output-dir` continues in the folder that it names.
+
+    Raises:
+        RefusedWords: If a flag is refused; the message names it.
     """
     try:
         if "resume" in given.settings and "output_dir" not in given.settings:
-            recipe = replace(recipe, output_dir=None)  # a resumed run goes on in its own folder
+            recipe = replace(recipe, output_dir=None)  # a resumed run continues in its own folder
         sampling = given.settings.get("eval_sampling")
         if "env" in given.settings:
             recipe = _with_other_env(recipe, _value("env", _hints(RunConfig)["env"], given.settings["env"], recipe.env))
@@ -114,8 +120,10 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
         if run.resume is not None and "max_steps" not in given.settings:
             begun = begun_steps(run.resume, run.max_steps)
             if begun != run.max_steps and is_first():
-                other = f"--max-steps {run.max_steps} takes those of the recipe"
-                sys.stderr.write(f"{run.name}: max_steps: the run goes on to the {begun} it was begun with; {other}\n")
+                other = f"--max-steps {run.max_steps} uses the recipe's"
+                sys.stderr.write(
+                    f"{run.name}: max_steps: continuing to the {begun} steps that the run was started with; {other}\n"
+                )
             run = replace(run, max_steps=begun)
         run = _with_env(run, given.env)
     except ValueError as error:
@@ -138,7 +146,7 @@ def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
     except (ValueError, EnvError) as error:
         parameters = []
         sys.stderr.write(f"{run.name}: the env's parameters cannot be listed: {error}\n")
-    listed = "\n".join(["Parameters of the env; its guide is its docstring.", *parameters]) if parameters else ""
+    listed = "\n".join(["Parameters of the env (its docstring has more):", *parameters]) if parameters else ""
     with stdout_read():
         tyro.cli(
             RunConfig,
@@ -152,7 +160,7 @@ def print_help(run: RunConfig, prog: str | None, about: str) -> NoReturn:
 
 
 def _said(parameter: Parameter[Any], value: Any) -> str:
-    """Return the type of a parameter, what its class says of it, its bounds, and its value."""
+    """Return a parameter's type, description, bounds and value."""
     schema = parameter.schema()
     choices = schema.get("enum") or [schema[key] for key in ("const",) if key in schema]
     kind = "{" + ",".join(map(str, choices)) + "}" if choices else KINDS.get(schema.get("type", ""), "VALUE")
@@ -161,29 +169,34 @@ def _said(parameter: Parameter[Any], value: Any) -> str:
 
 
 def open_flags(rest: Sequence[str], prefixes: tuple[str, ...], *, known: Iterable[str]) -> dict[str, str]:
-    """Return the values of the flags with these prefixes, which only an env can know, among words that tyro left over.
+    """Return the values of the flags with these prefixes, which only an env knows, among tyro's leftover words.
 
-    :raises RefusedWords: for a word that is none, with the known flag that may be meant, and for a flag without a
-        value.
+    Args:
+        rest: The words that tyro left over.
+        prefixes: The prefixes of the flags.
+        known: Known flags, to suggest one.
+
+    Raises:
+        RefusedWords: If a word isn't such a flag, in which case the message suggests a known one, or has no value.
     """
     found: dict[str, str] = {}
     words = iter(rest)
     for word in words:
         flag, equals, text = word.partition("=")
         if not flag.startswith("-"):
-            raise RefusedWords(f"{word!r} is one word too many")
+            raise RefusedWords(f"unexpected argument {word!r}")
         if not flag.startswith(prefixes):
             meant = _meant(flag, sorted(known, key=_nearness))
             raise RefusedWords(f"there is no option {flag}" + (f"; did you mean {meant}?" if meant else ""))
         value = text if equals else next(words, "--")
         if not equals and value.startswith("--"):
-            raise RefusedWords(f"{flag}: needs a value after it")
+            raise RefusedWords(f"{flag}: expected a value")
         found[flag] = value
     return found
 
 
 def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequence[str] = ()) -> list[str]:
-    """Return the words of a command line without these flags and their values, written with hyphens or underscores."""
+    """Return a command line's words without these flags and their values, written with hyphens or underscores."""
     kept, rest = list[str](), iter(words)
     for word in rest:
         flag, equals, _ = word.partition("=")
@@ -196,19 +209,19 @@ def without_flags(words: Iterable[str], valued: Sequence[str], *, switches: Sequ
 
 
 def _known(recipe: RunConfig, tree: Mapping[str, Any]) -> Iterator[str]:
-    """Give the flags of a recipe, and of the parameters of its env."""
+    """Yield the flags of a recipe and of its env's parameters."""
     yield from _names(tree)
-    with suppress(ValueError, AgentGymError):  # an env that cannot be found is refused later
+    with suppress(ValueError, AgentGymError):  # an env that can't be found is refused later
         yield from (f"{ENV}{name}".replace("_", "-") for name in env_parameters(recipe.env))
 
 
 def _nearness(flag: str) -> tuple[int, bool, str]:
-    """Sort flags by how likely each is meant: those of the run, of training, and of the other parts."""
+    """Return a sort key by how likely a flag is meant: the run's first, then training's, then those of other parts."""
     return flag.count("."), not flag.startswith("--train."), flag
 
 
 def _meant(flag: str, known: Sequence[str]) -> str | None:
-    """Return the flag that may be meant by one that there is not: as others call it, by its last name, or near."""
+    """Return the known flag that an unknown one may mean: by another library's name, its last part, or likeness."""
     name = flag.rpartition(".")[2].removeprefix("--").replace("-", "_")
     for typed in (ALSO_CALLED.get(name, name), name):
         named = [each for each in known if each.rpartition(".")[2].removeprefix("--") == typed.replace("_", "-")]
@@ -218,7 +231,7 @@ def _meant(flag: str, known: Sequence[str]) -> str | None:
 
 
 def _tree(kind: type, now: Any) -> dict[str, Any]:
-    """Return the flags of a config by field: a tree for a part, the value of a switch, and None for any other."""
+    """Return a config's flags by field: a tree for a part, a switch's value, and None for any other."""
     tree: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         value = getattr(now, name, None)
@@ -240,7 +253,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _typed(tree: Mapping[str, Any]) -> Any:
-    """Return the flags as a type for tyro, which then reads words and leaves out each flag that is not there."""
+    """Return the flags as a type for tyro, so that it parses words and leaves out each flag that wasn't given."""
     import tyro
 
     types: dict[str, Any] = {
@@ -253,20 +266,20 @@ def _typed(tree: Mapping[str, Any]) -> Any:
 
 
 def _typed_alone(found: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were typed: without the switches that are as in the recipe, and parts without a flag."""
+    """Return only the flags that were typed, without unchanged switches and without parts that have no flag."""
     typed = {name: _typed_alone(of, tree[name]) if isinstance(of, Mapping) else of for name, of in found.items()}
     return {name: of for name, of in typed.items() if of != {} and (not isinstance(of, bool) or of != tree[name])}
 
 
 def _switches(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the switches alone."""
+    """Return only the values of the switches."""
     return {
         name: _switches(flag) if isinstance(flag, Mapping) else flag for name, flag in tree.items() if flag is not None
     }
 
 
 def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
-    """Give each flag as it is typed."""
+    """Yield each flag as it is typed."""
     for name, flag in tree.items():
         typed = f"{prefix}{name.replace('_', '-')}"
         if isinstance(flag, Mapping):
@@ -276,7 +289,11 @@ def _names(tree: Mapping[str, Any], prefix: str = "--") -> Iterator[str]:
 
 
 def _applied(config: T, given: Mapping[str, Any]) -> T:
-    """Return a config with these words as its fields; ValueError names the field, and says what it takes."""
+    """Return a config with these words as its fields.
+
+    Raises:
+        ValueError: If a value is wrong; the message names the field and what it expects.
+    """
     hints = _hints(type(config))
     changes: dict[str, Any] = {}
     for name, words in given.items():
@@ -289,7 +306,7 @@ def _applied(config: T, given: Mapping[str, Any]) -> T:
 
 
 def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, given: Mapping[str, Any]) -> T:
-    """Return a part with these words; ValueError names its fields below the name of the part."""
+    """Return a part with these words; a ValueError names its fields below the part's name."""
     try:
         return applied(now, given)
     except ValueError as error:
@@ -297,32 +314,40 @@ def _below(name: str, applied: Callable[[Any, Mapping[str, Any]], T], now: Any, 
 
 
 def _part(now: Any, given: Mapping[str, Any]) -> Any:
-    """Return a part of a config with these words: a config, configs by name, or an engine of the kind that is named."""
+    """Return a part of a config with these words: a config, configs by name, or an engine of the selected kind."""
     if isinstance(now, Mapping):
         return {**now, **{name: _below(name, _role, now.get(name), words) for name, words in given.items()}}
     if KIND in given:
         (kind, *more) = given[KIND] or ("",)
         if more or (kind not in ENGINES and ":" not in kind):
             got = " ".join(given[KIND])
-            raise ValueError(f"{KIND}: must be {', '.join(ENGINES)} or package.module:Class, got {got!r}")
+            raise ValueError(f"{KIND}: expected {', '.join(ENGINES)} or package.module:Class, got {got!r}")
         made = ENGINES[kind]() if kind in ENGINES else CustomEngineConfig(name=kind)
         now = now if type(now) is type(made) and kind in (*ENGINES, getattr(now, "name", "")) else made
     known = {field.name for field in fields(now)}
     for name in given.keys() - known - {KIND}:
         owner = next((kind for kind, engine in ENGINES.items() if name in _hints(engine)), "module:Class")
-        raise ValueError(f"{name}: {type(now).__name__} has no such setting; the engine {owner} has it")
+        raise ValueError(f"{name}: {type(now).__name__} has no such setting, but the engine {owner} does")
     return _applied(now, {name: words for name, words in given.items() if name != KIND})
 
 
 def _role(now: ModelRoleConfig | None, given: Mapping[str, Any]) -> ModelRoleConfig:
-    """Return a model role with these words; ValueError if neither the recipe nor the command line names its model."""
+    """Return a model role with these words.
+
+    Raises:
+        ValueError: If neither the recipe nor the command line names its model.
+    """
     if now is None and "model" not in given:
-        raise ValueError("model: is missing; give the folder or the name of the model")
+        raise ValueError("model: missing; give the model's folder or name")
     return _applied(now or ModelRoleConfig(model=NO_MODEL), given)
 
 
 def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
-    """Return what the words after a flag stand for; ValueError, which names the field, for what is not of its type."""
+    """Return the value of the words after a flag.
+
+    Raises:
+        ValueError: If they don't have the field's type; the message names the field.
+    """
     if name == "env" and len(words) > 1:
         return _read(name, dict[str, float], _pairs(name, words, "an env and its weight"))
     if isinstance(now, Mapping) and name != "env":
@@ -330,12 +355,16 @@ def _value(name: str, hint: Any, words: Sequence[str], now: Any) -> Any:
     if isinstance(now, tuple):
         return _read(name, hint, tuple(words))
     if len(words) != 1:
-        raise ValueError(f"{name}: " + (f"{words[1]!r} is one word too many" if words else "needs a value after it"))
+        raise ValueError(f"{name}: " + (f"unexpected argument {words[1]!r}" if words else "expected a value"))
     return None if words[0] == "None" and type(None) in get_args(hint) else _read(name, hint, words[0])
 
 
 def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]) -> Any:
-    """Return what words stand for; ValueError, which names the field, if they are not of its type."""
+    """Return the value of words.
+
+    Raises:
+        ValueError: If they don't have the field's type; the message names the field.
+    """
     adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(given) if isinstance(given, tuple) else adapter.validate_strings(given)
@@ -344,7 +373,7 @@ def _read(name: str, hint: Any, given: str | tuple[str, ...] | Mapping[str, str]
 
 
 def _variable(text: str) -> bool | int | float | str:
-    """Return the value of a variable without a type: true and false, a number, or else text."""
+    """Return the value of an untyped variable: a bool for true and false, a number, or else text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     adapter = TypeAdapter[int | float | str](int | float | str, config=ConfigDict(allow_inf_nan=False))
@@ -353,19 +382,23 @@ def _variable(text: str) -> bool | int | float | str:
 
 
 def _pairs(name: str, words: Sequence[str], of: str) -> dict[str, str]:
-    """Return pairs of words; ValueError, which names the field, for half a pair, or a word that begins two."""
+    """Return pairs of words as a dict.
+
+    Raises:
+        ValueError: If a pair is incomplete or a word starts two pairs; the message names the field.
+    """
     pairs = dict(zip(words[::2], words[1::2], strict=False))
     if 2 * len(pairs) != len(words):
-        raise ValueError(f"{name}: give pairs of {of}, each once, got {' '.join(words)!r}")
+        raise ValueError(f"{name}: expected pairs of {of}, each once, got {' '.join(words)!r}")
     return pairs
 
 
 def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
-    """Return the recipe with another env, and the parameters that the env still has; say which it lost."""
+    """Return the recipe with another env and the parameters that it still has, and log the dropped ones on stderr."""
     before = {parameter_in(recipe.env, name): value for name, value in recipe.env_args.items()}
     kept = {named: value for named, value in before.items() if named[0] in ((env,) if isinstance(env, str) else env)}
     for each, name in sorted(before.keys() - kept.keys()) if is_first() else ():
-        sys.stderr.write(f"{recipe.name}: env_args: {name} is left out: it is of {each}, which --env replaces\n")
+        sys.stderr.write(f"{recipe.name}: env_args: {name} is dropped: it belongs to {each}, which --env replaces\n")
     env_args = {
         name if isinstance(env, str) else f"{member_name(each)}.{name}": kept[each, name] for each, name in kept
     }
@@ -373,7 +406,7 @@ def _with_other_env(recipe: RunConfig, env: Any) -> RunConfig:
 
 
 def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
-    """Return the run with these values of its env's parameters, and weights of its members."""
+    """Return the run with these values of its env's parameters and of its members' weights."""
     if not texts:
         return run
     weights = (
@@ -395,7 +428,7 @@ def _with_env(run: RunConfig, texts: Mapping[str, str]) -> RunConfig:
 
 
 def _under(part: str, message: str) -> str:
-    """Return a message with the fields that it names below a part of the config."""
+    """Return a message in which the fields it names are below a part of the config."""
     named = NAMED.match(message)
     if named is None:
         return f"{part}: {message}"
@@ -404,7 +437,7 @@ def _under(part: str, message: str) -> str:
 
 
 def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
-    """Return a message with flags in the place of the fields that it names, as they were typed."""
+    """Return a message in which the fields it names are replaced by the flags, as they were typed."""
     named = NAMED.match(message)
     if named is None:
         return message
@@ -413,7 +446,7 @@ def _with_flags(message: str, typed: Mapping[str, Any]) -> str:
 
 
 def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
-    """Return the flag of a field; of a part with fields of its own, the flags of those that were typed."""
+    """Return the flag of a field, or, for a part that has fields, the flags of those that were typed."""
     here: Any = typed
     for part in field.split("."):
         here = here.get(part) if isinstance(here, Mapping) else None
@@ -424,7 +457,7 @@ def _flags_of(field: str, typed: Mapping[str, Any]) -> list[str]:
 
 
 def is_told(error: Exception) -> bool:
-    """Whether the message alone says what to do: an error of agentgym's, or a refusal of its that names a field."""
+    """Return whether the message alone says what to do: an agentgym error, or agentgym's refusal of a named field."""
     if isinstance(error, AgentGymError | StoreError):
         return True
     last = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)][-1:]
@@ -433,9 +466,12 @@ def is_told(error: Exception) -> bool:
 
 
 def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[str]]:
-    """Return what tyro makes of a command's words, and the words that it leaves over; RefusedWords says what is wrong.
+    """Return tyro's result for a command's words, and the words it leaves over.
 
-    tyro only prints what is wrong, in a frame: the first sentence of that is taken.
+    tyro only prints its errors, in a frame; the first sentence of that is used.
+
+    Raises:
+        RefusedWords: If tyro refuses a word.
     """
     import tyro
 
@@ -451,7 +487,7 @@ def commanded(parser: Any, words: Sequence[str], **how: Any) -> tuple[Any, list[
 
 
 def refusal(said: str) -> str:
-    """Return the first sentence of what tyro says in a frame; there are no sides where stdout is ASCII."""
+    """Return the first sentence of tyro's framed error message; if stdout is ASCII, the frame has no sides."""
     lines: list[str] = []
     for line in said.splitlines():
         words = line.strip("│ ")
@@ -466,6 +502,6 @@ def refusal(said: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a sentence as a part of another one."""
+    """Return a sentence in the form it has within another one."""
     first = text[:1] if text[:2].isupper() else text[:1].lower()
     return _TYPE.sub("", first + text[1:]).removesuffix(".")

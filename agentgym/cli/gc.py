@@ -1,4 +1,4 @@
-"""The command `agentgym gc`: removal of what killed runs and earlier versions left."""
+"""The command `agentgym gc`: removes leftovers of killed runs and of earlier versions."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def gc(dry_run: bool = False, images: bool = False) -> int:
     """Remove what killed runs left: containers of the Docker engine, folders with their sockets, half-made packages.
 
-    A run of another machine or container that has been silent for five minutes counts as killed. Images of other
-    versions of agentgym are counted, and removed only where that is asked for: another checkout may still use them.
+    A run on another machine or in another container counts as killed after five minutes of silence. Images of other
+    versions of agentgym are counted, but only removed on request, since another checkout may still use them.
 
     For example:
     $ agentgym gc --dry-run
@@ -28,8 +28,8 @@ def gc(dry_run: bool = False, images: bool = False) -> int:
     $ agentgym gc --images
 
     Args:
-        dry_run: Say what would be removed, and remove nothing.
-        images: Remove the sandbox images of other versions too, where no container uses them.
+        dry_run: Print what would be removed, and remove nothing.
+        images: Also remove the sandbox images of other versions that no container uses.
     """
     verb = "would remove" if dry_run else "removed"
     left = [*_left_in_engine(), *_dead_folders(), *(_former_images() if images else ())]
@@ -38,14 +38,14 @@ def gc(dry_run: bool = False, images: bool = False) -> int:
             remove()
         say(f"{verb} {what}")
     if not left:
-        say("nothing of ours is left over")
+        say("nothing to remove")
     if not images:
         _count_former_images()
     return 0
 
 
 def _former_images() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name the images of other versions, and how to remove each; nothing where no engine runs."""
+    """Yield each image of other versions, and a function that removes it; nothing if no engine runs."""
     from agentgym.sandboxes.docker.images.former import former_images, remove_former
 
     with _engine() as client:
@@ -61,19 +61,19 @@ def _count_former_images() -> None:
         found = former_images(client) if client is not None else []
     if found:
         size_mb = sum(image.size_mb for image in found)
-        say(f"{len(found)} images of other versions are there, of up to {size_mb} MB: agentgym gc --images")
+        say(f"{len(found)} images of other versions take up to {size_mb} MB; remove them with `agentgym gc --images`")
 
 
 @contextmanager
 def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
-    """Yield a client of the engine; None where none runs, which is said unless it was `told`."""
+    """Yield a client of the engine, or None if none runs, which is printed unless it was already `told`."""
     from agentgym.sandboxes.docker.client import connect
 
     try:
         client = connect(timeout_s=30)
     except (SandboxError, ImportError) as error:
         if not told:
-            say(f"containers not looked at: {error}")
+            say(f"containers were not checked: {error}")
         yield None
         return
     with closing(client):
@@ -81,7 +81,7 @@ def _engine(*, told: bool = False) -> "Iterator[docker.APIClient | None]":
 
 
 def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name what ended clients left in the engine, and how to remove it; nothing where no engine runs."""
+    """Yield each leftover of ended clients in the engine, and a function that removes it; nothing if no engine runs."""
     from agentgym.sandboxes.docker.heartbeat import remove_container, remove_volume
 
     with _engine() as client:
@@ -96,13 +96,13 @@ def _left_in_engine() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _ended_clients(client: Any) -> "list[Traces]":
-    """Look once; where a client is silent, whose process cannot be seen from here, look again after a while."""
+    """Return the ended clients, checking twice if one is silent whose process isn't visible from here."""
     from agentgym.sandboxes.docker.heartbeat import LOOKS_S, Lookout, engine_time, traces
 
     lookout = Lookout()
     ended = lookout.ended(found := traces(client), engine_time(client))
     if lookout.silent:
-        say(f"looking again in {LOOKS_S:.0f} s: a client on another machine or in another container is silent")
+        say(f"checking again in {LOOKS_S:.0f} s: a client on another machine or in another container is silent")
         time.sleep(LOOKS_S)
         ended = lookout.ended(found := traces(client), engine_time(client))
     return [found[token] for token in ended]

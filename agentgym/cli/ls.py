@@ -1,4 +1,4 @@
-"""The command `agentgym ls`: the environments there are."""
+"""The command `agentgym ls`: lists the available environments."""
 
 from typing import Annotated
 
@@ -13,14 +13,14 @@ from agentgym.errors import AgentGymError
 def ls(
     envs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[ENV ...]")] = (),
 ) -> int:
-    """List the environments of */env.py and envs/*/env.py, of installed packages, of the gallery, and those named.
+    """List the environments in */env.py and envs/*/env.py, of installed packages, of the gallery, and those given.
 
     For example:
     $ agentgym ls
     $ agentgym ls my_package.my_env:MyEnv my_env.py:MyEnv
 
     Args:
-        envs: More environments, as module:Class or as path/env.py:Class.
+        envs: More environments, as module:Class or path/env.py:Class.
     """
     add_working_folder()
     broken = [line for line in map(loaded, env_files()) if line]
@@ -28,7 +28,7 @@ def ls(
     ours = [name for name in gallery() if name not in found]
     try:
         names = [*installed(), *ours, *envs]
-    except ValueError as error:  # two packages have one name
+    except ValueError as error:  # two packages use the same name
         names = [*ours, *envs]
         broken.append(str(error))
     for name in names:

@@ -1,6 +1,6 @@
-"""The command `agentgym`: its subcommands, and how its words are read.
+"""The command `agentgym`: its subcommands, and the parsing of its command line.
 
-What a command needs is imported when it runs: asking for help loads neither torch nor Docker's client.
+A command's dependencies are imported when it runs: help needs neither torch nor Docker's client.
 """
 
 import inspect
@@ -36,7 +36,7 @@ from agentgym.errors import AgentGymError
 from agentgym.errors.extras import DISTRIBUTION, needs_extra
 from agentgym.types.transcript import printable
 
-HEADER = """From an idea to a trained model: look after environments, runs, and what is installed on this machine.
+HEADER = """From an idea to a trained model: manage environments, runs, and what is installed on this machine.
 
 For example:
 $ agentgym new hello
@@ -46,16 +46,16 @@ $ agentgym train hello
 $ agentgym show runs/chase_grpo/20260801-101500 --worst 3
 $ agentgym doctor
 
-Each command says more, with examples, in its --help, such as `agentgym show --help`.
+Run a command with --help for details and examples, as in `agentgym show --help`.
 """
 BROKEN_PIPE = 141
-"""The exit code where whoever reads stdout stops reading, as of a program that SIGPIPE ends."""
+"""Exit code if the reader of stdout has stopped reading, the same as that of a program ended by SIGPIPE."""
 LONGEST = 8000
-"""The most characters that are printed of an error."""
+"""Maximum characters of an error message."""
 ASKING = ("agentgym eval", "agentgym rescore")
-"""The commands that take model roles."""
+"""The commands that accept model roles."""
 PLAYING = ("agentgym check", "agentgym eval", "agentgym play", "agentgym serve")
-"""The commands that take the parameters of an env."""
+"""The commands that accept an env's parameters."""
 
 COMMANDS: Mapping[str, Any] = {
     "check": check,
@@ -82,11 +82,11 @@ COMMANDS: Mapping[str, Any] = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    Errors of ours, and a package that is not installed, are one line on stderr.
+    An agentgym error, or a missing package, is one line on stderr.
     """
     args = sys.argv[1:] if args is None else list(args)
     if args[:1] in (["--version"], ["-V"]):
-        say(f"agentgym {installed(DISTRIBUTION) or 'of a checkout that is not installed'}")
+        say(f"agentgym {installed(DISTRIBUTION) or 'from a checkout that is not installed'}")
         return 0
     try:
         with needs_extra():
@@ -105,13 +105,17 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _sentence(error: AgentGymError) -> str:
-    """Return what an error says, cut where a name or a value of a file makes it endless."""
+    """Return an error's message, cut if a name or a value from a file makes it too long."""
     said = printable(str(error))
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 1000]} ... {said[-1000:]}"
 
 
 def _read(args: Sequence[str]) -> Callable[[], int]:
-    """Return the command that the words ask for, ready to run; RefusedWords says what is wrong with them."""
+    """Return the command that the words request, ready to run.
+
+    Raises:
+        RefusedWords: If a word is wrong; the message says why.
+    """
     path = _path(args, COMMANDS)
     if path == "agentgym train":
         return partial(train_by_flags, args[1:])
@@ -128,7 +132,7 @@ def _read(args: Sequence[str]) -> Callable[[], int]:
         given = open_flags(rest, prefixes, known=_flags(path))
     except RefusedWords as refused:
         wrong = ": ".join(filter(None, [command, str(refused)]))
-        raise RefusedWords(f"{wrong}; `{path} --help` says more") from None
+        raise RefusedWords(f"{wrong}; see `{path} --help`") from None
     named: dict[str, Any] = {"models": models_in(given, command)} if MODELS in prefixes else {}
     named |= {"parameters": parameters_in(given)} if PREFIX in prefixes else {}
     return partial(made, **named)
@@ -144,26 +148,30 @@ def _flags(path: str) -> list[str]:
 
 
 def _path(args: Sequence[str], commands: Mapping[str, Any], path: str = "agentgym") -> str:
-    """Return the words that name the command; RefusedWords where there is no such command."""
+    """Return the words that name the command.
+
+    Raises:
+        RefusedWords: If there is no such command.
+    """
     name = args[0] if args else ""
     if name in ("-h", "--help"):
         return path
     if name.startswith("-"):
-        raise RefusedWords(f"there is no option {name}; `{path} --help` says more")
+        raise RefusedWords(f"there is no option {name}; see `{path} --help`")
     if name not in commands:
         wrong = f"there is no command {name!r}; {nearest(name, commands)}"
-        raise RefusedWords(wrong if name else f"name a command: {', '.join(commands)}; `{path} --help` says more")
+        raise RefusedWords(wrong if name else f"choose a command: {', '.join(commands)}; see `{path} --help`")
     given = commands[name]
     return _path(args[1:], given, f"{path} {name}") if isinstance(given, Mapping) else f"{path} {name}"
 
 
 def _parser(commands: Mapping[str, Any], *, brief: bool) -> Any:
-    """Make a union of subcommands, as tyro takes it; a nested mapping is a command with commands of its own.
+    """Return a union of subcommands for tyro; a nested mapping is a command that has subcommands.
 
-    A brief one has the first sentence of each, so that a list of all fits a screen.
+    If `brief`, each has only the first sentence of its help, so that the list of all commands fits on a screen.
     """
     made = [_subcommand(name, given, brief=brief) for name, given in commands.items()]
-    # A union needs two members, also where there is one command.
+    # A union needs two members, even if there is one command.
     return Union[(*made, Annotated[None, tyro.conf.Suppress])]
 
 
@@ -180,7 +188,7 @@ def _first_words(command: Any) -> str:
 
 
 def _unrun(command: Callable[..., int]) -> Callable[..., Any]:
-    """Return a function with the command's options that runs nothing: what the command writes is not tyro's."""
+    """Return a function with the command's options that returns the command unrun, to keep tyro out of its output."""
 
     def read(*values: Any, **named: Any) -> Callable[[], int]:
         return partial(command, *values, **named)

@@ -1,4 +1,4 @@
-"""The command `agentgym merge`: one plain model from what a run has trained."""
+"""The command `agentgym merge`: makes a plain model of a run's trained weights."""
 
 import os
 from pathlib import Path
@@ -20,15 +20,15 @@ def merge(trained: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], 
     $ agentgym merge runs/full/checkpoints/step-000020 model
 
     Args:
-        trained: The folder of an adapter in PEFT's format, such as a run's adapter/; or of a checkpoint of a run that
-            trained the whole model (train.method full).
-        out: The folder to write, which must not hold anything yet.
-        base: The base's folder or hub name, or "tiny"; by default the one that the adapter or the checkpoint names.
+        trained: The folder of an adapter in PEFT's format, such as a run's adapter/, or of a checkpoint of a run that
+            trained the full model (train.method full).
+        out: The folder to write, which must be empty or not exist.
+        base: The base model's folder or hub name, or "tiny"; by default the one named by the adapter or checkpoint.
     """
     if (trained / "config.json").is_file():
-        raise EngineError(f"{str(trained)!r} is a whole model, with nothing to merge; give it as `model`")
+        raise EngineError(f"{str(trained)!r} is a full model with nothing to merge; use it as `model`")
     if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise EngineError(f"out: {str(out)!r} exists already; name a new folder, or remove that one first")
+        raise EngineError(f"out: {str(out)!r} already exists; choose a new folder, or remove that one first")
     if base is not None:
         with boundary(EngineError, f"base {base!r}"):
             base = str(find_model(base))
@@ -50,7 +50,7 @@ def _write_adapter(adapter: Path, out: Path, base: str | None) -> None:
         inner = adapter / "adapter"
         meant = f"; the adapter of that run is {inner}" if (inner / "adapter_config.json").is_file() else ""
         raise EngineError(
-            f"adapter {str(adapter)!r}: it holds no adapter_config.json; name the folder of an adapter{meant}"
+            f"adapter {str(adapter)!r}: it holds no adapter_config.json; give the folder of an adapter{meant}"
         )
     with boundary(EngineError, f"adapter {str(adapter)!r}"):
         config = adapter_config(adapter)

@@ -1,4 +1,4 @@
-"""Lines on stdout."""
+"""Output of lines on stdout."""
 
 import os
 import signal
@@ -11,26 +11,27 @@ from agentgym.types.transcript import printable
 
 
 class RefusedWords(AgentGymError):
-    """A command line that no command takes; the exit code is 2 then."""
+    """A command line that no command accepts; the exit code is 2 then."""
 
 
 def say(line: str) -> None:
-    """Write a line, or several; what would steer the terminal, or what its encoding does not have, is escaped.
+    """Print one or more lines, escaping terminal control characters and characters that the encoding can't represent.
 
-    Raises AgentGymError where stdout is closed or refuses what is written, as a full disk does; BrokenPipeError where
-    whoever read it has gone.
+    Raises:
+        AgentGymError: If stdout is closed or can't be written, as on a full disk.
+        BrokenPipeError: If the reader of stdout is gone.
     """
     _write(line)
 
 
 def flush() -> None:
-    """Write what is still buffered; the errors are those of `say`."""
+    """Write the buffered output; the errors are those of `say`."""
     _write(None)
 
 
 def _write(line: str | None) -> None:
     if sys.stdout is None:
-        raise AgentGymError("stdout is closed, so nothing can be printed; leave it open, or send it to a file")
+        raise AgentGymError("stdout is closed, so nothing can be printed; leave it open, or redirect it to a file")
     try:
         if line is None:
             sys.stdout.flush()
@@ -41,11 +42,11 @@ def _write(line: str | None) -> None:
         raise
     except OSError as error:
         forget_stdout()
-        raise AgentGymError(f"stdout cannot be written ({error.strerror}); make room, or send it elsewhere") from error
+        raise AgentGymError(f"stdout cannot be written ({error.strerror}); free space, or redirect it") from error
 
 
 def forget_stdout() -> None:
-    """Let what is still buffered go nowhere: whoever read stdout has gone."""
+    """Discard the buffered output, because the reader of stdout is gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -53,7 +54,7 @@ def forget_stdout() -> None:
 
 @contextmanager
 def stdout_read() -> Iterator[None]:
-    """End with exit status 141, as SIGPIPE does, if whoever read stdout has gone."""
+    """Exit with status 141, as SIGPIPE does, if the reader of stdout is gone."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""The command line of every recipe: settings in, progress on stderr, one line of JSON on stdout."""
+"""The command line of every recipe: settings as flags, progress on stderr, and one line of JSON on stdout."""
 
 import asyncio
 import json
@@ -38,31 +38,38 @@ from agentgym.types.transcript import printable
 T = TypeVar("T")
 
 SHOW_CURSOR = "\x1b[?25h"
-"""What a terminal is told to show the cursor, which the progress bar hides while it is shown."""
+"""Escape sequence that shows the cursor, which the progress bar hides."""
 STOPPING = (
-    "{name} came: stopping; the training step or the sync that is under way is waited for, sandboxes and engine are "
-    "closed, and the last finished step is written. Ctrl-C now ends at once, with the checkpoints that are on disk"
+    "{name}: stopping after the current training step or weight sync; the sandboxes and the engine are closed, and the "
+    "last finished step is saved. Press Ctrl-C to exit at once with the checkpoints that are on disk"
 )
-"""What the first signal makes a run say, before seconds in which nothing seems to happen."""
+"""Message after the first signal, followed by seconds in which nothing seems to happen."""
 
 
 def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
-    """Run a recipe from the command line; a stop at any moment keeps the last finished step and says how to go on.
+    """Run a recipe from the command line. A stop at any moment keeps the last finished step and prints how to resume.
 
-    Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. The last line on stdout is the summary as
-    JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one line on stderr that names the run's folder
-    and the command that resumes it; a second Ctrl-C ends at once. `--engine sglang` samples through SGLang servers,
-    `--engine module:Class` through an engine of the user's own; the flags under `--engine.` are then its.
-    `--teacher-engine` does the same for a teacher. A flag that means nothing ends with exit status 2 and the flag's
-    name on stderr. A setting that does not fit the env, the model or the folder, an error of agentgym's own, a full
-    disk and a missing package are one line on stderr, with exit status 1. `--help` begins with the docstring of the
-    program. `callbacks` hear the events of the run.
+    Flags override the recipe's settings: `--max-steps 40 --train.lr 1e-3`. `--engine sglang` samples through SGLang
+    servers, and `--engine module:Class` through a custom engine; the flags under `--engine.` are then that engine's.
+    `--teacher-engine` does the same for a teacher. `--help` starts with the docstring of the program.
+
+    The last line on stdout is the summary as JSON. Ctrl-C ends with exit status 130 and SIGTERM with 143, after one
+    line on stderr that names the run's folder and the command that resumes it; a second Ctrl-C ends at once. An
+    unknown flag ends with exit status 2 and the flag's name on stderr. A setting that doesn't fit the env, the model
+    or the folder, an agentgym error, a full disk and a missing package are reported as one line on stderr, with exit
+    status 1.
+
+    Args:
+        recipe: The recipe.
+        callbacks: Callbacks that receive the run's events.
     """
     if not isinstance(recipe, RunConfig):
         got = f"the class {recipe.__name__}" if isinstance(recipe, type) else repr(recipe)
-        raise SystemExit(f"ag.main: give it a config, as in `ag.main(ag.RunConfig(env=..., model=...))`, not {got}")
+        raise SystemExit(f"ag.main: expected a config, as in `ag.main(ag.RunConfig(env=..., model=...))`, got {got}")
     if threading.current_thread() is not threading.main_thread() or _in_loop():
-        raise RuntimeError("ag.main: is for a program's main thread; elsewhere, `await ag.train_policy(run)` trains")
+        raise RuntimeError(
+            "ag.main: call it in the main thread, outside of an event loop; elsewhere, use `await ag.train_policy(run)`"
+        )
     with program(recipe.name) as stop:
         run = settings(recipe, sys.argv[1:], about=sys.modules["__main__"].__doc__ or "")
         summary = finished(run, stop, callbacks)
@@ -70,7 +77,7 @@ def main(recipe: RunConfig, *, callbacks: Iterable[Callback] = ()) -> None:
 
 
 def _in_loop() -> bool:
-    """Whether an event loop runs in this thread, as in a notebook."""
+    """Return whether an event loop runs in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -79,23 +86,27 @@ def _in_loop() -> bool:
 
 
 def settings(recipe: RunConfig, words: Sequence[str], *, about: str = "") -> RunConfig:
-    """Return the recipe with what the command line sets; RefusedWords names a flag that is refused."""
+    """Return the recipe with the command line's settings.
+
+    Raises:
+        RefusedWords: If a flag is refused; the message names it.
+    """
     return settings_of(recipe, read_words(recipe, words), about=about)
 
 
 @contextmanager
 def program(name: str) -> Iterator["Stop"]:
-    """Read and run a recipe inside: a signal stops it, and an error that says what to do is one line with the name."""
+    """Run a recipe inside: a signal stops it, and an error that says what to do becomes one line with the name."""
     stop = Stop()
     try:
         with stop:
             yield stop
     except RefusedWords as error:
-        sys.stderr.write(f"{printable(f'{name}: {error}')}; --help lists all options\n")
+        sys.stderr.write(f"{printable(f'{name}: {error}')}; see --help for all options\n")
         raise SystemExit(2) from None
     except NotSaved as error:
         again = resume_command(error.folder, sys.argv[1:])
-        raise SystemExit(printable(f"{name}: {error}; to go on: {again}")) from None
+        raise SystemExit(printable(f"{name}: {error}; to resume: {again}")) from None
     except (AgentGymError, ValueError, TypeError) as error:
         if not is_told(error):
             raise
@@ -103,7 +114,7 @@ def program(name: str) -> Iterator["Stop"]:
     except OSError as error:
         if disk_trouble(error) is None:
             raise
-        raise SystemExit(printable(f"{name}: {error}; make room on its disk. {stop.kept()}")) from None
+        raise SystemExit(printable(f"{name}: {error}; free space on its disk. {stop.kept()}")) from None
 
 
 def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -> dict[str, Any]:
@@ -114,9 +125,9 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
     stop.folder, stop.made = named and whole_path(named), made
     try:
         with needs_extra():
-            import_for_good("agentgym.train.trainer")  # seconds, in which a stop needs no clearing up
+            import_for_good("agentgym.train.trainer")  # takes seconds, during which a stop needs no cleanup
         summary = asyncio.run(stop.cancels(train_policy(run, callbacks=callbacks)))
-    except (asyncio.CancelledError, Exception):  # processes that a stop tore apart fail each in its way
+    except (asyncio.CancelledError, Exception):  # after a stop, processes fail in various ways
         if stop.number is None:
             raise
         stop.say()
@@ -131,26 +142,26 @@ def finished(run: RunConfig, stop: "Stop", callbacks: Iterable[Callback] = ()) -
 
 
 def say_what_is_next(folder: Path, run: RunConfig, typed: str | None = None) -> None:
-    """Write lines on stderr that say what to look at after a run; `typed` is how its env was named, if not as in it."""
+    """Print suggestions for after a run on stderr; `typed` is the env's name as typed, if it differs from the run's."""
     if not folder.is_dir():
-        return  # it was removed at the end of the run, which was said
+        return  # it was removed at the end of the run, which was logged
     trained = folder / "adapter" if (folder / "adapter").is_dir() else folder / "model"
     lines = [
-        f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints rollouts as they were",
+        f"{command('show', folder, '--best', '3')}, or --worst 3 or --suspicious, prints transcripts",
         f"{command('view', folder)} shows curves, rollouts and tokens in a browser",
         f"{command('report', folder)} writes curves, settings and rollouts into one file",
         f"{shown(folder / METRICS)} has the metrics of each step",
-        *(f"{line} plays what was trained on the held-out tasks" for line in _evaluations(run, trained, typed)),
+        *(f"{line} evaluates the trained model on the held-out tasks" for line in _evaluations(run, trained, typed)),
     ]
     if trained.name == "adapter":
         merge = command("merge", trained, "FOLDER")
-        lines.append(f"{shown(trained)} is what was trained; {merge} makes a whole model of it")
+        lines.append(f"{shown(trained)} is the trained adapter; {merge} merges it into a full model")
     for line in under("next", lines) if is_first() else ():
         sys.stderr.write(f"{line}\n")
 
 
 def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[str]:
-    """Give the command that evaluates what was trained, for each env of the run."""
+    """Yield the command that evaluates the trained model, for each env of the run."""
     models = [
         word
         for name, role in run.models.items()
@@ -167,30 +178,30 @@ def _evaluations(run: RunConfig, trained: Path, typed: str | None) -> Iterator[s
 
 
 def _flag(name: str, value: str) -> list[str]:
-    """Return the words of a flag: one word if its value could be taken for another flag."""
+    """Return the words of a flag: one word if its value could be mistaken for another flag."""
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
 class Stop:
-    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open from before its start to its end.
+    """Turns the first SIGINT or SIGTERM into a cancellation of the run; open from before the run's start to its end.
 
-    Before the run has begun, or has met the other processes that torchrun starts, there is nothing to give back, and
-    the process ends there and then: one that was refused or killed never comes. A second Ctrl-C ends
-    it in any case; a SIGTERM behind the first signal, as torchrun sends it, changes nothing.
+    Before the run has started, or has met the other processes that torchrun starts, there is nothing to clean up, so
+    the process ends immediately: one of the others may have been refused or killed and never come. A second Ctrl-C
+    always ends the process; a SIGTERM after the first signal, which torchrun sends, changes nothing.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """The number of the signal that came first; None before one came."""
+        """Number of the first signal, or None if none has come."""
         self.folder: Path | None = None
         self.made: Path | None = None
-        """The run's folder if it was made for it, and goes again if the run does not begin."""
+        """The run's folder if it was created for the run, and is removed if the run doesn't start."""
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job is not to hear Ctrl-C
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job must ignore Ctrl-C
                 self._before[number] = signal.signal(number, self._came)
         return self
 
@@ -201,28 +212,28 @@ class Stop:
             signal.signal(number, handler)
 
     async def cancels(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work; a signal cancels it."""
+        """Run the work; a signal cancels it."""
         task = asyncio.current_task()
         assert task is not None
         self._running = asyncio.get_running_loop(), task
         return await work
 
     def say(self) -> None:
-        """Write one line on stderr: where the run is, and the command that resumes it."""
+        """Write one line on stderr with the run's folder and the command that resumes it."""
         if not is_first():
             return
         cursor = SHOW_CURSOR if os.isatty(2) else ""
-        # Not by print: a handler may run in the middle of another write.
+        # Not with print: a handler may run in the middle of another write.
         os.write(2, f"{cursor}\nStopped by {_name(self.number)}: {self.kept()}\n".encode())
 
     def kept(self) -> str:
-        """Say how much of the run is on disk, and which command goes on with it."""
+        """Return a sentence on how much of the run is on disk, and the command that resumes it."""
         folder = self.folder and place_now(self.folder)
         if folder is None or not (folder / SETTINGS).exists():
-            return f"nothing was begun; to run it: {_command(sys.argv[1:])}"
+            return f"nothing was started; to run it: {_command(sys.argv[1:])}"
         done = last_step(folder / CHECKPOINTS)
-        kept = f"{done} finished steps are kept" if done else "no step was finished"
-        return f"{kept} in {folder}; to go on: {resume_command(folder, sys.argv[1:])}"
+        kept = f"{done} finished steps are saved" if done else "no step was finished"
+        return f"{kept} in {folder}; to resume: {resume_command(folder, sys.argv[1:])}"
 
     def _came(self, number: int, frame: FrameType | None) -> None:
         again = self.number is not None
@@ -237,13 +248,13 @@ class Stop:
         if is_first():
             os.write(2, f"\n{STOPPING.format(name=_name(number))}\n".encode())
         loop, task = self._running
-        if not loop.is_closed():  # else the run has come to its end
+        if not loop.is_closed():  # otherwise the run has ended
             loop.call_soon_threadsafe(task.cancel)
 
 
 def _waits_for_others() -> bool:
-    """Whether this process runs with others that have not all come yet."""
-    from agentgym.train.distributed import all_came  # it loads torch, which a run that has begun has done
+    """Return whether this process runs with others of which some haven't come yet."""
+    from agentgym.train.distributed import all_came  # loads torch, which a started run has already loaded
 
     return not all_came()
 
@@ -253,14 +264,14 @@ def _name(number: int | None) -> str:
 
 
 def resume_command(folder: Path, arguments: Sequence[str]) -> str:
-    """Give the command line that resumes the run in `folder`: this one, with --resume in place of its folder."""
+    """Return the command line that resumes the run in `folder`: this one, with --resume instead of its folder."""
     return _command([*without_flags(arguments, ("--output-dir", "--resume")), "--resume", str(folder)])
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """Give the command line that started this program, with these arguments instead."""
+    """Return the command line that started this program, with these arguments instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    name = spec.name.removesuffix("__main__").removesuffix(".") if spec is not None else ""  # none of a folder
+    name = spec.name.removesuffix("__main__").removesuffix(".") if spec is not None else ""  # empty for a folder
     typed = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv[1:])]
     program = ["-m", name] if name else typed if sys.argv[0] == "-c" else [sys.argv[0]]
     ranks = os.environ.get("LOCAL_WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None

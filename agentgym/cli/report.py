@@ -1,4 +1,4 @@
-"""The command `agentgym report`: plots and one HTML file of runs and evaluations."""
+"""The command `agentgym report`: writes plots and one HTML file on runs and evaluations."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from agentgym.types.transcript import counted
 
 
 def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None = None, transcripts: int = 2) -> int:
-    """Write a report on runs and evaluations, also while they go on: one HTML file, and its plots as PNG files.
+    """Write a report on runs and evaluations, finished or not: one HTML file, and its plots as PNG files.
 
-    It has curves with the spread of the seeds, the metrics at the end, what was not learned from, failures, settings
-    with what differs marked, and the best and the worst rollouts. Runs that differ in nothing but their seed are one
-    line. The file needs no other file and no network, and nothing that a model wrote is more than text in it.
+    It has curves with the spread over seeds, the final metrics, the rollouts that were not trained on, failures,
+    settings with the differences marked, and the best and the worst rollouts. Runs that differ only in their seed are
+    one line. The file needs no other file and no network, and a model's output in it is always plain text.
 
     For example:
     $ agentgym report runs/chase_grpo/20260801-101500
@@ -22,9 +22,9 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
     $ agentgym report runs/eval-pointers/before runs/eval-pointers/after --transcripts 5
 
     Args:
-        runs: Folders of runs or evaluations; of a folder that is none, those right below it.
-        output_dir: The folder for report.html and the plots; by default `report` within the only RUN, or here.
-        transcripts: The most best and worst rollouts of each line; 0 for none.
+        runs: Folders of runs or evaluations; for any other folder, those directly below it.
+        output_dir: The folder for report.html and the plots; by default `report` in the only RUN, or in this folder.
+        transcripts: The maximum number of best and of worst rollouts for each line; 0 for none.
     """
     from agentgym.cli.doctor import installed
     from agentgym.errors.extras import DISTRIBUTION
@@ -41,6 +41,6 @@ def report(runs: tyro.conf.Positional[tuple[Path, ...]], output_dir: Path | None
     except (StoreError, FileNotFoundError) as error:
         raise AgentGymError(f"runs: {error}") from error
     counts = [counted(written.runs, "run"), counted(written.lines, "line"), counted(len(written.pictures), "plot")]
-    say(f"{written.page}: {counts[0]} in {counts[1]}, {counts[2]} beside it")
+    say(f"{written.page}: {counts[0]} in {counts[1]}, {counts[2]} next to it")
     flush()
     return 0

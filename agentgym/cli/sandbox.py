@@ -1,4 +1,4 @@
-"""The command `agentgym sandbox build`: the image of Docker sandboxes."""
+"""The command `agentgym sandbox build`: builds the image of Docker sandboxes."""
 
 import logging
 import re
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C or SIGTERM ended."""
+"""Exit code of a command ended by Ctrl-C or SIGTERM."""
 STEP = re.compile(r"Step (\d+)/(\d+)")
-"""How Docker counts the steps of a build."""
+"""Docker's numbering of a build's steps."""
 WIDEST = 60
-"""The most letters of a line beside the bar."""
+"""Maximum characters of the line next to the bar."""
 
 
 def build(
@@ -41,16 +41,16 @@ def build(
     $ agentgym sandbox build --dockerfile folder --tag my-sandbox
 
     Args:
-        from_debootstrap: Build it on a minimal Debian; for machines that reach no registry. Needs root.
-        base: The image to build on; one without a python3 gets this machine's.
-        dockerfile: A folder with a Dockerfile, whose image to build on.
+        from_debootstrap: Build it on a minimal Debian, for machines that reach no registry. Needs root.
+        base: The image to build on. One without a python3 gets this machine's.
+        dockerfile: A folder with a Dockerfile, on whose image to build.
         pip: A package that code in the sandbox can import; may be given several times.
         apt: A package of the image's Debian or Ubuntu; may be given several times.
         tag: The image's name; by default the one that Docker sandboxes use.
     """
     from agentgym.sandboxes.docker.images import build as image
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # It takes away what it has begun, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then cleans up as Ctrl-C does.
     try:
         with shown_build():
             made = image.build(
@@ -65,7 +65,7 @@ def build(
 
 @contextmanager
 def shown_build() -> Iterator[None]:
-    """Show on stderr what a build says: a bar with the time left in a terminal, else lines with their second."""
+    """Show a build's progress on stderr, as a bar with the time left in a terminal, otherwise as timed lines."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -97,7 +97,7 @@ def shown_build() -> Iterator[None]:
 
 
 class _LineHandler(logging.Handler):
-    """Writes each line of a build on stderr, behind the seconds since it began."""
+    """Writes each line of a build on stderr, after the seconds since the build started."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -108,7 +108,7 @@ class _LineHandler(logging.Handler):
 
 
 class _BarHandler(logging.Handler):
-    """Shows the last line of a build beside a bar, which counts the steps that Docker names."""
+    """Shows the last line of a build next to a bar, which counts Docker's steps."""
 
     def __init__(self, bar: "Progress") -> None:
         super().__init__(logging.INFO)

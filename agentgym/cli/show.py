@@ -1,4 +1,4 @@
-"""The command `agentgym show`: the rollouts of a run, in the terminal."""
+"""The command `agentgym show`: shows a run's rollouts in the terminal."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ from agentgym.store.suspicious import SIGNS
 from agentgym.types.transcript import one_line, printable
 
 ROWS = 20
-"""Lines of the table, if no --limit is given."""
+"""Number of table rows without --limit."""
 TRANSCRIPTS = 10
-"""Transcripts of a choice that says no number, where no --limit is given."""
+"""Number of transcripts if neither the choice nor --limit gives one."""
 TRAIN = "train"
 """The phase of the rollouts that a run trains on."""
 ALL = "all"
-"""The phase that stands for every phase."""
+"""The name that selects every phase."""
 COLUMNS = ("number", "phase", "step", "rollout", "reward", "stop", "turns", "tokens", "")
 
 
@@ -38,9 +38,9 @@ def show(
     full: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     limit: int | None = None,
 ) -> int:
-    """Show the rollouts of a run, also while it runs: a table of the last ones, or the transcripts of those chosen.
+    """Show the rollouts of a run, finished or not: a table of the last ones, or transcripts of the selected ones.
 
-    Its first lines say what the env was: its class, its version and the hash of its files.
+    The first lines identify the env: its class, its version and the hash of its files.
 
     For example:
     $ agentgym show runs/chase_grpo/20260801-101500
@@ -50,17 +50,20 @@ def show(
     $ agentgym show runs/chase_grpo/20260801-101500 --id 17 task-3/0 --full | less
 
     Args:
-        run: The folder of the run; it holds rollouts.sqlite.
-        worst: Print the transcripts of this many rollouts with the lowest rewards; those of training, if there are any.
-        best: Print the transcripts of this many rollouts with the highest rewards; those of training, if there are any.
-        failed: Print the transcripts of rollouts that have no reward, with the error of each, the latest first.
-        suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest first.
+        run: The folder of the run, which holds rollouts.sqlite.
+        worst: Print the transcripts of this many rollouts with the lowest rewards; those of training, if there are
+            any.
+        best: Print the transcripts of this many rollouts with the highest rewards; those of training, if there are
+            any.
+        failed: Print the transcripts of rollouts without a reward, with their errors, the latest first.
+        suspicious: Print the transcripts of rollouts that may have been rewarded for the wrong thing, the latest
+            first.
         id: Print the transcripts of these rollouts: numbers of the table, rollout ids, or task ids.
-        step: Look only at the rollouts of this step; the first step is 0, as in metrics.jsonl.
-        phase: Look only at this phase: train, eval_before, eval_after, eval or all. Without it, --worst and --best show
-            train if there is any.
-        full: Cut no message of a transcript.
-        limit: Show at most this many; by default 20 lines of the table, or 10 transcripts.
+        step: Only the rollouts of this step; the first step is 0, as in metrics.jsonl.
+        phase: Only this phase: train, eval_before, eval_after, eval or all. Without it, --worst and --best show train
+            if there is any.
+        full: Print all messages of a transcript in full.
+        limit: Show at most this many; by default 20 rows of the table, or 10 transcripts.
     """
     for name, number in (("worst", worst), ("best", best), ("limit", limit)):
         if number is not None and number < 1:
@@ -77,7 +80,7 @@ def show(
             for name, version in begun_envs(run).items():
                 say(printable(f"env {name}: {version}"))
             if (origin := rescored_from(run)) is not None:
-                say(printable(f"scored again, as played in {origin}"))
+                say(printable(f"rescored from {origin}"))
             if starts_from_train and TRAIN in store.phases():
                 chosen["phase"] = TRAIN
             code = _show(store, chosen, asks, limit, full)
@@ -93,14 +96,18 @@ def _show(
     phases = store.phases()
     if phases and chosen["phase"] is not None and chosen["phase"] not in phases:
         there = ", ".join([*phases, ALL])
-        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; there are: {there}")
+        raise AgentGymError(f"--phase: no rollout has the phase {chosen['phase']!r}; the phases are: {there}")
     if not asks:
         return _show_table(store, chosen, limit or ROWS)
     return max([_show_transcripts(store, chosen, order, number, limit, full) for order, number in asks])
 
 
 def opened(run: Path) -> RolloutStore:
-    """The store of the run; an error that says what to name instead where there is none."""
+    """Return the store of the run.
+
+    Raises:
+        AgentGymError: If there is none; the message says what to name instead.
+    """
     if not run.exists():
         raise AgentGymError(f"run: there is no folder {run}; name the folder of a run, such as runs/RECIPE/TIME")
     if not (run / FILE).is_file():
@@ -121,7 +128,7 @@ def _show_table(store: RolloutStore, chosen: dict[str, Any], limit: int) -> int:
 
 
 def table(found: list[RolloutSummary]) -> Iterator[str]:
-    """The rollouts as lines of aligned columns, the names of the columns first."""
+    """Yield the rollouts as lines of aligned columns, starting with the column names."""
     rows = [COLUMNS, *map(_cells, found)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
@@ -148,7 +155,7 @@ def _show_transcripts(
     if not shown:
         only_failed = chosen["failed"] and order not in ("worst", "best")
         if only_failed and (looked_at := store.count(**chosen | {"failed": False})):
-            say(f"no rollout failed, of the {looked_at} asked about")
+            say(f"none of the {looked_at} selected rollouts failed")
             return 0
         return _say_none(store)
     by_number = order in ("worst", "best") and (limit is None or number < limit)
@@ -169,7 +176,7 @@ def _show_one(found: StoredRollout, full: bool) -> None:
 
 
 def training_lines(found: StoredRollout) -> Iterator[str]:
-    """What the step made of each segment that it trained on: one number a turn."""
+    """Yield the training values of each segment that was trained on, with one number per turn."""
     for index, (advantages, gaps) in enumerate(zip(found.advantages, found.turn_gaps, strict=True)):
         if advantages:
             yield f"segment {index}: advantage by turn: {' '.join(f'{value:.4g}' for value in advantages)}"
@@ -183,7 +190,7 @@ def _say_none(store: RolloutStore) -> int:
     many = len(store)
     if not many:
         raise AgentGymError(f"run: {store.path} has no rollouts yet; look again when the run has collected some")
-    raise AgentGymError(f"none of the {many} rollouts in {store.path} is as asked for; ask for less, or see the table")
+    raise AgentGymError(f"none of the {many} rollouts in {store.path} matches; use fewer filters, or see the table")
 
 
 def _say_rest(many: int, shown: int, option: str) -> None:

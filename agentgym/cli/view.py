@@ -1,4 +1,4 @@
-"""The command `agentgym view`: a local page on runs, in the browser."""
+"""The command `agentgym view`: serves a local page on runs for the browser."""
 
 import os
 import secrets
@@ -21,11 +21,11 @@ def view(
     token: bool = True,
     browser: bool = True,
 ) -> int:
-    """Show runs and evaluations in the browser, also while they run: curves, tables, rollouts token by token.
+    """Show runs and evaluations in the browser, finished or not: curves, tables, and rollouts token by token.
 
-    It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may be a stranger's,
-    are only read: what it searches by is kept in the user's cache. The address holds a token, without which nobody is
-    answered.
+    It prints the address of a page on this machine and serves it until Ctrl-C. The folders, which may be a
+    stranger's, are only read: the search index is stored in the user's cache. The address holds a token, without
+    which requests are refused.
 
     For example:
     $ agentgym view runs
@@ -33,11 +33,12 @@ def view(
     $ agentgym view runs --port 8765 --no-browser
 
     Args:
-        runs: Folders of runs or evaluations, or folders that have some below them; runs that begin later are found.
-        host: The address to listen on; another one than this machine's lets others in the network ask, too.
-        port: The port to listen on; 0 takes a free one.
-        token: Ask for the token that the address holds.
-        browser: Open the page in a browser where there is one.
+        runs: Folders of runs or evaluations, or folders that have some below them; runs that start later are found,
+            too.
+        host: The address to listen on; any other than this machine's lets others on the network send requests.
+        port: The port to listen on; 0 picks a free one.
+        token: Require the token in the address.
+        browser: Open the page in a browser if there is one.
     """
     from agentgym.view.guard import LOCAL
     from agentgym.view.runs import Runs
@@ -57,11 +58,13 @@ def view(
     found = Runs(runs)
     if not found.all():
         named = printable(", ".join(map(str, runs)))
-        sys.stderr.write(f"agentgym: no run in {named} yet; the page shows those that begin there\n")
+        sys.stderr.write(f"agentgym: no run in {named} yet; the page shows runs that start there\n")
     secret = secrets.token_urlsafe(24) if token else None
     listening, local = listening_socket(host, port), host in ("127.0.0.1", "localhost", "::1")
     if not token and not local:
-        sys.stderr.write("agentgym: anybody who reaches this machine can read these runs; leave --no-token out\n")
+        sys.stderr.write(
+            "agentgym: anybody who can reach this machine can read these runs; omit --no-token to prevent it\n"
+        )
     hosts = frozenset(LOCAL if local else (*LOCAL, host.lower(), socket.gethostname().lower()))
     address = address_of(listening, host, secret)
 
@@ -77,5 +80,5 @@ def view(
 
 
 def _has_screen() -> bool:
-    """Whether a browser has a window to open; one within the terminal would take that over."""
+    """Return whether a browser can open a window; a browser within the terminal would take the terminal over."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,1 +1,1 @@
-"""Rollouts in the formats of others: ATIF, and the lines of JSON that trainers of chat models read."""
+"""Export and import of rollouts: ATIF trajectories, and the JSON Lines that chat-model trainers read."""

@@ -3,12 +3,12 @@
 ::
 
     rollout           ATIF
-    root segment      the trajectory; each compaction of it, or new rendering, is a trajectory in a file of its own
+    root segment      the trajectory; each compaction or new rendering of it is a trajectory in a separate file
     fork, sub-agent   an embedded trajectory, which a result of the turn that opened it refers to
     turn              a step of the agent, with its ids and log-probabilities
-    env's answer      the results in that step; what is no tool's message is a step of the user or the system
+    env's answer      the results in that step; a message that isn't a tool's is a step of the user or the system
 
-What ATIF has no field for is under `extra.agentgym`, so that `atif_reader` gives back the rollout as it was.
+Data for which ATIF has no field is stored under `extra.agentgym`, so that `atif_reader` can restore the rollout.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,13 +25,19 @@ from agentgym.types.rollout import Rollout, Segment, Turn
 
 VERSION = "ATIF-v1.8"
 CONTINUED = ("compaction", "rerender")
-"""The kinds of segments that take the place of the one before."""
+"""Kinds of segments that replace the one before."""
 
 
 def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, dict[str, Any]]:
-    """Return a rollout as trajectories by the names of their files: `name`, and one for each continuation of it.
+    """Return a rollout as trajectories by file name: `name`, and one for each continuation of it.
 
-    `model` is the name of the policy's model. ValueError for a rollout without a segment.
+    Args:
+        stored: The rollout.
+        name: Name of the first file, without its suffix.
+        model: Name of the policy's model, if known.
+
+    Raises:
+        ValueError: If the rollout has no segment.
     """
     rollout = stored.rollout
     if not rollout.segments:
@@ -46,7 +52,7 @@ def documents(stored: StoredRollout, name: str, model: str | None) -> dict[str, 
 
 
 def _fields(stored: StoredRollout) -> dict[str, Any]:
-    """What is known of the whole rollout, beside its id and its reward."""
+    """Return the data about the whole rollout besides its id and reward."""
     rollout = stored.rollout
     return {
         "phase": stored.phase,
@@ -64,7 +70,7 @@ def _fields(stored: StoredRollout) -> dict[str, Any]:
 
 
 def _chain(rollout: Rollout, first: Segment) -> list[Segment]:
-    """The segment, and those that took its place one after the other."""
+    """Return the segment and the ones that successively replaced it."""
     chain = [first]
     while (following := _continuation(rollout, chain[-1])) is not None:
         chain.append(following)
@@ -76,7 +82,7 @@ def _continuation(rollout: Rollout, segment: Segment) -> Segment | None:
 
 
 def _document(rollout: Rollout, segment: Segment, model: str | None) -> dict[str, Any]:
-    """One segment as a trajectory, with the forks and sub-agents that it opened embedded."""
+    """Return one segment as a trajectory, with the forks and sub-agents that it opened embedded."""
     steps, turn_steps = _steps(rollout, segment)
     agent: dict[str, Any] = {"name": "agentgym", "version": versions()["agentgym"] or "unknown"}
     if segment.model or model:
@@ -105,7 +111,7 @@ def _document(rollout: Rollout, segment: Segment, model: str | None) -> dict[str
 
 
 def _embedded(rollout: Rollout, first: Segment, model: str | None) -> list[dict[str, Any]]:
-    """A fork or a sub-agent and its continuations, which name each other by their trajectory_id."""
+    """Return a fork or a sub-agent and its continuations, each of which names the next by trajectory_id."""
     made = [_document(rollout, segment, model) for segment in _chain(rollout, first)]
     for document, following in pairwise(made):
         document["continued_trajectory_ref"] = following["trajectory_id"]
@@ -130,12 +136,12 @@ def _segment_fields(segment: Segment) -> dict[str, Any]:
 
 
 def _has_ids(segment: Segment) -> bool:
-    """Whether its ids are those of a model, and do not only count."""
+    """Return whether its ids come from a model, rather than being mere counters."""
     return all(version.version != NO_POLICY for turn in segment.turns for version in turn.versions)
 
 
 def _steps(rollout: Rollout, segment: Segment) -> tuple[list[dict[str, Any]], list[tuple[Turn, dict[str, Any]]]]:
-    """The steps of a segment in their order, and those of its turns."""
+    """Return a segment's steps in order, and the steps of its turns."""
     steps: list[dict[str, Any]] = []
     turn_steps: list[tuple[Turn, dict[str, Any]]] = []
     held = [] if segment.parent is None else _said(rollout.segments[segment.parent])
@@ -157,7 +163,7 @@ def _said(segment: Segment) -> Sequence[Message]:
 
 
 def _add(steps: list[dict[str, Any]], message: Message, *, copied: bool) -> None:
-    """Append a message that no turn sampled: a tool's to the step before, any other one as a step."""
+    """Append a message that wasn't sampled as a turn: a tool's to the previous step, any other as a separate step."""
     if message["role"] != "tool":
         steps.append({"step_id": 0, **step_of(message), **({"is_copied_context": True} if copied else {})})
         return
@@ -173,7 +179,7 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
     if has_ids:
         metrics["prompt_token_ids"] = segment.token_ids[: turn.start].tolist()
         metrics["completion_token_ids"] = segment.token_ids[turn.start : turn.stop].tolist()
-        # As text a float32 has only as many digits as tell it from every other one.
+        # str() gives the fewest digits that identify the float32; float() alone would print them as a float64.
         metrics["logprobs"] = [float(str(value)) for value in segment.logprobs[turn.start : turn.stop]]
     fields = {
         "number": turn.number,
@@ -190,7 +196,7 @@ def _turn_step(segment: Segment, turn: Turn, has_ids: bool) -> dict[str, Any]:
 
 
 def _refer(child: Segment, turn_steps: Sequence[tuple[Turn, dict[str, Any]]], trajectory_id: str) -> None:
-    """Refer to a fork or a sub-agent from the turn that opened it: the last one that was sampled before it."""
+    """Refer to a fork or sub-agent from the turn that opened it, which is the last one sampled before it."""
     if not child.turns:
         return
     before = [step for turn, step in turn_steps if turn.number < child.turns[0].number]

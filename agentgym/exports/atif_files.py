@@ -1,4 +1,4 @@
-"""The files of trajectories of ATIF: found, checked, and read with those that they refer to, and no others."""
+"""ATIF trajectory files: found, checked, and read together with the files they refer to, and no others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from agentgym.files.foreign.content import read_json, read_object
 from agentgym.files.foreign.opening import is_file, real_path, size_of
 
 FAMILY = "ATIF-v1."
-"""The beginning of the versions that are read."""
+"""Prefix of the ATIF versions that can be read."""
 MOST_FILES = 1000
-"""The most files that a trajectory refers to."""
+"""Maximum number of files that a trajectory may refer to."""
 MOST_TOKENS = 1 << 24
-"""The most tokens of a rollout, its continuations and sub-agents included; a count of a file becomes so many ids."""
+"""Maximum tokens of a rollout with its continuations and sub-agents; a mere count in a file becomes that many ids."""
 _Id: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
@@ -69,7 +69,7 @@ class _Agent(BaseModel):
 
 
 class _Trajectory(BaseModel):
-    """What is read of a document; other fields of ATIF are let be."""
+    """The fields of a document that are read; other ATIF fields are ignored."""
 
     schema_version: str = Field(pattern=rf"^{FAMILY.replace('.', '[.]')}")
     session_id: str | None = None
@@ -82,7 +82,7 @@ class _Trajectory(BaseModel):
 
 
 def is_atif(path: Path, folder: Path) -> bool:
-    """Whether a file of JSON below a folder says that it is a trajectory."""
+    """Return whether a JSON file below a folder declares itself an ATIF trajectory."""
     try:
         found = read_json(path, within=folder)
     except (OSError, ValueError):
@@ -91,9 +91,10 @@ def is_atif(path: Path, folder: Path) -> bool:
 
 
 def continuations(path: Path) -> set[Path]:
-    """Return the files that a trajectory says it is continued in, or that hold its sub-agents, where they are there.
+    """Return the existing files that continue a trajectory or hold its sub-agents.
 
-    ValueError for a file that is no trajectory, as of `read_atif`, and for one that names files elsewhere.
+    Raises:
+        ValueError: If the file isn't a trajectory (as in `read_atif`), or names files elsewhere.
     """
     document = _checked(path, None, Allowance())
     named = [document.get("continued_trajectory_ref"), *(ref.get("trajectory_path") for ref in refs_of(document))]
@@ -102,25 +103,34 @@ def continuations(path: Path) -> set[Path]:
 
 
 def below(path: Path, folder: Path, name: str) -> Path:
-    """The file that a trajectory names; ValueError for one that is not below the folder of the first trajectory."""
+    """Return the file that a trajectory names.
+
+    Args:
+        path: The file that names it, relative to its own folder.
+        folder: The folder of the first trajectory.
+        name: The name as written in the file.
+
+    Raises:
+        ValueError: If the file isn't below `folder`, or no file can have this name.
+    """
     file = path.parent / name
     try:
         is_below = real_path(file).is_relative_to(real_path(folder))
     except ValueError:
-        raise ValueError(f"{path}: no file can have the name {name!r:.200} of a reference; correct it") from None
+        raise ValueError(f"{path}: no file can have the referenced name {name!r:.200}; correct it") from None
     if not is_below:
-        raise ValueError(f"{path}: {name!r:.200} is not below the folder of the trajectory; put it there")
+        raise ValueError(f"{path}: {name!r:.200} is not below the folder of the trajectory; move it there")
     return file
 
 
 def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """The document of a file, checked, as it stands there; `folder` as of `opened`."""
+    """Return a file's document as stored, after checking it; `folder` is `within` of `opened`."""
     try:
         size = size_of(path, within=folder)
         allowance.take(path, size)
         found: dict[str, Any] = read_object(path, within=folder, most=size)
     except OSError as error:
-        raise ValueError(f"{path}: no JSON file can be read there ({error.strerror})") from error
+        raise ValueError(f"{path}: no JSON file can be read here ({error.strerror})") from error
     try:
         _Trajectory.model_validate(found)
     except ValidationError as error:
@@ -130,7 +140,7 @@ def _checked(path: Path, folder: Path | None, allowance: Allowance) -> dict[str,
 
 
 def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, Any]:
-    """The document of a file, checked, with its images in it; all of them count toward the allowance."""
+    """Return a file's checked document with its images inserted; all of it counts toward the allowance."""
     found = _checked(path, folder, allowance)
     try:
         put_back(found, path.parent, allowance)
@@ -140,7 +150,7 @@ def loaded(path: Path, folder: Path | None, allowance: Allowance) -> dict[str, A
 
 
 def refs_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The references of a document's steps to sub-agents."""
+    """Return the references of a document's steps to sub-agents."""
     return [
         ref
         for step in document.get("steps") or ()

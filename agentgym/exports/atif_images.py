@@ -1,4 +1,4 @@
-"""Images of trajectories: files beside them, which their parts name, as ATIF has it since its version 1.6."""
+"""Images of trajectories, stored as files next to them and referenced by name, as ATIF does since version 1.6."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,18 @@ from agentgym.types.messages import Image, image_of, is_image
 from agentgym.types.messages.image import MAX_IMAGE_BYTES
 
 FOLDER = "images"
-"""The folder of the images, beside the trajectories."""
+"""The folder of the images, next to the trajectories."""
 
 
 def without_details(content: Any) -> Any:
-    """Return a content without the details of its images, for which ATIF has no field."""
+    """Return message content without image details, for which ATIF has no field."""
     if not isinstance(content, list):
         return content
     return [{**part, "image_url": {"url": part["image_url"]["url"]}} if is_image(part) else part for part in content]
 
 
 def take_out(document: dict[str, Any]) -> dict[str, bytes]:
-    """Let the parts of a trajectory name files in place of their images, and return these files by name."""
+    """Replace the images in a trajectory's parts by file names, and return these files by name."""
     files: dict[str, bytes] = {}
     for _, holder, field in _contents(document):
         holder[field] = [_named(part, files) if is_image(part) else part for part in holder[field]]
@@ -39,11 +39,18 @@ def _named(part: Mapping[str, Any], files: dict[str, bytes]) -> dict[str, Any]:
 
 
 def put_back(document: dict[str, Any], folder: Path, allowance: Allowance) -> None:
-    """Let the parts of a trajectory hold their images, which are read from files below its folder, each once.
+    """Replace file names in a trajectory's parts by their images, reading each file below its folder once.
 
-    An image counts toward the allowance as text, each time that a part names it: so it is stored.
+    Each reference to an image counts toward the allowance at the image's size as text, because each is stored as
+    text.
 
-    :raises ValueError: for one that cannot be read; the message names the step and the file.
+    Args:
+        document: The trajectory, changed in place.
+        folder: The trajectory's folder.
+        allowance: Limit on the bytes read.
+
+    Raises:
+        ValueError: If an image can't be read; the message names the step and the file.
     """
     files = _Files(folder, allowance)
     for place, holder, field in _contents(document):
@@ -59,13 +66,21 @@ class _Files:
     def __init__(self, folder: Path, allowance: Allowance) -> None:
         self._folder, self._allowance = folder, allowance
         self._read: dict[Path, tuple[int, Any]] = {}
-        """The size as text and the part of each image."""
+        """Size as text and content part of each image."""
 
     def part(self, name: str) -> Any:
-        """Return the part of an image by the name of its file; ValueError for a file elsewhere, OSError for none."""
+        """Return the content part of an image file.
+
+        Args:
+            name: The file's name, relative to the trajectory's folder.
+
+        Raises:
+            ValueError: If the file is outside the folder.
+            OSError: If it doesn't exist.
+        """
         file = real_path(self._folder / name)
         if not file.is_relative_to(real_path(self._folder)):
-            raise ValueError("it is not below the folder of the trajectory; put it there")
+            raise ValueError("it is not below the folder of the trajectory; move it there")
         if (known := self._read.get(file)) is not None:
             self._allowance.take(file, known[0])
             return known[1]
@@ -77,7 +92,7 @@ class _Files:
 
 
 def _is_named(part: Any) -> bool:
-    """Whether a part names the file of an image."""
+    """Return whether a part names an image file."""
     return isinstance(part, Mapping) and part.get("type") == "image"
 
 
@@ -85,9 +100,9 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
     source = part.get("source")
     name = source.get("path") if isinstance(source, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise ValueError("an image without source.path, which names its file")
+        raise ValueError("an image has no source.path, which must name its file")
     if "://" in name:
-        raise ValueError(f"source.path: {name!r:.200} is not fetched; download it, and name the file")
+        raise ValueError(f"source.path: {name!r:.200} is not fetched; download it and name the file")
     try:
         made = files.part(name)
     except OSError as error:
@@ -99,7 +114,7 @@ def _read(part: Mapping[str, Any], files: _Files) -> Any:
 
 
 def _contents(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield each place that may hold parts: the step, and the object and the field that hold them."""
+    """Yield each location that may hold parts: the step, and the object and field that hold them."""
     for number, step in enumerate(document["steps"], 1):
         results = (step.get("observation") or {"results": ()})["results"]
         places = [(step, "message"), *((result, "content") for result in results)]
@@ -112,7 +127,7 @@ def _contents(document: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _kept(one: Mapping[str, Any]) -> Any:
-    """The whole message that agentgym put into the field `extra` of a step or a result."""
+    """Return the whole message that agentgym stored in the `extra` field of a step or result, or None."""
     ours = (one.get("extra") or {}).get("agentgym")
     kept = ours.get("message") if isinstance(ours, Mapping) else None
     return kept if isinstance(kept, dict) else None

@@ -1,4 +1,4 @@
-"""Messages as steps and results of ATIF, and back."""
+"""Conversion of messages to ATIF steps and results, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,15 +7,15 @@ from agentgym.exports.atif_images import without_details
 from agentgym.types.messages import Function, Message, ToolCall, content_of, is_image
 
 OURS = "agentgym"
-"""The key in a field `extra` of what ATIF has no field for."""
+"""The key under `extra` for data that ATIF has no field for."""
 UNNAMED = "agentgym-call-"
-"""The beginning of the id of a call that the model gave none: ATIF wants one."""
+"""Prefix of the ids of calls to which the model gave none, because ATIF requires one."""
 _SOURCES = {"system": "system", "user": "user", "assistant": "agent"}
 _ROLES = {source: role for role, source in _SOURCES.items()}
 
 
 def step_of(message: Message) -> dict[str, Any]:
-    """Return a message that is no tool's as a step without its number; `message_of` gives it back as it was."""
+    """Return a message other than a tool's as a step without a number; `message_of` restores the message."""
     step: dict[str, Any] = {"source": _SOURCES[message["role"]], "message": without_details(message["content"])}
     if step["source"] == "agent" and message.get("reasoning_content"):
         step["reasoning_content"] = message["reasoning_content"]
@@ -27,7 +27,7 @@ def step_of(message: Message) -> dict[str, Any]:
 
 
 def message_of(step: Mapping[str, Any]) -> Message:
-    """Return the message of a step."""
+    """Return a step's message."""
     if (kept := ours(step).get("message")) is not None:
         return kept  # type: ignore[no-any-return]
     message = Message(role=_ROLES[step["source"]], content=content_from(step["message"]))  # type: ignore[typeddict-item]
@@ -39,7 +39,7 @@ def message_of(step: Mapping[str, Any]) -> Message:
 
 
 def result_of(message: Message, step: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's message as a result within this step; `tool_message_of` gives it back as it was."""
+    """Return a tool's message as a result within this step; `tool_message_of` restores the message."""
     result: dict[str, Any] = {"content": without_details(message["content"])}
     calls = [call["tool_call_id"] for call in step.get("tool_calls") or ()]
     if (answers := message.get("tool_call_id", next(iter(_unanswered(calls, step)), None))) in calls:
@@ -50,7 +50,7 @@ def result_of(message: Message, step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tool_message_of(result: Mapping[str, Any], step: Mapping[str, Any]) -> Message:
-    """Return the tool's message of a result within this step."""
+    """Return the tool's message for a result within this step."""
     if (kept := ours(result).get("message")) is not None:
         return kept  # type: ignore[no-any-return]
     message = Message(role="tool", content=content_from(result.get("content")))
@@ -64,15 +64,16 @@ def tool_message_of(result: Mapping[str, Any], step: Mapping[str, Any]) -> Messa
 
 
 def ours(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what agentgym put into the field `extra` of a document, a step or a result."""
+    """Return the data that agentgym stored in the `extra` field of a document, step or result, or {}."""
     kept = (part.get("extra") or {}).get(OURS)
     return kept if isinstance(kept, Mapping) else {}
 
 
 def content_from(content: str | list[Any] | None) -> Any:
-    """Return the content as a message has it: text, or parts where an image is among them.
+    """Return the content as messages store it: text, or a list of parts if it includes an image.
 
-    :raises ValueError: for a part that is neither text nor an image.
+    Raises:
+        ValueError: If a part is neither text nor an image.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -80,7 +81,7 @@ def content_from(content: str | list[Any] | None) -> Any:
         return content_of(content, "content")
     other = [part.get("type") for part in content if part.get("type") != "text"]
     if other:
-        raise ValueError(f"a part of the type {other[0]!r}: only text and images are read")
+        raise ValueError(f"a part has the type {other[0]!r}; only text and images are supported")
     return "".join(part["text"] for part in content)
 
 
@@ -100,7 +101,7 @@ def _tool_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _unanswered(calls: Sequence[str], step: Mapping[str, Any]) -> list[str]:
-    """The calls without an id of the model's own that no result answers yet, in their order."""
+    """Return, in order, the calls without an id from the model that no result answers yet."""
     results = (step.get("observation") or {"results": ()})["results"]
     answered = {result.get("source_call_id") for result in results}
     return [call for call in calls if call.startswith(UNNAMED) and call not in answered]

@@ -1,4 +1,4 @@
-"""Rollouts from trajectories of ATIF, those of agentgym and those of other agents."""
+"""Rollouts read from ATIF trajectories, whether agentgym or another agent wrote them."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,27 +23,33 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout, Segment, SegmentKind, Turn
 
 PHASE = "eval"
-"""The phase of a rollout that another agent played."""
-UNSCORED = Failure(type="AgentGymError", message="its file says no reward; `extra.reward` of a trajectory is one")
-"""The failure of a rollout without a reward: nobody knows what it was worth."""
+"""Phase of a rollout that another agent ran."""
+UNSCORED = Failure(type="AgentGymError", message="its file has no reward; set `extra.reward` of the trajectory")
+"""The failure of a rollout that has no reward."""
 
 
 class Imported(NamedTuple):
-    """A rollout that was read, and what a store keeps beside it."""
+    """A rollout read from a file, and the data that a store saves with it."""
 
     rollout: Rollout
     phase: str
     step: int
     model: str | None
-    """The model that its file names."""
+    """The model named in the file."""
 
 
 def read_atif(path: Path) -> Imported:
-    """Return the rollout of a trajectory's file, and of the files of its continuations.
+    """Return the rollout in a trajectory's file and the files of its continuations.
 
-    A step of the agent is a turn, but for those that are copied context and those that no model wrote. Its ids are
-    taken where each turn has ids and log-probabilities, and begins with what stood before; elsewhere the rollout is as
-    one of an endpoint, whose ids only count. ValueError for a file that is no trajectory; the message names the field.
+    Each step of the agent is a turn, except copied context and steps that no model wrote. The file's token ids are
+    used if every turn has ids and log-probabilities and starts with the ids before it; otherwise the rollout is like
+    one from an endpoint, whose ids are mere counters.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: If the file isn't a trajectory; the message names the field.
     """
     allowance = Allowance()
     root = loaded(path, None, allowance)
@@ -77,30 +83,30 @@ def read_atif(path: Path) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A document, and what it is to the one that it comes from."""
+    """A document and its relation to the document that it comes from."""
 
     where: str
     document: Mapping[str, Any]
     kind: SegmentKind
     parent: int | None
-    """The place of that one among the pieces."""
+    """Index of that document among the pieces."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A document that is to become a piece."""
+    """A document that is going to be a piece."""
 
     file: Path
     document: dict[str, Any] | None
-    """None for that of the whole file, which is not read yet."""
+    """None if it is the whole file, which hasn't been read yet."""
     kind: SegmentKind
     parent: int | None
     beside: dict[str, dict[str, Any]]
-    """The embedded documents by their ids that it, or one beside it, may be continued in."""
+    """Embedded documents, by id, that may continue this document or one next to it."""
 
 
 def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[_Piece]:
-    """Yield the documents of a rollout, each after the one that it comes from; a file is read when it is its turn."""
+    """Yield a rollout's documents, each after the one it comes from; each file is read only when its turn comes."""
     files = {real_path(path)}
     waiting = deque([_Waiting(path, root, "root", None, {})])
     place = 0
@@ -113,7 +119,7 @@ def _pieces(path: Path, root: dict[str, Any], allowance: Allowance) -> Iterator[
 
 
 def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, files: set[Path]) -> Iterator[_Waiting]:
-    """Yield the documents that one embeds, is continued in, or refers to."""
+    """Yield the documents that a document embeds, is continued in, or refers to."""
     embedded = document.get("subagent_trajectories") or []
     by_id = {inner["trajectory_id"]: inner for inner in embedded if inner.get("trajectory_id")}
     continuing = {inner.get("continued_trajectory_ref") for inner in embedded}
@@ -122,7 +128,7 @@ def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, 
         if inner.get("trajectory_id") not in continuing:
             yield _Waiting(now.file, inner, "subagent", place, by_id)
     if name := document.get("continued_trajectory_ref"):
-        beside = now.beside.pop(name, None)  # one that is named twice is not read twice, and circles end
+        beside = now.beside.pop(name, None)  # popped, so that nothing is read twice and cycles end
         file = now.file if beside is not None else _another(now.file, path, name, files)
         yield _Waiting(file, beside, "compaction", place, now.beside if beside is not None else {})
     for ref in referred:
@@ -131,10 +137,14 @@ def _following(now: _Waiting, document: dict[str, Any], place: int, path: Path, 
 
 
 def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
-    """Return a file that one of the rollout's names, and count it."""
+    """Return a file that a file of the rollout names, and count it.
+
+    Raises:
+        ValueError: If it is named twice, or too many files are named.
+    """
     file = below(of, path.parent, name)
     if (real := real_path(file)) in files:
-        raise ValueError(f"{path}: {file} stands twice in what it refers to")
+        raise ValueError(f"{path}: it refers to {file} twice")
     files.add(real)
     if len(files) > MOST_FILES:
         raise ValueError(f"{path}: it refers to more than {MOST_FILES} files")
@@ -143,7 +153,7 @@ def _another(of: Path, path: Path, name: str, files: set[Path]) -> Path:
 
 @dataclass(slots=True)
 class _Spoken:
-    """A step of the agent that a model wrote, and the messages behind it."""
+    """A step of the agent that a model wrote, and the messages after it."""
 
     step: Mapping[str, Any]
     message: Message
@@ -151,7 +161,16 @@ class _Spoken:
 
 
 def _segment(piece: _Piece, place: int, most: int) -> Segment:
-    """The segment of a document, at most `most` ids; ValueError names the document and the step that is wrong."""
+    """Return a document's segment.
+
+    Args:
+        piece: The document.
+        place: Index of the segment.
+        most: Maximum number of token ids.
+
+    Raises:
+        ValueError: If something is wrong; the message names the document and the step.
+    """
     prompt: list[Message] = []
     spoken: list[_Spoken] = []
     for of, step in enumerate(piece.document["steps"], 1):
@@ -171,14 +190,14 @@ def _segment(piece: _Piece, place: int, most: int) -> Segment:
 
 
 def _made(piece: _Piece, place: int, most: int, prompt: Sequence[Message], spoken: Sequence[_Spoken]) -> Segment:
-    """The segment of these turns."""
+    """Return the segment made of these turns."""
     kept = ours(piece.document)
     ids = _exact(spoken, kept)
     spans = _counted(prompt, spoken) if ids is None else _given(spoken)
     counted = (spans[-1][1] if spans else 0) + whole(kept.get("last_tokens", 0), "last_tokens")
     length = counted if ids is None else len(ids)
     if not 0 <= length <= most:
-        raise ValueError(f"it counts {length:,} tokens, and a rollout of more than {MOST_TOKENS:,} is not read")
+        raise ValueError(f"it has {length:,} tokens, but a rollout may have at most {MOST_TOKENS:,}")
     logprobs, sampled = np.zeros(length, np.float32), np.zeros(length, np.bool_)
     for (start, stop), turn in zip(spans, spoken, strict=True):
         sampled[start:stop] = True
@@ -209,7 +228,7 @@ def _is_turn(step: Mapping[str, Any]) -> bool:
 
 
 def _messages(step: Mapping[str, Any]) -> tuple[Message | None, list[Message]]:
-    """The message of a step, None for one that only carries results, and those of its results."""
+    """Return a step's message (None if the step only carries results) and the messages of its results."""
     results = (step.get("observation") or {"results": ()})["results"]
     said = [tool_message_of(r, step) for r in results if r.get("content") is not None or ours(r)]
     carries = step["source"] == "system" and not step["message"] and results
@@ -217,7 +236,7 @@ def _messages(step: Mapping[str, Any]) -> tuple[Message | None, list[Message]]:
 
 
 def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | None:
-    """The ids of a segment; None where a turn lacks some, or begins with others than those before it."""
+    """Return a segment's ids, or None if a turn lacks some or doesn't start with the ids before it."""
     ids: list[int] = []
     if not spoken and "last_token_ids" not in kept:
         return None
@@ -232,14 +251,14 @@ def _exact(spoken: Sequence[_Spoken], kept: Mapping[str, Any]) -> list[int] | No
 
 
 def _given(spoken: Sequence[_Spoken]) -> list[tuple[int, int]]:
-    """The spans of turns that have their ids."""
+    """Return the spans of turns that have ids."""
     metrics = [turn.step["metrics"] for turn in spoken]
     starts = [len(of["prompt_token_ids"]) for of in metrics]
     return [(start, start + len(of["completion_token_ids"])) for start, of in zip(starts, metrics, strict=True)]
 
 
 def _counted(prompt: Sequence[Message], spoken: Sequence[_Spoken]) -> list[tuple[int, int]]:
-    """The spans of turns by the counts of their steps, and by an estimate where a step has none."""
+    """Return the spans of turns by their steps' token counts, estimated if a step has none."""
     spans: list[tuple[int, int]] = []
     stop, before = 0, list(prompt)
     for turn in spoken:

@@ -1,4 +1,4 @@
-"""Conversations of rollouts as lines of JSON: those that SFT trainers read, and those of OpenAI's fine-tuning."""
+"""Conversations of rollouts as JSON Lines, in the formats of SFT trainers and OpenAI's fine-tuning."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,18 @@ from agentgym.types.messages import Message, ToolCall, first_image
 from agentgym.types.rollout import Segment
 
 BRANCH = "branches, whose rewards are not those of their rollouts"
-NOT_TRAINED = "conversations without a turn that may be trained"
+NOT_TRAINED = "conversations without a turn to train on"
 CUT = "conversations with a turn that a limit cut off"
-SEEN = "conversations with an image, for which the format has no place"
-MALFORMED = "conversations with a call that is no valid JSON"
+SEEN = "conversations with an image, which the format can't hold"
+MALFORMED = "conversations with a call that isn't valid JSON"
 
 
 def why_not(segment: Segment, *, images: bool) -> str | None:
-    """Return why a conversation is none to imitate, in the words of a count; None where it is one.
+    """Return why a conversation shouldn't be imitated, in the words of a count, or None if it should.
 
-    Without `images`, one with an image is none.
+    Args:
+        segment: The conversation.
+        images: Whether the format can hold images; if not, a conversation with an image is refused.
     """
     if segment.branch is not None:
         return BRANCH
@@ -33,7 +35,7 @@ def why_not(segment: Segment, *, images: bool) -> str | None:
 
 
 def sft_line(segment: Segment) -> dict[str, Any]:
-    """Return a conversation up to its last turn, and its tools, as TRL and other trainers read them."""
+    """Return a conversation up to its last turn, with its tools, as TRL and other trainers read it."""
     messages, _ = _conversation(segment)
     return _whole({"messages": messages} | ({"tools": list(segment.tools)} if segment.tools else {}))  # type: ignore[no-any-return]
 
@@ -41,8 +43,8 @@ def sft_line(segment: Segment) -> dict[str, Any]:
 def openai_line(segment: Segment) -> dict[str, Any]:
     """Return a conversation up to its last turn in the chat format of OpenAI's fine-tuning.
 
-    Assistant's messages that are no turn of this conversation have the weight 0. Reasoning is left out: the format has
-    no field for it.
+    Assistant messages that aren't turns of this conversation get the weight 0. Reasoning is left out, because the
+    format has no field for it.
     """
     messages, is_turn = _conversation(segment)
     sent = api_messages(_with_ids(messages), reasoning=False)
@@ -54,7 +56,7 @@ def openai_line(segment: Segment) -> dict[str, Any]:
 
 
 def _conversation(segment: Segment) -> tuple[list[Message], list[bool]]:
-    """The messages up to the last turn, and of each of the assistant's whether it is a turn of this segment."""
+    """Return the messages up to the last turn, and for each assistant message whether it is a turn of this segment."""
     messages = list(segment.prompt_messages)
     is_turn = [False for message in messages if message["role"] == "assistant"]
     for turn in segment.turns:
@@ -66,7 +68,7 @@ def _conversation(segment: Segment) -> tuple[list[Message], list[bool]]:
 
 
 def _with_ids(messages: Sequence[Message]) -> list[Message]:
-    """The messages with an id for each call, and for the result behind it, where the model gave none."""
+    """Return the messages with ids added to calls, and the results after them, to which the model gave none."""
     made: list[Message] = []
     waiting: list[str] = []
     for place, message in enumerate(messages):
@@ -88,7 +90,7 @@ def _with_id(call: ToolCall, name: str) -> ToolCall:
 
 
 def _whole(value: Any) -> Any:
-    """The value with whole characters in all of its texts: a reader of JSON lines may refuse halves."""
+    """Return the value with lone surrogates replaced in all texts, since readers of JSON Lines may reject them."""
     if isinstance(value, str):
         return whole_characters(value)
     if isinstance(value, dict):

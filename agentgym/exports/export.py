@@ -1,4 +1,4 @@
-"""The rollouts of a run's store, written in the format of others, with a count of what was left out."""
+"""Export of a run's stored rollouts to other formats, with a count of the skipped ones."""
 
 import json
 import os
@@ -18,48 +18,57 @@ from agentgym.types.rollout import Segment
 
 Format: TypeAlias = Literal["atif", "sft", "openai"]
 LINES: Mapping[str, Callable[[Segment], dict[str, Any]]] = {"sft": sft_line, "openai": openai_line}
-"""The formats of one line a conversation."""
+"""The formats with one line per conversation."""
 UNSCORED = "rollouts without a reward"
 EMPTY = "rollouts without a turn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Says which rollouts are exported."""
+    """Selects the rollouts to export."""
 
     phase: str | None = None
-    """Those of this phase alone; None: all."""
+    """Only this phase; None means all."""
     step: int | None = None
     min_reward: float | None = None
     unscored: bool = False
-    """Whether rollouts without a reward are, too."""
+    """Whether to include rollouts without a reward."""
 
 
 @dataclass(slots=True)
 class Exported:
-    """Holds what was written, and what was left out, by reason."""
+    """The result of an export, with counts of the skipped items by reason."""
 
     out: Path
     rollouts: int = 0
     pieces: int = 0
-    """Files of ATIF, or lines."""
+    """Number of ATIF files, or of lines."""
     left_out: Counter[str] = field(default_factory=Counter)
 
 
 def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | None = None) -> Exported:
-    """Write the chosen rollouts of a run, or of an evaluation, in the order of their writing.
+    """Write the chosen rollouts of a run or an evaluation, in the order in which they were stored.
 
-    ATIF is a folder of files, the others are one file of lines. AgentGymError if `out` exists already, or if
-    nothing is left to write; then nothing is written.
+    ATIF is a folder of files; the other formats are a single file of lines.
+
+    Args:
+        run: The folder of the run or evaluation.
+        to: The format.
+        out: The file or folder to write.
+        chosen: Which rollouts to export.
+        model: Name of the policy's model, if known.
+
+    Raises:
+        AgentGymError: If `out` already exists, or if no rollout is left to write; then nothing is written.
     """
     if os.path.lexists(out):
-        raise AgentGymError(f"output: {out} exists already; name another one")
+        raise AgentGymError(f"output: {out} already exists; choose another one")
     done = Exported(out)
     with RolloutStore(run) as store:
         found = _chosen(store, chosen, done.left_out)
         part = out.with_name(f"{out.name}.part")
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove(part)  # of an export that was killed, or a link that a stranger has put there
+        remove(part)  # from a killed export, or a link that somebody put there
         try:
             if to == "atif":
                 _write_documents(store, found, part, done, model)
@@ -70,8 +79,8 @@ def export(run: Path, to: Format, out: Path, chosen: Chosen, *, model: str | Non
             raise
     if not done.pieces:
         remove(part)
-        why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout is as asked for"
-        raise AgentGymError(f"run: nothing of {run} is left to export: {why}")
+        why = ", ".join(f"{count} {what}" for what, count in done.left_out.items()) or "no rollout matches"
+        raise AgentGymError(f"run: {run} has nothing to export: {why}")
     part.replace(out)
     return done
 

@@ -1,1 +1,1 @@
-"""The folders that runs and evaluations write to: their names, full disks, and where they are after a move."""
+"""Output folders of runs and evaluations: names, locks, full disks, moved folders, and untrusted files."""

@@ -1,4 +1,4 @@
-"""Writing to a disk that may be full or broken: what cannot be written is counted and reported, and work goes on."""
+"""Writing to a disk that may be full or broken: failed writes are counted and reported, and work continues."""
 
 import errno
 import os
@@ -15,14 +15,14 @@ CODES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFB
 """The system's error codes for a disk that is full, broken, or not writable."""
 _OF_SQLITE = frozenset((sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY))
 SAID_AGAIN_S = 60.0
-"""Seconds in which one kind of trouble is reported only once."""
-_IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # of Python, and of what is written in Rust
+"""Seconds during which the same kind of trouble is reported only once."""
+_IN_TEXT = re.compile(r"\[Errno (\d+)\]|os error (\d+)")  # Python's wording and Rust's
 
 
 def disk_trouble(error: BaseException) -> str | None:
-    """Return why something could not be written to disk, such as "No space left on device"; None for any other error.
+    """Return why a write to disk failed, such as "No space left on device", or None for any other error.
 
-    The causes of the error are checked too, as are the errors that torch and safetensors make of the system's.
+    Also checks the error's causes, and the errors into which torch and safetensors convert the system's.
     """
     for each in _with_causes(error, set()):
         if getattr(each, "sqlite_errorcode", 0) & 0xFF in _OF_SQLITE:
@@ -33,12 +33,12 @@ def disk_trouble(error: BaseException) -> str | None:
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether a file or a folder was not there, such as one that somebody else has removed."""
+    """Return whether a file or folder was missing, for example because another process removed it."""
     return any(_code(each) == errno.ENOENT for each in _with_causes(error, set()))
 
 
 def is_gone(path: Path) -> bool:
-    """Whether there is nothing at a path; False also if that cannot be told, as when a server does not answer."""
+    """Return whether nothing exists at a path; False if that can't be determined, as when a server doesn't respond."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -49,7 +49,7 @@ def is_gone(path: Path) -> bool:
 
 
 def _code(error: BaseException) -> int:
-    """Return the system's code of an error, also of one that a library has made of the system's; 0 if it has none."""
+    """Return the system's error code, also if a library converted the system's error, or 0 if there is none."""
     code = error.errno if isinstance(error, OSError) else None
     if code is None and (found := _IN_TEXT.search(str(error))):
         code = int(found[1] or found[2])
@@ -57,7 +57,7 @@ def _code(error: BaseException) -> int:
 
 
 def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """Yield an error, its causes, and those that are inside it."""
+    """Yield an error, its causes, and the errors grouped in it."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
@@ -68,23 +68,23 @@ def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseEx
 
 
 class Refusals:
-    """Writes files that the work can go on without, and counts those that could not be written."""
+    """Writes files that the work doesn't depend on, and counts the writes that failed."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.counts: Counter[str] = Counter()
-        """How often something could not be written, by what it was."""
+        """Number of failed writes by what was being written."""
         self._say = say
         self._said: dict[str, float] = {}
 
     def attempt(self, what: str, write: Callable[[], object], *, then: str) -> bool:
-        """Write something, and return whether the disk took it.
+        """Write something, and return whether the disk accepted it.
 
-        If it did not, report that at most once a minute, with what happens `then`. All other errors are raised.
+        A failure is reported at most once a minute, with its consequence. All other errors are raised.
 
         Args:
-            what: What is written, as reports and counts name it.
+            what: What is written, as named in reports and counts.
             write: Writes it.
-            then: What happens if it cannot be written, as the end of a sentence.
+            then: What happens if it can't be written, as the end of a sentence.
         """
         try:
             write()
@@ -96,7 +96,7 @@ class Refusals:
         return True
 
     def refused(self, what: str, why: str, *, then: str) -> None:
-        """Count something that could not be written, and report it unless that was done in the last minute."""
+        """Count a failed write, and report it unless one of the same kind was reported in the last minute."""
         self.counts[what] += 1
         now = time.monotonic()
         if now - self._said.get(what, -SAID_AGAIN_S) >= SAID_AGAIN_S:
@@ -105,10 +105,14 @@ class Refusals:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file as a whole: afterward it has all of its new content, or is as it was before.
+    """Write a file atomically: it ends up with all of its new content, or stays as it was.
+
+    Args:
+        path: The file.
+        content: Its new content; text is encoded as UTF-8.
 
     Raises:
-        OSError: It cannot be written; the error names the file.
+        OSError: If it can't be written; the error names the file.
     """
     data = content.encode() if isinstance(content, str) else content
     fresh: Path | None = None

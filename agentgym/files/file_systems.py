@@ -1,4 +1,4 @@
-"""What a file system can do: whether it is shared by machines, and whether it has locks."""
+"""Properties of file systems: whether other machines share them, and whether they have locks."""
 
 import ctypes
 import errno
@@ -26,14 +26,14 @@ SHARED: Mapping[int, str] = {
     0x01161970: "GFS2",
     0x7461636F: "OCFS2",
 }
-"""Names of file systems that other machines may write to, or that may not share memory maps, by Linux's magic."""
+"""Names of file systems that other machines may write to, or that may not share memory maps, by Linux magic number."""
 
 
 def shared_kind(folder: Path) -> str | None:
-    """Name the kind of file system that a folder is on if other machines may use it, such as NFS; None for others."""
+    """Return the kind of a folder's file system, such as NFS, if other machines may use it, otherwise None."""
     try:
         statfs = ctypes.CDLL(None, use_errno=True).statfs
-    except AttributeError:  # no Linux
+    except AttributeError:  # Not Linux.
         return None
     found = ctypes.create_string_buffer(512)
     if statfs(os.fsencode(folder), found) != 0:
@@ -42,11 +42,11 @@ def shared_kind(folder: Path) -> str | None:
 
 
 def has_locks(folder: Path, lock: Callable[[IO[bytes], int], object]) -> bool:
-    """Return whether files in a folder can be locked; True if no file can be made there to find out.
+    """Return whether files in a folder can be locked; True if no file can be created there to find out.
 
     Args:
         folder: The folder.
-        lock: How to lock a file: `fcntl.flock`, or `fcntl.lockf` as SQLite does.
+        lock: Function that locks a file: `fcntl.flock`, or `fcntl.lockf`, which SQLite uses.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

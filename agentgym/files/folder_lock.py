@@ -1,4 +1,4 @@
-"""The lock on a run's folder: one process at a time writes there."""
+"""The lock on a run's folder, which lets only one process at a time write to it."""
 
 import errno
 import fcntl
@@ -19,15 +19,19 @@ from agentgym.machine.process_identity import owner, state_of
 _LOG = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""The file in the run's folder that its process holds locked and that holds the process's number."""
+"""Name of the lock file in the run's folder; it contains the PID of the process that holds it."""
 
 
 class FolderInUse(AgentGymError):
-    """Another process runs in this folder; the message names the process."""
+    """Another process is using this folder; the message names the process."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of `out` if it does not exist; ValueError if that is not possible."""
+    """Create the output folder if it doesn't exist.
+
+    Raises:
+        ValueError: If it can't be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -35,12 +39,12 @@ def make_folder(folder: Path) -> None:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the names of what a folder holds, except for hidden files, in order."""
+    """Return the sorted names of a folder's entries, without hidden ones."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 class LockedFolder(HeldFolder):
-    """A folder that this process alone writes to, as far as other processes see its lock."""
+    """A folder that only this process writes to, provided that other processes see its lock."""
 
     def __init__(self, path: Path) -> None:
         self._lock = _locked(path / LOCK)
@@ -48,33 +52,37 @@ class LockedFolder(HeldFolder):
         super().__init__(path)
 
     def close(self) -> None:
-        """Remove the lock and give the folder back."""
+        """Remove the lock and release the folder."""
         place = self.now()
-        with suppress(OSError):  # a disk that cannot be written to any more; whoever comes next sees that it is free
+        with suppress(OSError):  # The disk may reject writes by now; the next process sees that the lock is free.
             if place is not None and _is_ours(self._lock, place / LOCK):
-                (place / LOCK).unlink()  # while the lock is held: nobody else's file has this name yet
+                (place / LOCK).unlink()  # Still locked, so this can't be another process's file.
         os.close(self._lock)
         super().close()
 
     def follow(self) -> Change | None:
-        """Do what `HeldFolder.follow` does, with the lock; FolderInUse if another process has taken the folder."""
+        """Do what `HeldFolder.follow` does, and keep the folder locked.
+
+        Raises:
+            FolderInUse: If another process has taken the folder.
+        """
         with self._turn:
             change = super().follow()
-            try:  # what cannot be seen is taken to be as it was
+            try:  # If it can't be checked, assume nothing changed.
                 if (change is not None and change.lost) or not _is_ours(self._lock, self.path / LOCK):
                     self._lock_again()
             except (OSError, ValueError) as error:
-                self._refusals.refused(str(self.path / LOCK), str(error), then="it is tried again at the next write")
+                self._refusals.refused(str(self.path / LOCK), str(error), then="the next write tries again")
             return change
 
     def _lock_again(self) -> None:
-        """Lock the folder anew: its lock was removed, or is another file."""
+        """Lock the folder again after its lock file was removed or replaced."""
         try:
             fresh = _locked(self.path / LOCK)
         except FolderInUse as taken:
             raise FolderInUse(
-                f"{taken}. Its lock was removed while this process wrote to it, and that other process has taken it: "
-                "this process ends, and leaves the folder to the other one"
+                f"{taken}. Its lock file was removed while this process was writing to it, and the other process took "
+                "the folder: this process ends and leaves the folder to it"
             ) from None
         os.close(self._lock)
         self._lock = fresh
@@ -82,11 +90,19 @@ class LockedFolder(HeldFolder):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[LockedFolder]:
-    """Hold the folder for one run; FolderInUse if a running process holds it.
+    """Hold a run's folder while the block runs.
 
-    The lock file is removed at the end. A process that is killed leaves the file, which the kernel unlocks, and the
-    next run takes it over. Only processes that see the same file system's locks are told apart. On a file system
-    without locks the file itself is the lock, and names the process and its machine; see `_claimed`.
+    The lock file is removed at the end. If a process is killed, its file stays, but the kernel unlocks it and the
+    next run takes it over. The lock works only among processes that see the same file system's locks. On a file
+    system without locks the file itself is the lock, and names the process and its machine; see `_claimed`.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        FolderInUse: If a running process holds it.
+        UnreadableFileError: If it holds a link that leads out of it, a pipe or a device.
+        ValueError: If it can't be written to.
     """
     check_folder(folder)
     with closing(LockedFolder(folder)) as held:
@@ -101,7 +117,7 @@ def _is_ours(file: int, path: Path) -> bool:
 
 
 def _locked(path: Path) -> int:
-    """Open and lock the file, and write who holds it; again where another process removed it between the two."""
+    """Open and lock the file, and write the holder into it; retry if another process removed it in between."""
     if not has_locks(path.parent, fcntl.flock):
         return _claimed(path)
     while True:
@@ -122,10 +138,14 @@ def _locked(path: Path) -> int:
 
 
 def _claimed(path: Path) -> int:
-    """Make the lock file on a file system without locks; FolderInUse where it is there and its process may run.
+    """Create the lock file on a file system without locks.
 
-    It is taken from a process that is known to have ended: one of this machine. Of a process on another machine nobody
-    here can tell, and the message says which file to remove once it has ended.
+    The lock is taken from a process only if it is known to have ended, which requires that it ran on this machine.
+    The state of a process on another machine is unknown; the message then says which file to remove once it has
+    ended.
+
+    Raises:
+        FolderInUse: If the file exists and its process may still run.
     """
     while True:
         try:
@@ -136,16 +156,20 @@ def _claimed(path: Path) -> int:
         _write(file, f"{os.getpid()}\n{owner()}\n")
         kind = shared_kind(path.parent)
         _LOG.warning(
-            "%s is on a file system without locks%s: the file %s is the lock. If this process is killed and another "
-            "machine is to go on, remove that file first. Mount the file system with locks (Lustre: -o flock; NFS: "
-            "with its lock service), or name a folder on another disk",
+            "%s is on a file system without locks%s: the file %s is the lock. If this process is killed, remove that "
+            "file before another machine continues. Mount the file system with locks (Lustre: -o flock; NFS: with its "
+            "lock service), or choose a folder on another disk",
             *(path.parent, f" ({kind})" if kind else "", path.name),
         )
         return file
 
 
 def _take_from_the_dead(path: Path) -> None:
-    """Remove the lock file of a process that has ended; FolderInUse if it runs, or if that cannot be known."""
+    """Remove the lock file of a process that has ended.
+
+    Raises:
+        FolderInUse: If the process runs, or if its state is unknown.
+    """
     try:
         said = path.read_text(errors="replace")
     except FileNotFoundError:
@@ -156,7 +180,7 @@ def _take_from_the_dead(path: Path) -> None:
         taken = path.with_name(f"{path.name}-{os.getpid()}")
         with suppress(OSError):
             path.rename(taken)
-            if taken.read_text(errors="replace") != said:  # it was another's: two came at once, and one was faster
+            if taken.read_text(errors="replace") != said:  # Another process was faster, and this is its file.
                 os.link(taken, path)
             taken.unlink()
         return
@@ -171,17 +195,17 @@ def _take_from_the_dead(path: Path) -> None:
 
 def _in_use(path: Path, who: str) -> FolderInUse:
     return FolderInUse(
-        f"output_dir, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or name another folder"
+        f"output_dir, resume: {path.parent} is in use by {who}; wait until it ends, stop it, or choose another folder"
     )
 
 
 def _holder(said: str) -> str:
-    """The number of the process, which is the first line."""
+    """Return the process's number, which is on the first line."""
     return said.split("\n")[0].strip()[:20] or "unknown"
 
 
 def _write(file: int, text: str) -> None:
-    """Write who holds the lock; on a full disk the file stays empty, and the lock holds all the same."""
+    """Write who holds the lock; on a full disk the file stays empty, and the lock works all the same."""
     with suppress(OSError):
         os.ftruncate(file, 0)
         os.pwrite(file, text.encode(), 0)
@@ -196,6 +220,6 @@ def _opened(path: Path, more: int = 0) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ValueError(
-            f"output_dir, resume: {path.parent} cannot be written to ({error.strerror}); give yourself the right to, "
-            "or name another folder"
+            f"output_dir, resume: {path.parent} cannot be written to ({error.strerror}); fix its permissions, or "
+            "choose another folder"
         ) from None

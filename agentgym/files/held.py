@@ -1,4 +1,4 @@
-"""The folder that a process writes to: found again after a move, and made again after a removal."""
+"""The folder that a process writes to, which is found again after a move and recreated after a removal."""
 
 import os
 import threading
@@ -9,23 +9,23 @@ from pathlib import Path
 from agentgym.files.names import free_name
 
 _MOVED: dict[Path, Path] = {}
-"""Where folders that this process has written to are now, by where they were."""
+"""Current paths of folders that this process has written to, by their former paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Says that a folder is no longer where it was."""
+    """Reports that a folder has moved or was replaced."""
 
     path: Path
     """Where to write from now on."""
     lost: bool
-    """Whether the content of the folder is gone and the one at `path` is new."""
+    """Whether the folder's content is gone and the folder at `path` is new."""
     said: str
-    """The sentence that reports it."""
+    """A sentence that reports the change."""
 
 
 class HeldFolder:
-    """Tracks where a folder is, even after a move, which Linux tells by an open handle; safe to use from any thread."""
+    """Tracks a folder's location, even after a move, through an open handle (Linux); safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,17 +33,18 @@ class HeldFolder:
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def close(self) -> None:
-        """Forget the folder."""
+        """Close the handle and stop tracking the folder."""
         with self._turn:
             os.close(self._handle)
 
     def follow(self) -> Change | None:
-        """Return what has happened to the folder since the last call, and follow it; None if nothing has.
+        """Return what has happened to the folder since the last call and adapt to it, or None if nothing has changed.
 
-        A folder that was removed, or is out of reach, is made again: at its old place, or beside what is there now.
+        A folder that was removed or is out of reach is created again, at its old path or next to whatever is there
+        now.
 
         Raises:
-            OSError: It cannot be made now; the next call tries again.
+            OSError: If it can't be created now; the next call tries again.
         """
         with self._turn:
             return None if self.is_at(self.path) else self._gone_after()
@@ -52,10 +53,10 @@ class HeldFolder:
         before = self.path
         if (now := self._moved_to()) is not None:
             self._stand_at(now)
-            said = f"The folder {before} was moved to {now} while it was written to; the rest is written there."
+            said = f"The folder {before} was moved to {now} while it was written to; all later files are written there."
             return Change(now, lost=False, said=said)
         now = self._made_anew()
-        beside = "" if now == before else f", and another one has taken its place: {now} was made beside it"
+        beside = "" if now == before else f", and another folder is at its path: {now} was created next to it"
         return Change(
             now,
             lost=True,
@@ -66,18 +67,18 @@ class HeldFolder:
         )
 
     def leave(self) -> Change:
-        """Make a new folder beside this one, which another process has taken, and use it from now on.
+        """Create a new folder next to this one, which another process has taken, and use it from now on.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: If it can't be created.
         """
         with self._turn:
             before, now = self.path, self._made_anew()
-        said = f"Another process has taken the folder {before}: what was trained is written to {now}."
+        said = f"Another process has taken the folder {before}: the remaining output is written to {now}."
         return Change(now, lost=True, said=said)
 
     def _made_anew(self) -> Path:
-        """Make a folder under a free name, and hold it in place of this one, which stays held if that fails."""
+        """Create a folder under a free name and hold it in place of this one, which stays held if that fails."""
         now = free_name(self.path)
         now.mkdir(parents=True)
         try:
@@ -98,7 +99,7 @@ class HeldFolder:
         self.path = path
 
     def is_at(self, path: Path) -> bool:
-        """Whether the folder is at the path; True also if that cannot be told, as when a server does not answer."""
+        """Return whether the folder is at the path; also True if that can't be determined (a server is down)."""
         try:
             return os.path.samestat(os.fstat(self._handle), path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +108,7 @@ class HeldFolder:
             return True
 
     def now(self) -> Path | None:
-        """Return where the folder is now; None if it was removed."""
+        """Return the folder's current path, or None if it was removed."""
         with self._turn:
             return self.path if self.is_at(self.path) else self._moved_to()
 
@@ -120,5 +121,5 @@ class HeldFolder:
 
 
 def place_now(path: Path) -> Path:
-    """Return where the folder is now that was at this path when this process began to write to it."""
+    """Return the current path of the folder that was at `path` when this process started writing to it."""
     return _MOVED.get(path, path)

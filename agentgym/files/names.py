@@ -1,4 +1,4 @@
-"""Paths and names of the folders that runs, evaluations and exports write."""
+"""Paths and names of the folders that runs, evaluations and exports write to."""
 
 import os
 import shlex
@@ -13,10 +13,10 @@ from pathlib import Path
 
 
 def whole_path(path: str | Path) -> Path:
-    """Return the absolute path, which a later change of the working folder does not move.
+    """Return the absolute path, so that later changes of the working folder don't affect it.
 
     Raises:
-        ValueError: The path is relative, and the working folder no longer exists.
+        ValueError: If the path is relative and the working folder no longer exists.
     """
     try:
         return Path(path).absolute()
@@ -28,22 +28,22 @@ def whole_path(path: str | Path) -> Path:
 
 
 def free_name(path: Path) -> Path:
-    """Return the path if it is free, or else the first free one of PATH-2, PATH-3 and so on."""
+    """Return the path if it is free, otherwise the first free one of PATH-2, PATH-3 and so on."""
     return next(name for name in _names(path) if not os.path.lexists(name))
 
 
 def new_folder(within: Path, prefix: str = "") -> Path:
-    """Make a new folder, named after the time, in another one, and return its absolute path.
+    """Create a folder named after the current time, and return its absolute path.
 
-    No other process gets the same one: if several ask within a second, the later ones get a number after the time,
-    such as 20260801-101500-2.
+    No other process gets the same folder: if several call this within a second, the later ones get a number after the
+    time, such as 20260801-101500-2.
 
     Args:
-        within: The folder to make it in.
-        prefix: The beginning of its name, before the time.
+        within: The parent folder.
+        prefix: Text before the time in the folder's name.
 
     Raises:
-        ValueError: It cannot be made.
+        ValueError: If it can't be created.
     """
     within = whole_path(within)
     for folder in _names(within / f"{prefix}{datetime.now().strftime('%Y%m%d-%H%M%S')}"):
@@ -54,11 +54,11 @@ def new_folder(within: Path, prefix: str = "") -> Path:
 
 
 def make_parents(folder: Path) -> None:
-    """Make a folder and those above it.
+    """Create a folder and its parents.
 
     Raises:
-        FileExistsError: It exists already.
-        ValueError: It cannot be made.
+        FileExistsError: If the folder already exists.
+        ValueError: If it can't be created.
     """
     while True:
         try:
@@ -71,26 +71,26 @@ def make_parents(folder: Path) -> None:
         except FileExistsError:
             raise
         except FileNotFoundError:
-            continue  # another process has just removed the folder above, which was empty
+            continue  # another process has just removed the parent, which was empty
         except OSError as error:
             raise cannot_be_made(folder, error) from None
 
 
 def cannot_be_made(folder: Path, error: OSError) -> ValueError:
-    """Return the error that says why a run's folder cannot be made."""
+    """Return the error that says why a run's folder can't be created."""
     what = "a file is in its way" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
-    return ValueError(f"output_dir: {folder} cannot be made ({what}); name another folder")
+    return ValueError(f"output_dir: {folder} cannot be created ({what}); choose another folder")
 
 
 def drop_unused(folder: Path) -> None:
-    """Remove an empty folder that `new_folder` made, and the folders above it if they are empty too."""
+    """Remove an empty folder that `new_folder` created, and the two folders above it if they are empty too."""
     with suppress(OSError):
         for empty in (folder, *list(folder.parents)[:2]):
             empty.rmdir()
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link alone, if there is one."""
+    """Remove a file, a folder with its content, or a link (but not its target); do nothing if it doesn't exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -98,13 +98,13 @@ def remove(path: Path) -> None:
 
 
 def command(*words: str | Path) -> str:
-    """Return a command line of agentgym that can be typed as it is: its words are quoted for the shell where needed."""
+    """Return an agentgym command line, quoted for the shell where needed, that a user can paste."""
     return shlex.join([*_program(), *(shown(word) if isinstance(word, Path) else word for word in words)])
 
 
 @cache
 def _program() -> list[str]:
-    """The words that start agentgym in the shell that this process came from."""
+    """Return the words that start agentgym in the shell that started this process."""
     if shutil.which("agentgym") is not None:
         return ["agentgym"]
     typed = Path(sys.argv[0])
@@ -112,10 +112,10 @@ def _program() -> list[str]:
 
 
 def shown(path: Path) -> str:
-    """Return a path as it can be typed in the shell that started this process: relative if it is below its folder."""
+    """Return a path as the user would type it in the shell: relative if it is below the shell's working folder."""
     with suppress(OSError, ValueError):
         here = Path(os.environ["PWD"]) if "PWD" in os.environ else Path.cwd()
-        if here.samefile(Path.cwd()):  # else the process has gone to another folder, or PWD is of another process
+        if here.samefile(Path.cwd()):  # otherwise the process changed its working folder, or PWD is stale
             return str(path.relative_to(here))
     return str(path)
 

@@ -1,4 +1,4 @@
-"""The replacement of a folder by a new one, so that a process that dies leaves one of the two whole."""
+"""Replacement of a folder by a new one such that a process that dies leaves one of the two complete."""
 
 import ctypes
 import errno
@@ -17,10 +17,10 @@ _UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a new folder to fill, and move it to `path` when the block ends; a block that raises changes nothing.
+    """Yield a new folder to fill, and move it to `path` when the block ends; if the block raises, nothing changes.
 
-    Folders that earlier processes left here when they died are removed first. The folder above has to be there:
-    a run's may be moved or removed at any moment, and is not made again at its old place.
+    Folders that dead processes left here are removed first. The parent folder must exist: a run's folder may be moved
+    or removed at any time, and isn't recreated at its old path.
     """
     sweep(path)
     fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -33,10 +33,10 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def _replace(fresh: Path, path: Path) -> None:
-    """Move `fresh` to `path` so that one of the two folders is there at every moment.
+    """Move `fresh` to `path` so that one of the two folders exists at every moment.
 
-    Where the file system cannot exchange two folders, a process that dies between two renames leaves the old folder
-    under a hidden name, and `sweep` puts it back.
+    On a file system that can't exchange two folders, a process that dies between two renames leaves the old folder
+    under a hidden name, and `sweep` restores it.
     """
     if not path.exists():
         fresh.rename(path)
@@ -48,9 +48,8 @@ def _replace(fresh: Path, path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Remove the folders that dead processes left beside `path`, after putting back the one that they had moved
-    away."""
-    ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # as mkdtemp names them
+    """Remove the folders that dead processes left next to `path`, after restoring the one they had moved away."""
+    ours = re.compile(rf"\.{re.escape(path.name)}-[a-z0-9_]{{8}}(-old)?")  # the form of mkdtemp's names
     for left in sorted(path.parent.glob(f".{path.name}-*")):
         found = ours.fullmatch(left.name)
         if found and found[1] and not path.exists():
@@ -60,8 +59,7 @@ def sweep(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step (renameat2 of Linux); returns False, with nothing done, where that is
-    impossible."""
+    """Exchange two folders in one step (Linux's renameat2), and return whether the file system supports that."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

@@ -1,1 +1,1 @@
-"""What the machine does to rollouts: it stops the process, and it runs out of threads or file descriptors."""
+"""Handling of what the machine does to rollouts: stopped processes, and a shortage of threads or file descriptors."""

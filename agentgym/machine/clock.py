@@ -1,9 +1,9 @@
-"""A clock for event loops that stands still while the process does, and a watch on what holds a loop up.
+"""A clock for event loops that pauses while the process is stopped, and a watchdog for code that blocks a loop.
 
-A process stands still when it is stopped (SIGSTOP, `scontrol suspend`), and when its container or its machine is
-paused. A thread that wakes up four times a second notices: it knows how long it slept, waited for a processor and
-waited for the interpreter's lock, and the rest of the time that passed is a standstill. So neither a loaded machine nor
-code that holds the lock is taken for one.
+A process stands still if it is stopped (SIGSTOP, `scontrol suspend`), or if its container or machine is paused. A
+thread that wakes up four times a second detects this: it knows how long it slept, waited for a processor and waited
+for the interpreter's lock (the GIL), and counts the rest of the elapsed time as a standstill. So neither a loaded
+machine nor code that holds the lock is mistaken for a standstill.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 NAP_S = 0.25
 """Seconds between two beats."""
 LEAST_S = 1.0
-"""The least seconds of a standstill; a shorter gap counts toward the limits."""
+"""Minimum seconds of a standstill; a shorter gap counts toward the limits."""
 HELD_S = 2.0
-"""Seconds without a turn of an event loop after which the code that blocks it is named, and again at each doubling."""
+"""Seconds an event loop must be blocked before the blocking code is named in a warning; repeated at each doubling."""
 PATIENCE_S = 2.0
-"""Most seconds that a loop waits for a beat that is late."""
+"""Maximum seconds that a loop waits for a late beat."""
 THREAD = "agentgym-clock"
-"""The name of the thread, and of the one that logs what it notices."""
+"""Name of the clock's thread, and of the thread that logs its warnings."""
 WAKE_S = 0.0005
-"""Most seconds that a look at the interpreter's lock takes beside the switch interval: timer slack, a sleeping core."""
+"""Maximum seconds that a wake-up to check the lock takes beyond the switch interval: timer slack, a sleeping core."""
 _OWN_USAGE: int | None = getattr(resource, "RUSAGE_THREAD", None)
-"""The argument that asks for the usage of one thread; None outside of Linux, where a standstill counts as any time."""
+"""The `getrusage` argument for a single thread; None outside of Linux, where standstills count like any other time."""
 
 
 class Standstills(NamedTuple):
@@ -49,21 +49,21 @@ class Standstills(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the machine's clocks and the scheduler say about the current thread, in seconds."""
+    """The machine's clocks and the scheduler's counters for the current thread, in seconds."""
 
     monotonic: float
     with_suspension: float
-    """The same clock, but including the time for which the machine was suspended."""
+    """The same clock, including the time for which the machine was suspended."""
     waited: float
-    """How long the thread was ready to run, but had no processor."""
+    """Time that the thread was ready to run but had no processor."""
     switches: int
-    """How often the thread has waited for anything."""
+    """Number of times the thread has waited for anything (voluntary context switches)."""
     interval: float = 0.005
-    """The seconds between two looks of a thread at the interpreter's lock (`sys.setswitchinterval`)."""
+    """Seconds between two attempts of a waiting thread to get the interpreter's lock (`sys.setswitchinterval`)."""
 
     @classmethod
     def now(cls) -> "Reading":
-        """Read the clocks, and again if something came in between: they must describe one moment."""
+        """Read the clocks, and retry if the reads took too long, because they must describe a single moment."""
         assert _OWN_USAGE is not None
         while True:
             read = cls(
@@ -77,11 +77,15 @@ class Reading:
                 return read
 
     def still_since(self, before: "Reading", slept: float) -> tuple[float, float]:
-        """Return the seconds of a standstill since `before` on the monotonic clock, and those of a suspension.
+        """Return the seconds of standstill since `before` on the monotonic clock, and the seconds of suspension.
 
-        A thread that waits for the interpreter's lock wakes up once in each switch interval, and each time takes a
-        moment: at short intervals that is most of its wait. It is counted at its maximum, so that no held lock is
-        taken for a standstill.
+        A thread that waits for the interpreter's lock wakes up once per switch interval, and each wake-up takes a
+        moment; at short intervals this is most of its wait. Each wake-up is counted at its maximum, so that a held
+        lock is never mistaken for a standstill.
+
+        Args:
+            before: The earlier reading.
+            slept: Seconds that the thread slept on purpose in between.
         """
         passed = self.monotonic - before.monotonic
         each = max(self.interval, before.interval) + WAKE_S
@@ -90,7 +94,7 @@ class Reading:
 
 
 def _waited_for_a_processor() -> float:
-    """The seconds that this thread has waited for a processor; 0.0 on a kernel that does not say."""
+    """Return the seconds that this thread has waited for a processor, or 0.0 if the kernel doesn't report them."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -103,36 +107,36 @@ def _waited_for_a_processor() -> float:
 
 class _Beat(NamedTuple):
     at: float
-    """When it was, on the monotonic clock."""
+    """Time of the beat, on the monotonic clock."""
     still: float
-    """The seconds of all standstills until then."""
+    """Total seconds of all standstills up to this beat."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A function that does not let a loop go on."""
+    """A function that blocks a loop."""
 
     holder: str = ""
     since: float = 0.0
     said: float = 0.0
-    """The seconds of it when that was last said."""
+    """Seconds it had blocked the loop at the last warning."""
 
 
 class LoopClock:
-    """The `time` of one event loop, without the standstills."""
+    """The `time` method of one event loop, excluding standstills."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, heart: "Heart") -> None:
         self._loop, self.thread = ref(loop), threading.get_ident()
         self._heart, self._base = heart, heart.beat.still
         self.turned = time.monotonic()
-        """When the loop last asked for the time: it does so in each turn."""
+        """When the loop last read the time, which it does in each iteration."""
         self.held = Held()
 
     def __call__(self) -> float:
-        """Return the time; if a beat is late, wait for it first: it tells whether the process stood still."""
+        """Return the time; if a beat is late, first wait for it, since it tells whether the process stood still."""
         heart = self._heart
         while True:
-            beat = heart.beat  # Before the time is read: a standstill between the two makes the beat late.
+            beat = heart.beat  # Read before the time: a standstill between the two makes the beat late.
             now = time.monotonic()
             if now - beat.at < NAP_S + LEAST_S or not heart.comes_after(beat):
                 self.turned = now
@@ -146,13 +150,13 @@ class LoopClock:
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop runs now."""
+        """Whether the loop is running."""
         loop = self._loop()
         return loop is not None and loop.is_running()
 
 
 class Heart:
-    """The thread that notices standstills, and the clocks that follow it."""
+    """The thread that detects standstills, and the clocks that follow it."""
 
     def __init__(self) -> None:
         self.clocks: WeakSet[LoopClock] = WeakSet()
@@ -161,10 +165,10 @@ class Heart:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._missed: _Beat | None = None
-        """The beat after which none came, so that nobody waits for it again."""
+        """The last beat that no other followed in time; nothing waits for its successor again."""
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the loop a clock, and run the thread; do nothing if no thread can be started."""
+        """Give the loop a clock and start the thread if needed; do nothing if no thread can be started."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 begun = threading.Event()
@@ -180,7 +184,7 @@ class Heart:
             self.clocks.add(clock)
 
     def comes_after(self, beat: _Beat) -> bool:
-        """Wait at most `PATIENCE_S` seconds for the beat after this one, and return whether it came."""
+        """Wait up to `PATIENCE_S` seconds for the beat after this one, and return whether it came."""
         until = time.monotonic() + PATIENCE_S
         while self.beat is beat and beat is not self._missed and self._is_alive() and time.monotonic() < until:
             time.sleep(0.001)
@@ -202,10 +206,10 @@ class Heart:
             for clock in list(self.clocks):
                 if clock.is_running:
                     said |= _look_at(clock, now.monotonic)
-            before = Reading.now() if said else now  # What it takes to say something is no standstill.
+            before = Reading.now() if said else now  # Time spent on logging isn't a standstill.
 
     def _has_work(self) -> bool:
-        """Whether any loop is open; if none is, the next one starts another thread."""
+        """Return whether any loop is open; if not, the thread ends and the next loop starts another."""
         with self._lock:
             if any(clock.is_open for clock in list(self.clocks)):
                 return True
@@ -213,16 +217,21 @@ class Heart:
             return False
 
     def note(self, still: float, suspended: float, at: float) -> bool:
-        """Note what passed since the last beat, and return whether that was a standstill.
+        """Record the time since the last beat, and return whether it was a standstill.
 
-        A suspension is only counted, because the loops' clocks leave it out anyway.
+        A suspension is only counted, because the loops' clocks exclude it anyway.
+
+        Args:
+            still: Seconds of standstill since the last beat.
+            suspended: Seconds of suspension since the last beat.
+            at: Time of this beat, on the monotonic clock.
         """
         off = still if still >= LEAST_S else 0.0
         seconds = off + (suspended if suspended >= LEAST_S else 0.0)
-        if seconds:  # Said, counted, and then taken off: whoever sees the one has the others.
+        if seconds:  # Order: log, count, then subtract. Code that sees a later effect also sees the earlier ones.
             _aside.warn(
-                "the process stood still for %.1f s: it was stopped, or its container or machine was paused; no time "
-                "limit of this process counts that time, but limits inside a sandbox do if the sandbox was "
+                "the process stood still for %.1f s: it was stopped, or its container or machine was paused; time "
+                "limits of this process don't count that time, but limits inside a sandbox do if the sandbox was "
                 "stopped, too",
                 seconds,
             )
@@ -232,7 +241,7 @@ class Heart:
 
 
 class _Aside:
-    """Logs in a thread of its own, which ends when all is logged: a slow handler must not make the beats late."""
+    """Logs in a separate thread, so that a slow handler doesn't delay the beats; the thread ends when it is done."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -240,27 +249,27 @@ class _Aside:
         self._speaks = False
 
     def warn(self, text: str, *values: object) -> None:
-        """Log the warning after those that wait, without waiting for it."""
+        """Queue the warning after those already waiting, without waiting for it to be logged."""
         with self._lock:
             self._waiting.append((text, *values))
             if self._speaks:
                 return
             self._speaks = True
-        thread = threading.Thread(target=self._say_all, name=THREAD)  # No daemon: what it logs is not lost at the end.
+        thread = threading.Thread(target=self._say_all, name=THREAD)  # Not a daemon: its lines must survive the exit.
         try:
             thread.start()
-        except RuntimeError:  # There can be no more threads.
+        except RuntimeError:  # No more threads can be started.
             self._say_all()
 
     def _say_all(self) -> None:
         while (line := self._next()) is not None:
             try:
                 log.warning(*line)
-            except Exception:  # A handler may raise what it likes; the next lines are said all the same.
+            except Exception:  # A handler may raise anything; the remaining lines are still logged.
                 traceback.print_exc()
 
     def _next(self) -> tuple[Any, ...] | None:
-        """The next line; None where there is none, and this thread ends."""
+        """Return the next line, or None if there is none, in which case this thread ends."""
         with self._lock:
             self._speaks = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
@@ -271,23 +280,25 @@ _aside = _Aside()
 
 
 def keep_time(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the clock of the loop stand still while the process does; call it in the loop's thread.
+    """Make the loop's clock pause while the process stands still; call it in the loop's thread.
 
-    All timers and time limits of the loop follow it. A loop with a clock of its own, such as uvloop's, keeps that.
+    All timers and time limits of the loop follow this clock. A loop that has its own clock, such as uvloop's, keeps
+    it.
     """
     if type(loop.time) is not LoopClock and type(loop).time is asyncio.BaseEventLoop.time and _OWN_USAGE is not None:
         _heart.keep(loop)
 
 
 def standstills() -> Standstills:
-    """Return how often this process stood still so far, and for how many seconds."""
+    """Return how often this process has stood still so far, and for how many seconds."""
     return _heart.standstills
 
 
 def _look_at(clock: LoopClock, now: float) -> bool:
     """Log the name of the code that blocks a loop if several checks in a row find the same function.
 
-    Return whether it was logged.
+    Returns:
+        Whether a warning was logged.
     """
     frames = _running_in_loop(sys._current_frames().get(clock.thread)) if now - clock.turned > NAP_S else None
     if not frames:
@@ -302,8 +313,8 @@ def _look_at(clock: LoopClock, now: float) -> bool:
         return False
     clock.held.said = seconds
     _aside.warn(
-        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout goes on, and no time limit can end "
-        "it; await something in it, or make it a plain `def`, which runs in a thread of its own",
+        "%s has held the event loop for %.1f s, at %s: meanwhile no other rollout can continue, and no time limit "
+        "can stop it; await something in it, or make it a plain `def`, which runs in a separate thread",
         holder,
         seconds,
         place_of_frame(frames[0]),
@@ -312,9 +323,11 @@ def _look_at(clock: LoopClock, now: float) -> bool:
 
 
 def _running_in_loop(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames that a turn of the loop has called, the innermost first; none if the loop waits or has ended.
+    """Return the frames that the loop's current iteration has called, innermost first.
 
-    A loop that waits for a late beat is in this file, and nobody blocks it.
+    Returns:
+        The frames, or an empty list if the loop is waiting or has ended. A loop that waits for a late beat is in this
+        file, and nothing blocks it.
     """
     found: list[FrameType] = []
     while frame is not None:
@@ -334,7 +347,7 @@ _RUN_ONCE: Any = asyncio.BaseEventLoop._run_once.__code__  # type: ignore[attr-d
 
 
 def _forget() -> None:
-    """Start over in a forked process, which has no such thread."""
+    """Start over in a forked process, which doesn't have these threads."""
     _heart.__init__()  # type: ignore[misc]
     _aside.__init__()  # type: ignore[misc]
 

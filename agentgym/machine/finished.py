@@ -1,4 +1,4 @@
-"""Work that is waited for although its caller is cancelled."""
+"""Work that is awaited to its end even if its caller is cancelled."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -8,9 +8,14 @@ T = TypeVar("T")
 
 
 async def finished(work: Awaitable[T]) -> T:
-    """Return the result of work that cannot be undone: it is waited for however often the caller is cancelled.
+    """Return the result of work that can't be undone, waiting for it no matter how often the caller is cancelled.
 
-    A cancelled caller raises CancelledError when the work is done; an error of the work is its cause then.
+    Args:
+        work: The work to wait for.
+
+    Raises:
+        CancelledError: If the caller was cancelled; raised when the work is done, with an error of the work as its
+            cause.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

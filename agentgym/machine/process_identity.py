@@ -1,4 +1,4 @@
-"""Process identities: they name the owner of a folder or container, so that an ended owner's can be removed."""
+"""Process identities, which name the owner of a folder or container so that leftovers can be removed."""
 
 import errno
 import fcntl
@@ -16,20 +16,22 @@ from typing import Literal, TypeAlias
 
 FOLDERS = "agentgym-"
 FORGOTTEN_S = 24 * 3600.0
-"""Seconds without a `touch_folders` after which a folder of a process that cannot be seen from here is left over."""
+"""Seconds without a `touch_folders` call after which the folder of a process that isn't visible here counts as left
+over.
+"""
 State: TypeAlias = Literal["alive", "ended", "unknown"]
 
 
 def owner() -> str:
-    """Return the identity of this process, "host/boot/namespace/pid/start"; the host's name is for people only."""
+    """Return this process's identity, "host/boot/namespace/pid/start"; the host name is only for people."""
     return "/".join((socket.gethostname(), *_identity()))
 
 
 def state_of(who: str) -> State:
-    """Say whether the process of this identity runs; "unknown" where it cannot be seen from here.
+    """Return whether the process with this identity runs, or "unknown" if it isn't visible from here.
 
-    It can be seen where this process has the same kernel, and the same process numbers, as the owner had. Names of
-    hosts say nothing: containers share them, and a pod's changes.
+    A process is visible if this one has the same kernel and the same PID namespace as the owner had. Host names prove
+    nothing: containers share them, and a pod's name changes.
     """
     try:
         _, boot, namespace, pid, started = who.split("/")
@@ -42,17 +44,21 @@ def state_of(who: str) -> State:
 
 
 def new_folder(kind: str, within: Path | None = None) -> Path:
-    """Return a new empty folder that only this user may open; its name holds this process's identity.
+    """Create an empty folder that only this user can open, and return it; its name holds this process's identity.
 
-    It is in the folder for temporary files unless `within` is another. The name is short: programs in an unsafe sandbox
-    put unix sockets below it, and their paths hold 107 bytes.
+    The name is short because programs in an unsafe sandbox put Unix sockets below the folder, whose paths are limited
+    to 107 bytes.
+
+    Args:
+        kind: The kind of folder, which becomes part of the name.
+        within: The parent folder; None means the folder for temporary files.
     """
     return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{kind}-{_mark()}-", dir=within))
 
 
 @contextmanager
 def lent_folder(kind: str) -> Iterator[Path]:
-    """Yield a new folder, which is locked while the block runs and removed at its end."""
+    """Yield a new folder that is locked while the block runs, and removed when it ends."""
     folder = new_folder(kind)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -64,7 +70,7 @@ def lent_folder(kind: str) -> Iterator[Path]:
 
 
 def _try_lock(file: int) -> None:
-    """Share the lock of a file; on a file system without locks the folder's own name says whose it is."""
+    """Take a shared lock on a file; on a file system without locks, the folder's own name identifies its owner."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
     except OSError as error:
@@ -73,7 +79,7 @@ def _try_lock(file: int) -> None:
 
 
 def remove_folder(folder: Path | str) -> None:
-    """Remove a folder with all that is in it, however deep it is; what cannot be removed is left."""
+    """Remove a folder and everything in it, however deep it is; leave whatever can't be removed."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:
@@ -81,16 +87,16 @@ def remove_folder(folder: Path | str) -> None:
 
 
 def touch_folders() -> None:
-    """Mark this process's folders as used now; whoever keeps one for longer than an hour calls it every minute."""
+    """Mark this process's folders as recently used; call it every minute if one is kept for over an hour."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-{_mark()}-*"):
         try:
             os.utime(folder)
         except FileNotFoundError:
-            continue  # It was removed meanwhile.
+            continue  # It was removed in the meantime.
 
 
 def dead_folders(within: Path | None = None) -> Iterator[Path]:
-    """Yield the folders that ended processes left behind among the temporary files, or `within` another folder."""
+    """Yield the folders that ended processes left in `within`, by default the folder for temporary files."""
     for folder in (within or Path(tempfile.gettempdir())).glob(f"{FOLDERS}*"):
         if _is_left(folder):
             yield folder
@@ -116,13 +122,13 @@ def _is_left(folder: Path) -> bool:
 
 
 def _is_forgotten(folder: Path) -> bool:
-    """Whether nobody has touched the folder for long, and nobody holds its lock."""
+    """Return whether nobody has touched the folder for `FORGOTTEN_S` seconds and nobody holds its lock."""
     try:
         if time.time() - folder.stat().st_mtime < FORGOTTEN_S:
             return False
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
-        return False  # It is gone, or another user's.
+        return False  # It is gone or belongs to another user.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -133,7 +139,10 @@ def _is_forgotten(folder: Path) -> bool:
 
 
 def _identity() -> tuple[str, str, str, str]:
-    """This process's boot, process namespace, number and start; the namespace is "" where /proc is another one's."""
+    """Return this process's boot id, PID namespace, PID and start time.
+
+    The namespace is "" if /proc belongs to another namespace.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid = Path("/proc/self").readlink()
     namespace = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]") if int(str(pid)) == os.getpid() else ""
@@ -141,14 +150,14 @@ def _identity() -> tuple[str, str, str, str]:
 
 
 def _mark() -> str:
-    """The identity of `owner()` in a folder's name."""
+    """Return the identity of `owner()` in the form used in folder names."""
     _, boot, namespace, pid, started = owner().split("/")
     short = f"{int(namespace):x}" if namespace.isdigit() else namespace
     return f"{hashlib.sha256(boot.encode()).hexdigest()[:8]}_{short}_{pid}_{started}"
 
 
 def _runs(pid: str, started: str) -> bool:
-    """Whether that process runs; also where the system hides it from this user."""
+    """Return whether that process runs, even if the system hides it from this user."""
     found = _started(pid)
     if found is not None:
         return found == started
@@ -162,7 +171,7 @@ def _runs(pid: str, started: str) -> bool:
 
 
 def _started(pid: str) -> str | None:
-    """The start time of a process, in the kernel's ticks; None where no such process is seen."""
+    """Return a process's start time in kernel ticks, or None if no such process is visible."""
     try:
         return Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[19]
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,8 +1,9 @@
-"""Time limits that are paused while the scheduler holds a rollout up, or the host does work of its own.
+"""Time limits that pause while the scheduler delays a rollout or the host does its own work.
 
-They stand still with the process, too: the loop's clock does (`agentgym.machine.clock`).
+They also pause while the process stands still, because the loop's clock does (`agentgym.machine.clock`).
 
-With them, task groups that give their own cancellation back: without it no limit after a failed group would hold.
+The module also makes task groups undo their own cancellation of their task; otherwise no limit would work after a
+failed group.
 """
 
 import asyncio
@@ -19,17 +20,17 @@ T = TypeVar("T")
 
 
 class TimeLimit:
-    """`asyncio.timeout(seconds)`, but for the time that its task and the tasks started in it spend `off_the_clock`.
+    """`asyncio.timeout(seconds)`, except that time spent `off_the_clock` by its task or its child tasks doesn't count.
 
-    `await limit.bound(work)` limits a coroutine, and a next one to the time that has left. For a block, `with limit:`
-    makes it known to the code inside, and `async with limit.running():` inside of that starts the clock.
+    `await limit.bound(work)` limits a coroutine; a later call is limited to the time that is left. For a block, `with
+    limit:` makes the limit known to the code inside, and `async with limit.running():` inside that starts the clock.
     """
 
     __slots__ = ("_loop", "_pauses", "_running", "_timeout", "_token", "left")
 
     def __init__(self, seconds: float) -> None:
         self.left, self._pauses = seconds, 0
-        """The seconds that were left when its clock last stood still."""
+        """Seconds that were left when its clock last paused."""
         self._timeout: asyncio.Timeout | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
@@ -43,7 +44,11 @@ class TimeLimit:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the clock in this block; TimeoutError where the time runs out."""
+        """Run the clock in this block.
+
+        Raises:
+            TimeoutError: If the time runs out.
+        """
         loop = asyncio.get_running_loop()
         keep_time(loop)
         try:
@@ -53,11 +58,18 @@ class TimeLimit:
             self._end()
 
     async def bound(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the work's result; TimeoutError where it takes longer. Work that waits for nothing sets no timer."""
+        """Return the work's result. Work that never waits sets no timer.
+
+        Args:
+            work: The coroutine to run.
+
+        Raises:
+            TimeoutError: If the work takes longer than the time that is left.
+        """
         loop = asyncio.get_running_loop()
         keep_time(loop)
         began, self._loop = loop.time(), loop
-        # Before the first step: tasks that are started in it must know the limit.
+        # Before the first step, because tasks started in it must know the limit.
         token = _limits.set((*_limits.get(), self))
         try:
             try:
@@ -76,7 +88,7 @@ class TimeLimit:
             _limits.reset(token)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Timeout:
-        """The timer of its clock, which the caller enters at once; it stands still where somebody holds the limit."""
+        """Return the timer of its clock, which the caller enters at once; it is paused if the limit is being held."""
         self._loop, self._running = loop, True
         _running.add(self)
         for held in _host_work.get(loop, ()):
@@ -99,18 +111,18 @@ class TimeLimit:
         return self._timeout is not None and self._timeout.expired()
 
     def of(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this limit runs in that event loop, or in none yet."""
+        """Return whether this limit runs in that event loop, or in none yet."""
         return self._loop in (None, loop)
 
     def pause(self) -> None:
-        """Stop the clock; it runs again when each caller of `pause` has called `resume`."""
+        """Pause the clock; it runs again when each caller of `pause` has called `resume`."""
         self._pauses += 1
         if self._timeout is not None and self._is_open() and (when := self._timeout.when()) is not None:
             self.left = when - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
     def resume(self) -> None:
-        """Let the clock run again, with the time that was left."""
+        """Undo one `pause`; the clock runs again after the last one, with the time that was left."""
         self._pauses -= 1
         if self._timeout is not None and self._is_open() and not self._pauses:
             self._timeout.reschedule(asyncio.get_running_loop().time() + self.left)
@@ -121,7 +133,7 @@ class TimeLimit:
 
 @coroutine
 def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
-    """Run a coroutine to its end that was run to its first wait; `waits_for` is what it waits for there."""
+    """Run a coroutine to its end after it was run to its first wait; `waits_for` is the object it awaits there."""
     while True:
         try:
             yield waits_for
@@ -132,45 +144,45 @@ def _rest(work: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
                 result: T = done.value
                 return result
         else:
-            # What is sent to a task's coroutine is always None, with which this goes on.
+            # A task only ever sends None to its coroutine, as `yield from` does.
             rest: T = yield from work
             return rest
 
 
 _running: set[TimeLimit] = set()
-"""The limits of this process whose block has been entered and not left."""
+"""The limits of this process that are running: their block was entered and not left."""
 _host_work: dict[asyncio.AbstractEventLoop, list[list[TimeLimit]]] = {}
-"""For each loop and each block of `all_clocks_stopped` that is open in it, the limits that the block holds."""
+"""For each loop, the limits held by each open block of `all_clocks_stopped`."""
 _limits: ContextVar[tuple[TimeLimit, ...]] = ContextVar("limits", default=())
 
 
 class HeldTime:
-    """Counts the seconds that were spent off the clock."""
+    """Counts the seconds spent off the clock."""
 
     seconds = 0.0
 
 
 class Standstill:
-    """Counts the seconds in which one of its blocks is open, or several at once, by the clock of its loop."""
+    """Counts the seconds during which at least one of its blocks is open, by its loop's clock."""
 
     __slots__ = ("_ended", "_loop", "_open", "_since")
 
     def __init__(self) -> None:
-        # The loop, and not its `time`: that is another one when `keep_time` has been called.
+        # Stores the loop rather than its `time` method, which `keep_time` replaces.
         self._loop, self._ended, self._open, self._since = asyncio.get_running_loop(), 0.0, 0, 0.0
 
     @property
     def seconds(self) -> float:
-        """The seconds so far, those of a block that is open included."""
+        """Seconds so far, including those of an open block."""
         return self.until(self._loop.time())
 
     def until(self, moment: float) -> float:
-        """Return the seconds up to a moment that is not before the last change."""
+        """Return the seconds up to a moment, which must not be before the last change."""
         return self._ended + (moment - self._since if self._open else 0.0)
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """Stand still for this block."""
+        """Count the time of this block."""
         if not self._open:
             self._since = self._loop.time()
         self._open += 1
@@ -183,12 +195,12 @@ class Standstill:
 
 
 at_the_gate: ContextVar[Standstill | None] = ContextVar("at_the_gate", default=None)
-"""What counts the time that the attempt of this task, or of the one that started it, is held by the scheduler."""
+"""Counts the time that the scheduler holds the attempt of this task, or of the task that started it."""
 
 
 @contextmanager
 def counting_time_at_gate() -> Iterator[Standstill]:
-    """Count, in this block and the tasks that it starts, the time that the scheduler holds an attempt."""
+    """Count how long the scheduler holds an attempt, in this block and the tasks started in it."""
     held = Standstill()
     token = at_the_gate.set(held)
     try:
@@ -201,7 +213,10 @@ _counted: ContextVar[HeldTime | None] = ContextVar("counted", default=None)
 
 
 def count_held_time() -> HeldTime:
-    """Count what this task and those it starts spend `off_the_clock` from now on, until the next call counts apart."""
+    """Start counting the time that this task and those it starts spend `off_the_clock`.
+
+    A later call starts a separate count.
+    """
     held = HeldTime()
     _counted.set(held)
     return held
@@ -211,7 +226,7 @@ def count_held_time() -> HeldTime:
 def off_the_clock() -> Iterator[None]:
     """Pause the enclosing time limits of this event loop for this block.
 
-    Those of another loop, whose context a thread has taken over, go on: they are no thread's to touch.
+    Limits of another loop, whose context a thread has inherited, keep running, because a thread must not touch them.
     """
     loop = asyncio.get_running_loop()
     held = [limit for limit in _limits.get() if limit.of(loop)]
@@ -229,7 +244,7 @@ def off_the_clock() -> Iterator[None]:
 
 @contextmanager
 def all_clocks_stopped() -> Iterator[None]:
-    """Pause every time limit of the event loop for this block, those that begin in it too.
+    """Pause every time limit of the event loop for this block, including limits that start in it.
 
     It is for work of the host that rollouts must wait for, such as new weights for their engine.
     """
@@ -253,19 +268,19 @@ _leave_group: Any = asyncio.TaskGroup.__aexit__
 
 
 async def _leave_and_give_back(group: Any, *error: Any) -> Any:
-    """Leave the task group as Python 3.13 does: the group's own cancellation of its task does not count afterward.
+    """Leave the task group as Python 3.13 does: undo the group's own cancellation of its task afterward.
 
-    Where a child fails while its group is waited for, earlier versions leave `Task.cancelling()` raised by one.
-    `asyncio.timeout` and the end of a rollout would take that for a cancellation of the task by somebody else.
+    If a child fails while its group is awaited, earlier versions leave `Task.cancelling()` one too high.
+    `asyncio.timeout` and the end of a rollout would mistake this for an outside cancellation of the task.
     """
     task, given_back = group._parent_task, group._parent_cancel_requested
     try:
         return await _leave_group(group, *error)
     finally:
         if group._parent_cancel_requested and not given_back:
-            group._parent_cancel_requested = False  # Whoever else mends this must not give it back once more.
+            group._parent_cancel_requested = False  # Another fix for the same bug must not undo it twice.
             task.uncancel()
 
 
-if sys.version_info < (3, 13):  # Decision 31 says why it is the class that is mended, for the whole process.
+if sys.version_info < (3, 13):  # Decision 31 explains why the class itself is patched, for the whole process.
     asyncio.TaskGroup.__aexit__ = _leave_and_give_back  # type: ignore[method-assign, assignment]

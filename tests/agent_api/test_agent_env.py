@@ -154,8 +154,8 @@ async def test_an_agent_that_fails_is_scored_and_its_words_are_kept() -> None:
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ('sys.exit("no such file")', "Agent: the agent ended with exit code 1 and asked for nothing: no such file"),
-        ("ask([])", "Agent: the agent was given no answer; its last request was refused: messages: must not be empty"),
+        ('sys.exit("no such file")', "Agent: the agent ended with exit code 1 and sent no request: no such file"),
+        ("ask([])", "Agent: the agent got no response; its last request was refused: messages: must not be empty"),
     ],
 )
 async def test_an_agent_that_was_given_no_answer_is_a_failure_that_says_why(code: str, why: str) -> None:
@@ -310,7 +310,7 @@ async def test_rollouts_that_run_at_once_each_have_a_key() -> None:
     [
         ({"command": 3}, "Wrong.command: must be"),
         ({"command": "x", "grace_s": "soon"}, "Wrong.grace_s: must be"),
-        ({"command": "x", "context": ag.Window()}, "Wrong.context: the agent keeps its own context"),
+        ({"command": "x", "context": ag.Window()}, "Wrong.context: the agent manages its own context"),
         (
             {"command": "x", "sandbox_spec": ag.Bubblewrap()},
             'Wrong.sandbox_spec: .* give the sandbox network="loopback"',
@@ -323,7 +323,7 @@ def test_a_class_that_cannot_work_is_refused_when_it_is_made(declared: dict[str,
 
 
 def test_tools_and_rewards_with_taken_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="the agent brings its own tools, and 'look' is no tool of it"):
+    with pytest.raises(ValueError, match="the agent brings its own tools and can't use 'look'"):
 
         class Tooled(Here):
             @ag.tool

@@ -43,7 +43,7 @@ async def test_without_the_key_of_the_rollout_nothing_is_answered(path: str, key
     answer = await post(api_of(say("one")), path, GO_ANTHROPIC, key=key)
     said = body(answer)["error"]
     assert (answer.status, said["type"]) == (401, "authentication_error")
-    assert "is not that of this rollout" in said["message"]
+    assert "is not this rollout's" in said["message"]
 
 
 REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
@@ -54,10 +54,10 @@ REFUSED_CHATS: dict[str, Mapping[str, Any]] = {
     "messages[0]: must be an object, got 1": {"messages": [1]},
     "messages[0].role: must be one of system, developer, user": {"messages": [{"role": "function", "content": ""}]},
     "messages[0].tool_call_id: required": {"messages": [{"role": "tool", "content": ""}]},
-    "messages[0].content[0].type: must be text (the policy reads text alone)": {
+    "messages[0].content[0].type: must be text (the policy reads only text)": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     },
-    "the last one is of the assistant": {"messages": [{"role": "assistant", "content": "I"}]},
+    "the last one is the assistant's": {"messages": [{"role": "assistant", "content": "I"}]},
     "tools[0].type: must be function": {"tools": [{"type": "web_search"}]},
     "tools[0].function.name: required": {"tools": [{"type": "function", "function": {}}]},
     "n: must be 1": {"n": 2},
@@ -157,18 +157,18 @@ async def test_connections_of_a_sandbox_and_what_they_hold_are_bounded(
     link.take(0, b" " * 1000)
     assert link.open == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "an agent's connections are cut off: 3 are open, with 51 bytes"
+        "an agent's connection is cut off: 3 are open, with 51 bytes"
     ]
     await link.close()
 
 
 async def test_what_is_no_json_another_path_and_another_method_are_errors() -> None:
     api = api_of(say("one"))
-    assert "the body is no JSON" in body(await post(api, CHAT, b"{"))["error"]["message"]
+    assert "the body is not JSON" in body(await post(api, CHAT, b"{"))["error"]["message"]
     assert "must be a JSON object, got list" in body(await post(api, CHAT, [GO]))["error"]["message"]
     unknown, get = await post(api, "/v1/completions", {}), await post(api, CHAT, b"", method="GET")
     assert (unknown.status, get.status) == (404, 405)
-    assert "no such path: /v1/completions; there are /v1/chat/completions" in body(unknown)["error"]["message"]
+    assert "no such path: /v1/completions; the paths are /v1/chat/completions" in body(unknown)["error"]["message"]
     assert api.refused == 4
 
 
@@ -178,7 +178,7 @@ async def test_the_responses_api_is_refused_with_the_setting_for_chat_completion
     answer = await post(api, path, {"model": "any", "input": "go"})
     said = body(answer)["error"]
     assert (answer.status, answer.headers["x-should-retry"], said["code"]) == (404, "false", "not_found")
-    for word in ("Responses API is not answered here", "POST /v1/chat/completions", "use_responses_api=False"):
+    for word in ("Responses API is not supported", "POST /v1/chat/completions", "use_responses_api=False"):
         assert word in said["message"]
     assert not api.failed.done()
     assert "no such path" in body(await post(api, "/v1/responsesX", {}))["error"]["message"]
@@ -223,8 +223,8 @@ async def test_a_setting_that_is_not_followed_is_said_once(caplog: pytest.LogCap
     for _ in range(2):
         await post(api, CHAT, {**GO, "temperature": 0.3, "tool_choice": "required"})
     assert [record.getMessage() for record in caplog.records] == [
-        "AnEnv: its agent sends 'temperature', which is not followed: the run's own sampling holds",
-        "AnEnv: its agent sends 'tool_choice', which is not followed: the run's own sampling holds",
+        "AnEnv: its agent sends 'temperature', which is ignored: the run's own sampling settings apply",
+        "AnEnv: its agent sends 'tool_choice', which is ignored: the run's own sampling settings apply",
     ]
 
 

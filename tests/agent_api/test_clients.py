@@ -125,7 +125,7 @@ async def test_an_image_that_a_client_sends_is_refused_by_its_field_and_the_roll
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     block = {"type": "image", "source": source}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [block]}
-    told = r"must be text \(the policy reads text alone\), got 'image"
+    told = r"must be text \(the policy reads only text\), got 'image"
     async with (
         serving(played) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as client,

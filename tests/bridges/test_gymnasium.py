@@ -510,14 +510,14 @@ async def test_the_wrong_number_of_names_is_an_error() -> None:
 
     played = await ag.rollout(Two, lake(), Scripted(PATH))
     assert played.error is not None
-    assert "action_names: 2 for the 4 actions of FrozenLake-v1" in played.error
+    assert "action_names: got 2 names for the 4 actions of FrozenLake-v1" in played.error
 
 
 async def test_actions_that_are_not_discrete_are_an_error() -> None:
     task = GymnasiumTask(id="p", prompt=PLAIN.prompt, env_id="Pendulum-v1")
     played = await ag.rollout(GymnasiumToolEnv, task, Scripted([]))
     assert played.error is not None
-    assert "Pendulum-v1: only Discrete actions" in played.error
+    assert "Pendulum-v1: expected a Discrete action space" in played.error
 
 
 def test_an_exported_env_is_closed_behind_the_thread_of_its_tool() -> None:

@@ -204,9 +204,9 @@ async def test_what_the_client_got_wrong_is_an_error_that_it_reads() -> None:
         wrong = await client.call_tool("add", {"a": "x", "b": 1})
         assert wrong.is_error
         assert text(wrong).startswith("wrong arguments for tool 'add': a")
-        with pytest.raises(MCPError, match="no tool 'sub'; there are add, answer, done, lose"):
+        with pytest.raises(MCPError, match="no tool 'sub'; the tools are add, answer, done, lose"):
             await client.call_tool("sub", {})
-        with pytest.raises(MCPError, match=r"no resource 'agentgym://x'; there are"):
+        with pytest.raises(MCPError, match=r"no resource 'agentgym://x'; the resources are"):
             await client.read_resource("agentgym://x")
 
 
@@ -244,7 +244,7 @@ async def test_an_env_that_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match=r"env: Agent is an ag\.AgentEnv"):
         async with open_episode(Agent, TASK_OF_DESK):
             raise AssertionError
-    with pytest.raises(ValueError, match="answer: 'add' is a tool of the env; give another name"):
+    with pytest.raises(ValueError, match="answer: 'add' is a tool of the env; choose another name"):
         async with open_episode(Desk, TASK_OF_DESK, answer="add"):
             raise AssertionError
     assert Desk.log[-1] == "closed for all"
@@ -351,7 +351,7 @@ def test_a_port_that_nobody_can_listen_at_is_refused_in_one_line(
         port = taken.getsockname()[1]
         assert cli.main(["serve", "served.py:Noted", "--port", str(port)]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"agentgym: --port: nobody can listen at 127.0.0.1:{port} (")
-    assert said.endswith("); take another one, or 0 for a free one\n")
+    assert said.startswith(f"agentgym: --port: cannot listen on 127.0.0.1:{port} (")
+    assert said.endswith("); choose another port, or 0 for a free one\n")
     assert cli.main(["serve", "served.py:Noted", "--port", "99999"]) == 1
-    assert capsys.readouterr().err == "agentgym: --port: must be from 0 to 65535, got 99999; 0 is a free one\n"
+    assert capsys.readouterr().err == "agentgym: --port: must be from 0 to 65535, got 99999; 0 picks a free one\n"

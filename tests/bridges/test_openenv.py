@@ -154,4 +154,4 @@ async def test_the_mcp_tools_of_an_environment_are_the_models() -> None:
 async def test_an_env_without_an_address_is_refused() -> None:
     rollout = await ag.rollout(OpenEnvToolEnv, task(), Scripted([]))
     assert rollout.failure is not None
-    assert "url: empty; name the server" in rollout.failure.message
+    assert "url: empty; set the server's address" in rollout.failure.message

@@ -124,7 +124,7 @@ async def test_in_another_seat_the_others_have_moved_first_and_the_seed_is_the_e
 
 async def test_a_masked_move_is_illegal_and_the_model_moves_again() -> None:
     rollout = await ag.rollout(Stones, game(), moves("two", "two", "two", "one"))
-    assert shown(rollout)[3].startswith("error: illegal move: 'two' is none of one; illegal moves left: 2")
+    assert shown(rollout)[3].startswith("error: illegal move: 'two' is not one of: one; illegal moves left: 2")
     assert (rollout.reward, rollout.metrics["illegal_moves"]) == (5.0, 1.0)
 
 
@@ -180,7 +180,7 @@ async def test_text_actions_are_what_the_model_writes() -> None:
             return Tally(1, spaces.Text(1, min_length=1, charset="12"))
 
     rollout = await ag.rollout(Written, game(), moves("three", *"22222"))
-    assert "error: illegal move: 'three' is none of Text(1, 1" in shown(rollout)[1]
+    assert "error: illegal move: 'three' is not one of: Text(1, 1" in shown(rollout)[1]
     assert rollout.reward == 8.0
 
 
@@ -188,8 +188,8 @@ async def test_text_actions_are_what_the_model_writes() -> None:
     ("made", "settings", "why"),
     [
         (lambda: Tally(3), {}, r"players: 2, but tally_v0 has 3 agents"),
-        (lambda: Tally(), {"actions": ("one",)}, r"actions: 1 for the 2 of tally_v0"),
-        (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: only Discrete and Text actions"),
+        (lambda: Tally(), {"actions": ("one",)}, r"actions: got 1 names for the 2 actions of tally_v0"),
+        (lambda: Tally(space=spaces.Box(0, 1)), {}, r"tally_v0: expected a Discrete or Text action space"),
     ],
 )
 async def test_an_env_that_is_no_such_game_is_named(made: Any, settings: dict[str, Any], why: str) -> None:
@@ -302,7 +302,7 @@ def test_a_game_that_needs_more_than_its_functions_is_refused() -> None:
         def nothing(self) -> float:
             return 0.0
 
-    with pytest.raises(ValueError, match=r"Served\.open_resources: an exported game has its five functions alone"):
+    with pytest.raises(ValueError, match=r"Served\.open_resources: an exported game can have only its five functions"):
         ExportedGame(Served)
-    with pytest.raises(ValueError, match=r"game: NoGame is no ag\.Game"):
+    with pytest.raises(ValueError, match=r"game: NoGame is not an ag\.Game"):
         ExportedGame(NoGame)  # type: ignore[arg-type]

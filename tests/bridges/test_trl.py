@@ -168,7 +168,7 @@ def test_what_an_env_says_behind_the_prompt_is_given_to_trl() -> None:
         beyond = make().reset(task=task.model_dump_json(), prompt=prompt)  # type: ignore[arg-type]
         assert beyond is not None
         assert beyond.startswith("\n\n")
-        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must begin with those of the row"):
+        with pytest.raises(ValueError, match=r"Nim\.reset: its first messages must start with the row's"):
             make().reset(task=task.model_dump_json(), prompt=[ag.Message(role="user", content="Play.")])
 
 
@@ -190,7 +190,7 @@ def test_an_env_that_trl_cannot_play_is_refused() -> None:
         def nothing(self) -> float:
             return 0.0
 
-    with pytest.raises(ValueError, match="env: TRL does not take 'reset' of Reset as a tool"), _made(Reset):
+    with pytest.raises(ValueError, match="env: TRL does not accept 'reset' of Reset as a tool"), _made(Reset):
         raise AssertionError
     mixed = ag.mix({"odd": ag.Member(Odd, 1), "chase": ag.Member(Chase, 1)})
     with pytest.raises(ValueError, match=r"is a mixture or an ag\.AgentEnv"), _made(mixed):

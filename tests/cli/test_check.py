@@ -61,7 +61,9 @@ def test_a_sound_env_is_found_by_each_of_its_names(check: Check, name: str) -> N
 def test_a_name_beside_a_file_of_that_name_is_told_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("calc.py").write_text(TEXT)
-    with pytest.raises(EnvError, match=r"^there is no environment 'calc'; did you mean 'calc\.py'\?; `agentgym new`"):
+    with pytest.raises(
+        EnvError, match=r"^there is no environment 'calc'; did you mean 'calc\.py'\?; create one with `agentgym new`"
+    ):
         find("calc")
 
 
@@ -93,8 +95,8 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
     done = check("hello")
     assert done.returncode == 0
     not_checked, result = done.stdout.splitlines()
-    assert not_checked.startswith("not checked: whether it can be solved")
-    assert "write `def oracle(task)` into the file of the env" in not_checked
+    assert not_checked.startswith("not checked: whether the task can be solved")
+    assert "add to the env's file a `def oracle(task)`" in not_checked
     assert result == "hello (hello.env:Hello), task '10': nothing is wrong"
 
 
@@ -103,7 +105,7 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
     [
         (
             ("helo",),
-            "there is no environment 'helo'; did you mean 'hello'?; `agentgym new` makes one, and module:Class",
+            "there is no environment 'helo'; did you mean 'hello'?; create one with `agentgym new`, or give",
         ),
         (
             ("hello/env.py:Helo",),
@@ -112,8 +114,8 @@ def test_an_env_without_an_oracle_is_told_what_was_not_checked(check: Check, tmp
         ),
         (("no/env.py",), "env: there is no file no/env.py; name one, as in my_env.py:Pointers"),
         (("hello.env:Nothing",), "env: 'hello.env:Nothing' is not an Env class; "),
-        (("hello", "--task", "7"), "--task: none of the first 70 tasks to train has the id '7'"),
-        (("hello", "--number", "70"), "--number: Hello has 70 tasks to train, and the first has the number 0"),
+        (("hello", "--task", "7"), "--task: none of the first 70 train tasks has the id '7'"),
+        (("hello", "--number", "70"), "--number: Hello has 70 train tasks, numbered from 0"),
     ],
 )
 def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tuple[str, ...], said: str) -> None:
@@ -137,7 +139,7 @@ def test_a_name_or_a_task_that_is_not_there_is_one_line(check: Check, words: tup
         ),
         (
             TEXT.replace("def tasks", "def no_tasks"),
-            "Hello.tasks('train'): ValueError: there is none; give the env `@cl",
+            "Hello.tasks('train'): ValueError: the env has no tasks; define `@cl",
         ),
         (TEXT + "\n\nclass Two(Hello): pass\n", ""),
     ],

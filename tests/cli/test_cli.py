@@ -82,34 +82,34 @@ def test_an_unknown_command_is_refused_in_one_line_with_the_nearest(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), f"name a command: {', '.join(cli.COMMANDS)}; `agentgym --help` says more"),
-        (("sandbox",), "name a command: build; `agentgym sandbox --help` says more"),
-        (("--foo",), "there is no option --foo; `agentgym --help` says more"),
+        ((), f"choose a command: {', '.join(cli.COMMANDS)}; see `agentgym --help`"),
+        (("sandbox",), "choose a command: build; see `agentgym sandbox --help`"),
+        (("--foo",), "there is no option --foo; see `agentgym --help`"),
         (
             ("show", "runs", "--wurst", "3"),
-            "show: there is no option --wurst; did you mean --worst?; `agentgym show --help` says more",
+            "show: there is no option --wurst; did you mean --worst?; see `agentgym show --help`",
         ),
         (
             ("gc", "--drry-run"),
-            "gc: there is no option --drry-run; did you mean --dry-run?; `agentgym gc --help` says more",
+            "gc: there is no option --drry-run; did you mean --dry-run?; see `agentgym gc --help`",
         ),
         (
             ("sandbox", "build", "--tga", "x"),
-            "sandbox build: there is no option --tga; did you mean --tag?; `agentgym sandbox build --help` says more",
+            "sandbox build: there is no option --tga; did you mean --tag?; see `agentgym sandbox build --help`",
         ),
-        (("show", "one", "two"), "show: 'two' is one word too many; `agentgym show --help` says more"),
+        (("show", "one", "two"), "show: unexpected argument 'two'; see `agentgym show --help`"),
         (
             ("show",),
-            "show: PATH is missing: the folder of the run; it holds rollouts.sqlite; `agentgym show --help` says more",
+            "show: PATH is missing: the folder of the run, which holds rollouts.sqlite; see `agentgym show --help`",
         ),
         (
             ("show", "run", "--worst", "a"),
             "show: error parsing --worst: no type matching INT could be instantiated from ['a']; "
-            "`agentgym show --help` says more",
+            "see `agentgym show --help`",
         ),
         (
             ("doctor", "--model"),
-            "doctor: missing value for argument '--model'. Expected 1 values; `agentgym doctor --help` says more",
+            "doctor: missing value for argument '--model'. Expected 1 values; see `agentgym doctor --help`",
         ),
     ],
 )
@@ -221,8 +221,8 @@ def test_gc_removes_the_folders_of_dead_owners_only(
     assert code == 0
     assert all(f"removed folder {scratch / name}" in said for name in names[:2])
     assert {left.name for left in scratch.iterdir()} == {ours, "agentgym-run-odd", "somebody-else"}
-    assert "containers not looked at: no Docker engine answers" in said
-    assert "nothing of ours is left over" in say(capsys, "gc")[1]
+    assert "containers were not checked: no Docker engine answers" in said
+    assert "nothing to remove" in say(capsys, "gc")[1]
 
 
 def labeled(client: Any, stack: contextlib.ExitStack, who: str) -> str:
@@ -288,7 +288,7 @@ def test_ls_says_of_a_name_that_it_does_not_know_what_to_write_in_one_line(capsy
     assert code == 1
     unknown, missing = said.splitlines()[-2:]
     assert unknown.startswith("there is no environment 'my_env'; ")
-    assert unknown.endswith("`agentgym new` makes one, and module:Class or path/env.py:Class names any")
+    assert unknown.endswith("create one with `agentgym new`, or give a class as module:Class or path/env.py:Class")
     assert missing == "env 'no.such.module:Env': ModuleNotFoundError: No module named 'no'"
 
 
@@ -356,7 +356,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
     assert all(torch.equal(tensor, tensors[1][name]) for name, tensor in tensors[0].items())  # bfloat16, both
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "merged")]) == 1
-    assert "exists already; name a new folder" in capsys.readouterr().err
+    assert "already exists; choose a new folder" in capsys.readouterr().err
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "again"), "--base", "tiny"]) == 0
     assert cli.main(["merge", str(tmp_path / "adapter"), str(tmp_path / "no"), "--base", "./nowhere"]) == 1
     assert "base: there is no folder ./nowhere; give one that exists" in capsys.readouterr().err
@@ -364,7 +364,7 @@ def test_merge_writes_a_model_that_needs_no_peft_and_finds_the_base_by_itself(
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [(None, "it holds no adapter_config.json; name the folder of an adapter"), ("{}", "names no base model")],
+    [(None, "it holds no adapter_config.json; give the folder of an adapter"), ("{}", "names no base model")],
 )
 def test_merge_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, config: str | None, said: str

@@ -53,7 +53,7 @@ def test_the_doctor_says_how_to_get_what_is_missing(
     monkeypatch.setenv("PATH", "/nowhere")
     code, said = say(capsys, "doctor")
     assert code == 1
-    assert said.startswith(f"ok       agentgym        {version('agentgym')}")
+    assert said.startswith(f"ok       agentgym        {version('agentgym-kit')}")
     for name, how in (("docker engine", "install Docker"), ("bubblewrap", "apt-get install"), ("runsc", "gVisor")):
         line, hint = said[said.index(f"missing  {name}") :].splitlines()[:2]
         assert how in hint, line
@@ -90,8 +90,11 @@ def test_the_doctor_sees_the_engine_and_its_image(capsys: pytest.CaptureFixture[
 def test_a_runsc_that_no_engine_knows_is_missing(monkeypatch: pytest.MonkeyPatch, no_engine: None) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     finding = doctor._runsc()
-    assert (finding.ok, finding.detail) == (False, "/usr/bin/runsc, but the Docker engine does not know it")
-    assert "name it to the engine" in finding.get
+    assert (finding.ok, finding.detail) == (
+        False,
+        "/usr/bin/runsc, but the Docker engine does not have it as a runtime",
+    )
+    assert "register it with the engine" in finding.get
 
 
 def test_an_extra_that_is_not_installed_is_named_with_its_command() -> None:
@@ -122,7 +125,7 @@ def test_the_doctor_says_so_where_an_engine_answers_and_only_the_package_is_miss
             cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "DOCKER_HOST": f"unix://{path}"},
         )  # fmt: skip
     line, hint = done.stdout[done.stdout.index("missing  docker engine") :].splitlines()[:2]
-    assert f"one answers at unix://{path}, but the docker package is missing" in line
+    assert f"one responds at unix://{path}, but the docker package is missing" in line
     assert hint.strip() == f"-> {install_line('docker')}"
     assert "install Docker" not in done.stdout
 

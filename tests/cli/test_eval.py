@@ -140,7 +140,7 @@ def test_a_model_that_nobody_asks_is_warned_of(
 def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[str], out: str) -> None:
     code, _, said = run(capsys, "eval", "my_short:Short", "--model", "tiny", "--n", "1", "--output-dir", out)
     assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be made (")
+    assert said.startswith(f"agentgym: output_dir: {Path.cwd() / out} cannot be created (")
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_folder_that_cannot_be_made_is_one_line(capsys: pytest.CaptureFixture[
             "--env.most_word: Short has no such parameter; did you mean 'most_words'?",
         ),
         ("play", ("--env.most-words", "many"), "--env.most_words: must be a valid integer"),
-        ("serve", ("--env.most_words",), "serve: --env.most_words: needs a value after it"),
-        ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: needs a value after it"),
+        ("serve", ("--env.most_words",), "serve: --env.most_words: expected a value"),
+        ("check", ("--env.most_words", "--number", "1"), "check: --env.most_words: expected a value"),
     ],
 )
 def test_a_wrong_parameter_is_named_by_every_command_that_plays(
@@ -168,10 +168,10 @@ def test_a_wrong_parameter_is_named_by_every_command_that_plays(
     ("args", "told"),
     [
         (["my_short:Short"], "--model, --url: give a model"),
-        (["my_short:Short", "--model", "tiny", "--resume"], "--resume: name the folder"),
+        (["my_short:Short", "--model", "tiny", "--resume"], "--resume: give the folder"),
         (["my_short:Short", "--model", "tiny", "--tasks", "x"], "--tasks: Short has no test task with the id x"),
         (["my_short:Short", "--model", "tiny", "--k", "0"], "n, k: must be at least 1"),
-        (["my_short:Short", "--model", "tiny", "--n", "1", "--tasks", "x"], "--n, --tasks: give one of them"),
+        (["my_short:Short", "--model", "tiny", "--n", "1", "--tasks", "x"], "--n, --tasks: give only one of them"),
         (["my_short:Short", "--url", "localhost:1"], "url: must begin with http:// or https://"),
         (["nothing", "--model", "tiny"], "there is no environment 'nothing'"),
     ],
@@ -206,9 +206,9 @@ def test_a_signal_stops_an_evaluation_that_says_how_to_go_on(folder: Path, numbe
         assert process.stdout.readline() == "stuck\n"
         process.send_signal(number)
         said = process.stderr.read().splitlines()
-        assert any(line.startswith("agentgym: stopping, once") for line in said)
+        assert any(line.startswith("agentgym: stopping after") for line in said)
         words[5] = str(folder / "kept")
-        again = said[-1].partition("stopped; to go on: ")[2]
+        again = said[-1].partition("stopped; to resume: ")[2]
         assert shlex.split(again) == [
             "agentgym",
             *words[:4],
@@ -260,7 +260,7 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_line(
     (tmp_path / "runs").touch()
     code, _, err = run(capsys, "eval", "my_short:Judged", "--model", "tiny")
     assert code == 1
-    assert "cannot be made (a file is in its way)" in err
+    assert "cannot be created (a file is in its way)" in err
     assert err.count("\n") == 1
 
 
@@ -278,7 +278,7 @@ def stored_rewards(folder: Path, name: str) -> list[float]:
             "eval: --models.judge: write --models.NAME.FIELD, as in --models.judge.url URL/v1",
         ),
         (["--models.judge.urll", "x"], 2, "eval: --models.judge.urll: write --models.NAME.FIELD"),
-        (["--models.judge.url"], 2, "eval: --models.judge.url: needs a value after it"),
+        (["--models.judge.url"], 2, "eval: --models.judge.url: expected a value"),
         (
             ["--models.judge.concurrency", "many"],
             2,

@@ -53,12 +53,15 @@ def test_the_new_tool_env_is_ten_lines_of_code() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("My-Shop", "folder: 'My-Shop' is no name of a Python package; use lower case letters, digits and _, as in my"),
-        ("class", "folder: 'class' is no name of a Python package"),
-        ("json", "folder: there is a Python package json already; take another name, such as my_json"),
-        ("pydantic", "folder: there is a Python package pydantic already; take another name, such as my_pydantic"),
-        ("there", "folder: there exists already; take another name, or remove it first"),
-        ("no/where/shop", "folder: there is no folder no/where; make it first"),
+        (
+            "My-Shop",
+            "folder: 'My-Shop' is not a valid Python package name; use lowercase letters, digits and _, as in my",
+        ),
+        ("class", "folder: 'class' is not a valid Python package name"),
+        ("json", "folder: a Python package json already exists; choose another name, such as my_json"),
+        ("pydantic", "folder: a Python package pydantic already exists; choose another name, such as my_pydantic"),
+        ("there", "folder: there already exists; choose another name, or remove it first"),
+        ("no/where/shop", "folder: there is no folder no/where; create it first"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_in_one_line(

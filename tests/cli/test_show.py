@@ -108,7 +108,7 @@ def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_
         writer.add([group(rollout("a/0", 0.5))], phase="eval", step=0)
     assert shown(show(capsys, tmp_path, "--worst", 1)) == ["a/0"]
     assert cli.main(["show", str(tmp_path), "--worst", "1", "--phase", "train"]) == 1
-    assert "no rollout has the phase 'train'; there are: eval, all\n" in capsys.readouterr().err
+    assert "no rollout has the phase 'train'; the phases are: eval, all\n" in capsys.readouterr().err
 
 
 def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         ("run", ["--limit", "0"], "--limit: must be at least 1, got 0"),
         ("run", ["--step", "1" + "0" * 20], "none of the 1 rollouts in"),
         ("run", ["--id", "\udcff\udcfe"], "none of the 1 rollouts in"),
-        ("run", ["--phase", "foo"], "--phase: no rollout has the phase 'foo'; there are: train"),
+        ("run", ["--phase", "foo"], "--phase: no rollout has the phase 'foo'; the phases are: train"),
         ("damaged", ["--id", "a/0"], "the store cannot be read (rollout 1: "),
         ("malformed", ["--id", "a/0"], "it has no table segments, or a view in its place"),
     ],
@@ -187,7 +187,7 @@ def test_a_number_larger_than_sqlite_holds_shows_all(
 
 
 def test_where_no_rollout_failed_it_is_said_and_is_no_error(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show(capsys, run, "--failed", "--step", 1) == "no rollout failed, of the 1 asked about\n"
+    assert show(capsys, run, "--failed", "--step", 1) == "none of the 1 selected rollouts failed\n"
 
 
 @pytest.mark.parametrize("where", ["> /dev/full", ">&-"])

@@ -73,12 +73,12 @@ def test_a_run_of_the_tiny_model_ends_with_what_to_look_at(folder: Path) -> None
     assert re.search("^(learned|reward fell|reward unchanged): reward ", done.stderr, re.MULTILINE)
     trained = f"{out}/adapter --temperature 0.7 --max-tokens 40"
     assert done.stderr.splitlines()[-6:] == [
-        f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints rollouts as they were",
+        f"next: agentgym show {out} --best 3, or --worst 3 or --suspicious, prints transcripts",
         f"      agentgym view {out} shows curves, rollouts and tokens in a browser",
         f"      agentgym report {out} writes curves, settings and rollouts into one file",
         f"      {out}/metrics.jsonl has the metrics of each step",
-        f"      agentgym eval hello --env.spare 9 --model {trained} plays what was trained on the held-out tasks",
-        f"      {out}/adapter is what was trained; agentgym merge {out}/adapter FOLDER makes a whole model of it",
+        f"      agentgym eval hello --env.spare 9 --model {trained} evaluates the trained model on the held-out tasks",
+        f"      {out}/adapter is the trained adapter; agentgym merge {out}/adapter FOLDER merges it into a full model",
     ]
 
 
@@ -103,8 +103,8 @@ def test_its_help_lists_every_setting_and_the_parameters_of_the_env(folder: Path
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((), 2, "agentgym: train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them"),
-        (("--max-steps", "3"), 2, "agentgym: train: name an environment first"),
+        ((), 2, "agentgym: train: give an environment first, as in `agentgym train hello`; `agentgym ls` lists them"),
+        (("--max-steps", "3"), 2, "agentgym: train: give an environment first"),
         (("helo",), 1, "agentgym: there is no environment 'helo'; did you mean 'hello'?"),
         (("hello", "--setps", "3"), 2, "agentgym train hello: there is no option --setps; did you mean --max-steps?"),
         (
@@ -162,7 +162,7 @@ def printed_commands(stderr: str) -> list[str]:
     return [command.rpartition("; ")[2].replace("FOLDER", "'a whole model'") for command in found]
 
 
-WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| plays what| makes a whole).*")
+WHAT_IT_DOES = re.compile(r"(, or --worst| shows curves| writes curves| evaluates the| merges it).*")
 """What follows the command in a line."""
 
 

@@ -98,7 +98,7 @@ def test_a_flag_takes_the_place_of_the_recipes_value_alone() -> None:
     [
         (["--env.dificulty", "3"], "--env.dificulty: Adding has no such parameter; did you mean"),
         (["--env.difficulty", "ten"], "--env.difficulty: must be a valid integer"),
-        (["--env.difficulty"], "--env.difficulty: needs a value after it"),
+        (["--env.difficulty"], "--env.difficulty: expected a value"),
     ],
 )
 def test_a_flag_that_the_env_refuses_is_one_line_with_its_name(flags: list[str], said: str) -> None:
@@ -134,7 +134,7 @@ def test_help_has_the_recipes_value_and_the_parameters_of_the_env_that_the_comma
     said, error = helped(recipe, ["--env", "nowhere:Env"], capsys)
     assert "--max-steps INT" in said
     left_out, listed = error.splitlines()
-    assert left_out.startswith("adding: env_args: difficulty is left out: it is of ")
+    assert left_out.startswith("adding: env_args: difficulty is dropped: it belongs to ")
     assert listed.startswith("adding: the env's parameters cannot be listed: env 'nowhere:Env'")
 
 

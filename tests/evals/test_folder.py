@@ -145,10 +145,10 @@ def evaluation(scored: int, failed: int, **more: Any) -> Evaluation:
     ("found", "code", "said"),
     [
         (evaluation(9, 0), 0, ""),
-        (evaluation(9, 1), 0, "1 of 10 rollouts have no reward; this plays them again: "),
+        (evaluation(9, 1), 0, "1 of 10 rollouts have no reward; to run them again: "),
         (evaluation(8, 2), INCOMPLETE, "--resume --retry-failed"),
         (evaluation(9, 0, not_kept=1), INCOMPLETE, "1 of 9 rollouts are not in"),
-        (evaluation(9, 0, resumed=9), 0, "nothing was played: all 9 rollouts are in"),
+        (evaluation(9, 0, resumed=9), 0, "nothing to run: all 9 rollouts are already in"),
     ],
 )
 def test_a_script_can_tell_how_an_evaluation_went(

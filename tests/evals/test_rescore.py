@@ -113,11 +113,11 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
         == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["reward", "1.667", "was,", "1.500", "is,", "6", "of", "6", "changed"]
-    assert lines[1].split() == ["right", "0.667", "was,", "1.000", "is,", "2", "of", "6", "changed"]
-    assert lines[2].split()[-5:] == ["is,", "0", "of", "6", "changed"]
+    assert lines[0].split() == ["reward", "1.667", "before,", "1.500", "after,", "6", "of", "6", "changed"]
+    assert lines[1].split() == ["right", "0.667", "before,", "1.000", "after,", "2", "of", "6", "changed"]
+    assert lines[2].split()[-5:] == ["after,", "0", "of", "6", "changed"]
     assert lines[3].split()[0] == "group_reward"
-    assert lines[4].split() == ["rollouts", "6,", "6", "of", "them", "scored", "again"]
+    assert lines[4].split() == ["rollouts", "6,", "6", "of", "them", "rescored"]
     assert {name: same(rollout, before[name]) for name, rollout in stored(played).items()} == dict.fromkeys(
         before, True
     )
@@ -125,7 +125,7 @@ async def test_other_rewards_are_said_and_stand_beside_the_old_ones(
     assert await asyncio.to_thread(cli.main, ["show", str(tmp_path / "new")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("env Lenient: ")
-    assert said[1] == f"scored again, as played in {played}"
+    assert said[1] == f"rescored from {played}"
     assert json.loads((tmp_path / "new/settings.json").read_text())["env"].endswith(":Words")
 
 
@@ -314,7 +314,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     with pytest.raises(ValueError, match=r"output_dir: .* exists already"):
         await rescore(played, Words, played)
     refused = {
-        ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",
+        ("--phase", "train"): "--phase: no rollout has the phase 'train'; the phases are: eval",
         ("--step", "9"): "run: it has no rollout of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",

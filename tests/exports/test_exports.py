@@ -223,7 +223,7 @@ async def test_lines_for_trainers_are_the_conversations_worth_imitating(
     lines = run(capsys, "export", tmp_path, "--to", "sft", "--min-reward", "1")
     assert lines == [
         f"2 rollouts, 5 conversations: {tmp_path}/export-sft.jsonl",
-        "left out: 1 conversations with a call that is no valid JSON",
+        "left out: 1 conversations with a call that isn't valid JSON",
         "left out: 2 rollouts with a reward below 1",
         "left out: 1 rollouts of other phases than train",
     ]
@@ -307,7 +307,7 @@ def test_a_trajectory_of_another_agent_is_a_rollout_whose_ids_only_count(
     lines = run(capsys, "import", tmp_path, "--output-dir", tmp_path / "run")
     assert lines == [
         f"1 rollouts, 1 of them without a reward: {tmp_path}/run",
-        "left out: 1 files that are no trajectories",
+        "left out: 1 files that aren't trajectories",
     ]
     (found,) = rollouts_of(tmp_path / "run")
     root, following = found.segments
@@ -353,10 +353,10 @@ def test_a_sub_agent_in_a_file_of_its_own_is_a_segment_of_the_rollout(tmp_path: 
         ({"schema_version": "2.0"}, "schema_version: String should match"),
         ({"steps": []}, "steps: List should have at least 1 item"),
         ({"steps": [{"source": "agent"}]}, "steps.0.message: Field required"),
-        ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part of the type 'audio'"),
+        ({"steps": [{"source": "user", "message": [{"type": "audio"}]}]}, "step 1: a part has the type 'audio'"),
         ({"extra": {"reward": "high"}}, "extra.reward: must be a number, got 'high'"),
         ({"continued_trajectory_ref": "no.json"}, "no.json: no JSON file can be read"),
-        ({"continued_trajectory_ref": "a.json"}, "a.json stands twice"),
+        ({"continued_trajectory_ref": "a.json"}, "a.json twice"),
     ],
 )
 def test_what_is_no_trajectory_is_refused_with_its_field(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
@@ -411,7 +411,7 @@ def test_an_image_of_another_agents_trajectory_is_read_from_its_folder_alone(tmp
         "images/none.png": "step 1: source.path: 'images/none.png' cannot be read",
         "https://example.com/a.png": "step 1: source.path: .* is not fetched; download it",
         "b.png": "step 1: source.path: 'b.png': data: starts with b'no pictu'",
-        None: "step 1: an image without source.path",
+        None: "step 1: an image has no source.path",
     }
     for path, told in refused.items():
         file.write_text(json.dumps(shown(path)))
@@ -427,7 +427,7 @@ async def test_a_link_in_the_place_of_an_export_is_refused(
     out = tmp_path / "run" / ("export-atif" if to == "atif" else f"export-{to}.jsonl")
     out.symlink_to(tmp_path / "elsewhere")
     assert cli.main(["export", str(tmp_path / "run"), "--to", to, "--phase", "all"]) == 1
-    assert capsys.readouterr().err == f"agentgym: output: {out} exists already; name another one\n"
+    assert capsys.readouterr().err == f"agentgym: output: {out} already exists; choose another one\n"
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -435,7 +435,7 @@ def test_an_import_follows_no_link_in_its_place(tmp_path: Path, capsys: pytest.C
     (tmp_path / "a.json").write_text(json.dumps(trajectory()))
     (tmp_path / "taken").symlink_to("nothing")
     assert cli.main(["import", str(tmp_path / "a.json"), "--output-dir", str(tmp_path / "taken")]) == 1
-    assert "taken exists already; name another folder" in capsys.readouterr().err
+    assert "taken already exists; choose another folder" in capsys.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
     run(capsys, "import", tmp_path / "a.json", "--output-dir", tmp_path / "new")
@@ -449,10 +449,10 @@ async def test_what_cannot_be_exported_is_said_in_one_line_and_leaves_nothing(
     refused = {
         ("export", tmp_path / "nothing", "--to", "sft"): "run: there is no folder",
         ("export", tmp_path, "--to", "sft", "--phase", "train"): "--phase: no rollout has the phase 'train'",
-        ("export", tmp_path, "--to", "sft", "--output", tmp_path): "output: .* exists already",
-        ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: nothing of .* 1 rollouts with a reward below 1",
-        ("export", tmp_path, "--to", "atif", "--step", "9"): "run: nothing of .* no rollout is as asked for",
-        ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: there is no trajectory of ATIF",
+        ("export", tmp_path, "--to", "sft", "--output", tmp_path): "output: .* already exists",
+        ("export", tmp_path, "--to", "sft", "--min-reward", "1"): "run: .* to export: 1 rollouts with a reward below 1",
+        ("export", tmp_path, "--to", "atif", "--step", "9"): "run: .* has nothing to export: no rollout matches",
+        ("import", tmp_path, "--output-dir", tmp_path / "new"): "paths: no file is an ATIF trajectory",
         ("import", tmp_path / "none.json", "--output-dir", tmp_path / "new"): "paths: there is no .*none.json",
     }
     for words, told in refused.items():

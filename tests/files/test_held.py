@@ -71,7 +71,7 @@ def test_a_folder_that_was_removed_and_taken_by_another_run_is_made_beside_it(pa
             change = held.follow()
             assert change is not None
             assert (change.path, change.lost) == (path.with_name("run-2"), True)
-            assert f"another one has taken its place: {change.path} was made beside it" in change.said
+            assert f"another folder is at its path: {change.path} was created next to it" in change.said
             assert locked_elsewhere(change.path)
 
 

@@ -19,7 +19,7 @@ def test_folders_that_are_asked_for_in_one_second_are_different_ones(tmp_path: P
 
 def test_a_folder_in_the_way_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    with pytest.raises(ValueError, match=r"^output_dir: .*/runs/hello/.* cannot be made \(a file is in its way\)"):
+    with pytest.raises(ValueError, match=r"^output_dir: .*/runs/hello/.* cannot be created \(a file is in its way\)"):
         new_folder(tmp_path / "runs/hello")
 
 

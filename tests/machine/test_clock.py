@@ -66,7 +66,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_limits_goes_on_with_the_
     assert (word, times) == ("heard", "1"), errors
     assert float(seconds) > LIMIT_S
     assert errors.count("the process stood still for ") == 1
-    assert "no time limit of this process counts that time, but limits inside a sandbox do" in errors
+    assert "time limits of this process don't count that time, but limits inside a sandbox do" in errors
 
 
 async def test_code_that_holds_the_interpreter_without_using_a_processor_spends_the_time_of_its_limits() -> None:

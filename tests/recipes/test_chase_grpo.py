@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_how_to_run_again(tmp_path
         error = running.stderr.read()
     assert running.returncode == 130
     assert f"--resume {out}" in error.splitlines()[-1]
-    assert error.splitlines()[-1].startswith("Stopped by Ctrl-C: 1 finished steps are kept in ")
+    assert error.splitlines()[-1].startswith("Stopped by Ctrl-C: 1 finished steps are saved in ")
     assert "Traceback" not in error
     assert (out / "adapter" / "adapter_model.safetensors").exists()
     assert not processes(str(tmp_path))

@@ -43,7 +43,7 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path)
     assert "a checkpoint could not be written (No space left on device)" in full.stderr
     assert "Traceback" not in full.stderr
     assert mounted(disk, "remount,size=40m").returncode == 0
-    done = start(*shlex.split(line.partition("to go on: ")[2]))
+    done = start(*shlex.split(line.partition("to resume: ")[2]))
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
     assert steps_kept(disk / "run")[-1:] == ["step-000002"]

@@ -205,7 +205,7 @@ def flags_to_go_on(stderr: str) -> list[str]:
     """The flags behind the program in the one line that says how to go on."""
     said = [line for line in stderr.splitlines() if line.startswith("Stopped by ")]
     assert len(said) == 1, stderr[-3000:]
-    words = shlex.split(said[0].partition("to go on: ")[2] or said[0].partition("to run it: ")[2])
+    words = shlex.split(said[0].partition("to resume: ")[2] or said[0].partition("to run it: ")[2])
     return words[words.index("tests.recipes.random_stop_script") + 1 :]
 
 

@@ -98,7 +98,7 @@ def test_an_engine_or_a_flag_that_is_not_there_is_refused(arguments: list[str]) 
 
 def test_a_setting_of_another_engine_is_told_which_one_has_it() -> None:
     with pytest.raises(
-        RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*; the engine sglang has it"
+        RefusedWords, match=r"^--engine\.servers: TransformersConfig has no .*, but the engine sglang does"
     ):
         settings(RECIPE, ["--engine.servers", "2"])
 
@@ -130,22 +130,22 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.lrr", "1"], "there is no option --train.lrr; did you mean --train.lr?"),
         (["--max-steps", "x"], "--max-steps: must be a valid integer, unable to parse string as an integer, got 'x'"),
         (["--sandbox", "shoe"], "--sandbox: must be 'auto', 'docker', 'bubblewrap' or 'unsafe', got 'shoe'"),
-        (["--max-steps"], "--max-steps: needs a value after it"),
-        (["--max-steps", "3", "4"], "--max-steps: '4' is one word too many"),
-        (["--train.dora", "0"], "'0' is one word too many"),
-        (["3"], "'3' is one word too many"),
-        (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: give pairs of a name and a value, each once"),
+        (["--max-steps"], "--max-steps: expected a value"),
+        (["--max-steps", "3", "4"], "--max-steps: unexpected argument '4'"),
+        (["--train.dora", "0"], "unexpected argument '0'"),
+        (["3"], "unexpected argument '3'"),
+        (["--chat-template-kwargs", "loud"], "--chat-template-kwargs: expected pairs of a name and a value, each once"),
         (
             ["--env", "chase", "3", "bisect"],
-            "--env: give pairs of an env and its weight, each once, got 'chase 3 bisect'",
+            "--env: expected pairs of an env and its weight, each once, got 'chase 3 bisect'",
         ),
-        (["--env", "chase", "1", "chase", "2"], "--env: give pairs of an env and its weight, each once"),
+        (["--env", "chase", "1", "chase", "2"], "--env: expected pairs of an env and its weight, each once"),
         (["--env", "chase", "x"], "--env: 'chase' must be a valid number, unable to parse string as a number, got 'x'"),
         (["--env", "chase", "-1"], "--env: 'chase' must be above 0, got -1.0"),
         (["--train", "ppo"], "there is no option --train; did you mean"),
         (["--models", "judge", "tiny"], "there is no option --models; did you mean"),
         (["--models.judge", "tiny"], "there is no option --models.judge; did you mean --models.judge.model?"),
-        (["--models.judge.engine.slots", "8"], "--models.judge.model: is missing; give the folder or the name"),
+        (["--models.judge.engine.slots", "8"], "--models.judge.model: missing; give the model's folder or name"),
         (["--models.judge.modle", "tiny"], "there is no option --models.judge.modle; did you mean"),
         (["--models.a/b.model", "tiny"], "there is no option --models.a/b.model"),
         (["--cluster.workers", "2"], "--cluster.workers: only a run on Ray has a cluster"),
@@ -158,7 +158,7 @@ def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
         run_here(*arguments)
     error = capsys.readouterr().err
     assert error.startswith(f"chase_grpo: {said}")
-    assert error.endswith("; --help lists all options\n")
+    assert error.endswith("; see --help for all options\n")
     assert error.count("\n") == 1
 
 
@@ -193,7 +193,7 @@ def test_advantages_by_turn_are_a_setting_of_the_run() -> None:
     [(ag.RunConfig, "the class RunConfig"), (dict, "the class dict"), ("chase", "'chase'")],
 )
 def test_what_is_no_recipe_is_told_what_one_is(made: Any, said: str) -> None:
-    with pytest.raises(SystemExit, match=rf"^ag\.main: give it a config, as in `.*`, not {said}$"):
+    with pytest.raises(SystemExit, match=rf"^ag\.main: expected a config, as in `.*`, got {said}$"):
         main(made)
 
 
@@ -235,8 +235,8 @@ def test_steps_that_a_resumed_run_was_begun_with_are_said_if_the_recipe_has_othe
 ) -> None:
     write_settings(tmp_path, replace(RECIPE, max_steps=2))
     assert settings(RECIPE, ["--resume", str(tmp_path)]).max_steps == 2
-    other = f"--max-steps {RECIPE.max_steps} takes those of the recipe"
-    told = f"chase_grpo: max_steps: the run goes on to the 2 it was begun with; {other}\n"
+    other = f"--max-steps {RECIPE.max_steps} uses the recipe's"
+    told = f"chase_grpo: max_steps: continuing to the 2 steps that the run was started with; {other}\n"
     assert capsys.readouterr().err == told
     settings(replace(RECIPE, max_steps=2), ["--resume", str(tmp_path)])
     assert capsys.readouterr().err == ""
@@ -298,9 +298,9 @@ def test_a_mixture_is_typed_as_the_help_shows_it() -> None:
     ("env", "env_args", "typed", "kept", "lost"),
     [
         ("search", {"rows": 5}, ["search", "1", "chase", "2"], {"search.rows": 5}, ""),
-        ("search", {"rows": 5}, ["chase"], {}, "chase_grpo: env_args: rows is left out: it is of search, which"),
+        ("search", {"rows": 5}, ["chase"], {}, "chase_grpo: env_args: rows is dropped: it belongs to search, which"),
         ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search"], {"rows": 5}, ""),
-        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["chase", "1", "bisect", "1"], {}, "rows is left out"),
+        ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["chase", "1", "bisect", "1"], {}, "rows is dropped"),
         ({"search": 1.0, "chase": 1.0}, {"search.rows": 5}, ["search", "3", "bisect", "1"], {"search.rows": 5}, ""),
     ],
 )
@@ -332,8 +332,8 @@ def test_a_run_without_a_name_has_its_envs() -> None:
         (["--env", "no_such_module:Env"], "env 'no_such_module:Env': "),
         (["--model", "no/such/folder"], "model: there is no folder"),
         (["--teacher", "no/such/teacher"], "teacher: there is no folder no/such/teacher"),
-        (["--output-dir", "README.md"], "README.md cannot be made (a file is in its way); name another folder"),
-        (["--output-dir", "README.md/run"], "README.md/run cannot be made (a file is in its way)"),
+        (["--output-dir", "README.md"], "README.md cannot be created (a file is in its way); choose another folder"),
+        (["--output-dir", "README.md/run"], "README.md/run cannot be created (a file is in its way)"),
         (["--output-dir", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
         (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
@@ -422,8 +422,8 @@ def test_help_names_the_engines_and_how_their_settings_are_listed(capsys: pytest
         settings(RECIPE, ["--help"], about="Follow pointers.")
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "Follow pointers." in said
-    assert "`--engine sglang` SGLang servers" in said
-    assert "Each has settings of its own: `--engine sglang --help` lists those of SGLang." in said
+    assert "`--engine sglang` uses SGLang servers" in said
+    assert "Each has its own settings: `--engine sglang --help` lists SGLang's." in said
     with pytest.raises(SystemExit, match="0"):
         settings(RECIPE, ["--engine", "sglang", "--help"])
     assert "--engine.urls" in capsys.readouterr().out

@@ -52,7 +52,7 @@ def stopped(moment: str, name: str, out: Path, *flags: str, steps: int = 0) -> s
     assert done.stdout == ""
     assert re.findall(r"^step (\d+), \d+/", done.stderr, re.MULTILINE) == [str(step) for step in range(steps)]
     came = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM"}[name]
-    assert done.stderr.count(f"\n{came} came: stopping; ") == (moment != "importing")
+    assert done.stderr.count(f"\n{came}: stopping after ") == (moment != "importing")
     return said[0]
 
 
@@ -95,7 +95,7 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
     assert steps_kept(out)[-1:] == [f"step-{kept:06}"] * bool(kept)
     assert (out / "adapter").exists() == bool(kept)
     assert all(stored(out)["train", step] == 8 for step in range(kept))
-    program, *words = shlex.split(said.partition("to go on: ")[2])
+    program, *words = shlex.split(said.partition("to resume: ")[2])
     assert words[:2] == ["-m", "tests.recipes.stopped_script"]
     words[1] = "recipes.chase_grpo"
     done = start(program, *words)
@@ -109,7 +109,7 @@ def test_a_stop_keeps_the_last_finished_step_and_the_line_that_is_said_goes_on(
 @pytest.mark.parametrize("name", CODES)
 def test_a_stop_while_modules_are_imported_says_that_nothing_was_begun(name: str, tmp_path: Path) -> None:
     said = stopped("importing", name, tmp_path / "run")
-    assert re.search(r"nothing was begun; to run it: .* --output-dir ", said)
+    assert re.search(r"nothing was started; to run it: .* --output-dir ", said)
     assert not (tmp_path / "run").exists()
 
 

@@ -362,9 +362,9 @@ async def test_the_last_words_of_a_sub_agent_that_a_tool_stopped_are_text() -> N
 
 
 async def test_an_agent_program_and_trl_are_given_text_alone() -> None:
-    with pytest.raises(EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent is told its prompt as text"):
+    with pytest.raises(EnvError, match=r"^AgentEnv: messages\[0\]\.content\[1\]: an agent gets its prompt as text"):
         await ag.AgentEnv(SEEN).play(None, SEEN.prompt)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, and TRL is given text alone"):
+    with pytest.raises(ValueError, match=r"^prompt: task 'seen' has an image, but TRL gets only text"):
         _prompt(Looks, SEEN)
 
 

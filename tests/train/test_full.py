@@ -142,7 +142,7 @@ def test_what_cannot_be_merged_says_what_to_do(
     tiny_model: Path, alone: tuple[Path, Result, Result, Any], tmp_path: Path, capsys: Any
 ) -> None:
     assert command(["merge", str(tiny_model), str(tmp_path / "out")]) == 1
-    assert "is a whole model, with nothing to merge; give it as `model`" in capsys.readouterr().err
+    assert "is a full model with nothing to merge; use it as `model`" in capsys.readouterr().err
     with Trainer(tiny_model, TrainConfig(device="cpu")) as trainer:
         trainer.checkpoint(tmp_path, 1)
         with pytest.raises(ValueError, match=r"^method: lora trains an adapter; use `adapter\(\)`"):

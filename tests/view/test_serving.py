@@ -138,7 +138,7 @@ def test_a_folder_without_runs_is_said_and_served(tmp_path: Path) -> None:
         assert json.loads(opened(f"{address}api/runs"))["runs"] == []
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-    assert said == f"agentgym: no run in {tmp_path} yet; the page shows those that begin there\n"
+    assert said == f"agentgym: no run in {tmp_path} yet; the page shows runs that start there\n"
 
 
 @pytest.mark.parametrize(

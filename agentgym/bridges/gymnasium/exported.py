@@ -19,10 +19,17 @@ from agentgym.types.task import Task
 
 
 def register_gymnasium(env: str | type[Env[Any]], id: str | None = None, **kwargs: Any) -> str:
-    """Make an env known to `gymnasium.make` and `make_vec` and give its id, "agentgym/<class>-v0" by default.
+    """Register an env for `gymnasium.make` and `make_vec`, and return its id.
 
-    `kwargs` go to `ExportedEnv`, as do those given to `make`. Registering the same again changes nothing;
-    ValueError where the id already means something else.
+    Registering the same env again changes nothing.
+
+    Args:
+        env: The env, as a class or a name.
+        id: The id; None means "agentgym/<class>-v0".
+        **kwargs: Arguments of `ExportedEnv`, to which those given to `make` are added.
+
+    Raises:
+        ValueError: If the id is already registered with other arguments.
     """
     id = id or f"agentgym/{find_env(env).__name__}-v0"
     given = {"env": env, **kwargs}
@@ -35,25 +42,35 @@ def register_gymnasium(env: str | type[Env[Any]], id: str | None = None, **kwarg
 
 
 class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
-    """An agentgym env as a synchronous `gymnasium.Env` over text; `close` gives everything back, also twice.
+    """An agentgym env as a synchronous `gymnasium.Env` over text; `close` releases everything and may be called twice.
 
-    An action is the assistant's turn in the Hermes format: plain text, or one or more
-    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. An observation holds the new messages as
-    "role: content"; a character outside `CHARSET` becomes "?", and past `max_length` characters the middle
-    is cut. Actions are taken as they are.
+    An action is the assistant's turn in the Hermes format: plain text, or one or more `<tool_call>{"name": ...,
+    "arguments": {...}}</tool_call>`. An observation holds the new messages as "role: content"; a character outside of
+    `CHARSET` becomes "?", and beyond `max_length` characters the middle is cut. Actions are used unchanged.
 
-    The env's limits on turns and seconds truncate; the score is then part of the last reward. Its limits on
-    tokens and its compaction have no meaning here: whoever acts keeps the context. The tools' schemas are in
+    The env's limits on turns and seconds truncate the episode; the score is then part of the last reward. Its limits
+    on tokens and its compaction don't apply here, because the caller manages the context. The tools' schemas are in
     `info["tools"]` of `reset`, and `info["task"]` is the task's id.
 
-    In `make_vec` an env with text in `vectorization_mode="async"` needs `vector_kwargs={"shared_memory": False}`:
-    Gymnasium reads text from its shared memory only once, before the first reset.
+    In `make_vec`, an env with text in `vectorization_mode="async"` needs `vector_kwargs={"shared_memory": False}`,
+    because Gymnasium reads text from its shared memory only once, before the first reset.
 
-    Of a mixture each episode is of the member that its task is of, under that member's limits.
+    With a mixture, each episode belongs to the member of its task, under that member's limits.
 
-    Everything of the env runs in one task of one private event loop, so several of these never share a sandbox.
-    `sandbox` replaces the one the env declares; `sandboxes` is an open pool that does not belong to another event
-    loop, such as FakeSandboxPool. Errors of the env and of its sandbox reach the caller unchanged.
+    The whole env runs in one task of a private event loop, so several instances never share a sandbox. Errors of the
+    env and its sandbox reach the caller unchanged.
+
+    Args:
+        env: The env, as a class or a name.
+        split: The split that the tasks are taken from.
+        tasks: The tasks to use instead of the split's; None uses the split.
+        spec: A sandbox that replaces the one the env declares; None uses the env's.
+        sandboxes: An open pool that doesn't belong to another event loop, such as FakeSandboxPool; None opens a new
+            one.
+        max_length: Maximum characters of an observation and of an action.
+
+    Raises:
+        ValueError: If there are no tasks, or the tasks are endless.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -77,7 +94,9 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
                 else "tasks: give at least one"
             )
         if isinstance(self.tasks, Endless):
-            raise ValueError(f"tasks: those of {self.cls.__name__} are endless; pass some, such as tasks=TASKS[:1000]")
+            raise ValueError(
+                f"tasks: {self.cls.__name__} has endless tasks; pass some of them, such as tasks=TASKS[:1000]"
+            )
         self.sandbox_spec = spec
         self.sandboxes = sandboxes
         self.max_length = max_length
@@ -87,7 +106,15 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         self._player: EpisodePlayer | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start on a task that the seed picks, or on number `options["task"]`; all options go on to the env."""
+        """Start an episode on the task at index `options["task"]`, or on one that the seed picks.
+
+        Args:
+            seed: The seed of the task choice and the env; None continues the random stream.
+            options: Options that are also passed to the env.
+
+        Returns:
+            The observation, and an info dict.
+        """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(len(self.tasks)))
         task = self.tasks[(options or {}).get("task", drawn)]
@@ -97,7 +124,14 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         return self._text(messages), info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take the assistant's turn; ResetNeeded before the first reset and after the end."""
+        """Take the assistant's turn.
+
+        Args:
+            action: The assistant's turn as text.
+
+        Raises:
+            ResetNeeded: If it is called before the first reset or after the episode has ended.
+        """
         worker, player = self._worker, self._player
         if worker is None or player is None or player.env is None:
             raise gymnasium.error.ResetNeeded(f"{self.cls.__name__}: call reset() before step()")
@@ -105,7 +139,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
         return self._text(messages), earned, terminated, truncated, info
 
     def close(self) -> None:
-        """Close the env, give back its sandbox, close the pool and end the thread."""
+        """Close the env, return its sandbox, close the pool and end the thread."""
         worker, player = self._worker, self._player
         self._worker = self._player = None
         if worker is None or player is None:
@@ -116,7 +150,7 @@ class ExportedEnv(gymnasium.Env):  # type: ignore[misc]
             worker.close()
 
     def _open(self) -> "tuple[LoopThread, EpisodePlayer]":
-        # Not in the constructor: a vector env makes one copy only to look at its spaces, and may fork after it.
+        # Not in the constructor: a vector env makes one copy only to inspect its spaces, and may fork after that.
         self._worker = self._worker or LoopThread()
         self._player = self._player or EpisodePlayer(self.cls, self.sandbox_spec, self.sandboxes)
         return self._worker, self._player

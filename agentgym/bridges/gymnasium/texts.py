@@ -1,4 +1,4 @@
-"""The characters and the length that a text of a space may have."""
+"""The characters and the length allowed in the texts of a space."""
 
 import re
 import string
@@ -12,5 +12,5 @@ _OUTSIDE = re.compile(f"[^{re.escape(CHARSET)}]")
 
 
 def fitted(text: str, max_length: int) -> str:
-    """Return the text with "?" for characters outside `CHARSET`, its middle cut past `max_length` characters."""
+    """Return the text with "?" for characters outside of `CHARSET` and its middle cut beyond `max_length`."""
     return cut_middle(_OUTSIDE.sub("?", text), max_length)

@@ -1,4 +1,4 @@
-"""A Gymnasium env as a tool env: one task, one tool, one reward."""
+"""A Gymnasium env as a tool env with one task type, one tool and one reward."""
 
 import asyncio
 import re
@@ -20,7 +20,7 @@ from agentgym.types.task import Task
 class GymnasiumTask(Task):
     """One start of a Gymnasium env: `gymnasium.make(env_id, **kwargs)`, reset with `seed`.
 
-    Without one it is reset with the seed of the rollout: each attempt of an evaluation has its own start and luck.
+    If `seed` is None, the rollout's seed is used, so each attempt of an evaluation has a different start.
     """
 
     env_id: str
@@ -31,10 +31,10 @@ class GymnasiumTask(Task):
 class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     """A Gymnasium env with discrete actions as one tool; the reward is the sum of its rewards.
 
-    The first observation and the choice of actions are put behind the task's prompt. It ends when the
-    Gymnasium env does: `done` where that terminated, `truncated` where it was truncated. A subclass names
-    the actions in `action_names`, in the order of their numbers, and may say in `describe` how an
-    observation reads. The Gymnasium env is stepped in threads, never two at once.
+    The first observation and the list of actions are appended to the task's prompt. The rollout ends when the
+    Gymnasium env does, as `done` if it terminated and `truncated` if it was truncated. A subclass may name the
+    actions in `action_names`, in the order of their numbers, and override `describe` to change how observations read.
+    The Gymnasium env is stepped in threads, never in two at once.
     """
 
     limits = Limits(turns=100)
@@ -51,7 +51,7 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     ) -> tuple[list[Message], dict[str, Any]]:
         messages, info = await super().reset(seed=seed, options=options)
         first = await asyncio.to_thread(self._start, seed if self.task.seed is None else self.task.seed)
-        # Behind the last message, not in one of its own: many templates refuse two user messages in a row.
+        # Appended to the last message, because many templates reject two user messages in a row.
         messages[-1] = messages[-1] | {"content": joined([messages[-1]["content"], first], "\n\n")}
         return messages, info
 
@@ -65,9 +65,9 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
             return f"Actions: {', '.join(self._choices())}\n\n{self.describe(observation)}"
 
     def describe(self, observation: Any) -> str:
-        """An observation as the model reads it: what an "ansi" rendering shows, else `str`.
+        """Return an observation as the model reads it: the "ansi" rendering if there is one, otherwise its `str`.
 
-        Colored text, by which such renderings mark a place, stands in [brackets].
+        Colored text, which such renderings use to highlight a position, becomes [bracketed].
         """
         if self.gym.render_mode == "ansi":
             return re.sub(r"(?:\x1b\[[0-9;]+m)+(.*?)\x1b\[0m", r"[\1]", self.gym.render(), flags=re.DOTALL)
@@ -87,9 +87,11 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
     def _choices(self) -> list[str]:
         space = self.gym.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise ValueError(f"{self.task.env_id}: only Discrete actions can be a tool's, these are {space}")
+            raise ValueError(f"{self.task.env_id}: expected a Discrete action space, got {space}")
         if len(self.action_names) not in (0, space.n):
-            raise ValueError(f"action_names: {len(self.action_names)} for the {space.n} actions of {self.task.env_id}")
+            raise ValueError(
+                f"action_names: got {len(self.action_names)} names for the {space.n} actions of {self.task.env_id}"
+            )
         return list(self.action_names or map(str, range(space.start, space.start + space.n)))
 
     def _number(self, action: int | str) -> int:
@@ -102,14 +104,14 @@ class GymnasiumToolEnv(ToolEnv[GymnasiumTask]):
 
     @reward
     def gym_return(self) -> float:
-        """The sum of the rewards that the Gymnasium env gave."""
+        """Return the sum of the Gymnasium env's rewards."""
         return self.total
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:
-        # A step that never returns holds the lock: leave that env behind rather than hang with it.
+        # A step that never returns holds the lock: abandon that env rather than hang with it.
         if self._lock.acquire(timeout=10.0):
             try:
                 if self.gym is not None:

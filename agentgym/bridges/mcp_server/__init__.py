@@ -1,4 +1,4 @@
-"""An env's tools as an MCP server: `open_episode` makes it, `serve_stdio` and `serve_http` run it."""
+"""An env's tools as an MCP server: `open_episode` creates it, `serve_stdio` and `serve_http` run it."""
 
 from agentgym.errors.extras import needs_extra
 

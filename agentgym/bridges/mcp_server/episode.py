@@ -24,21 +24,22 @@ from agentgym.types.messages import Function, Message, ToolCall, image_of, is_im
 from agentgym.types.task import Task
 
 OUTCOME = "agentgym://outcome"
-"""The resource that holds what the episode is worth: JSON, `null` until its end."""
+"""The resource with the episode's result as JSON, which is `null` until the episode ends."""
 TASK = "agentgym://task"
-"""The resource that holds the messages that the episode begins with, as JSON."""
-_OUTCOME = "The reward, the rewards by name, the stop reason and the metrics of the episode; null until it has ended."
-_RESOURCES = {TASK: "The messages that the episode begins with.", OUTCOME: _OUTCOME}
+"""The resource with the episode's first messages as JSON."""
+_OUTCOME = "The episode's reward, rewards by name, stop reason and metrics; null until the episode has ended."
+_RESOURCES = {TASK: "The episode's first messages.", OUTCOME: _OUTCOME}
 
 
 class EpisodeServer:
     """One episode of an env, and the MCP server of its tools: `server`, which the package `mcp` runs.
 
-    Beside the env's tools there is one for text, `answer`: it says to the env what a model would write without a tool
-    call, which ends most episodes. Its instructions are the messages that the episode begins with; these are also the
-    resource `agentgym://task`. When the episode has ended, `agentgym://outcome` holds the reward, and every call is an
-    error. The env's limits on turns and seconds hold. Its fallback models answer for model roles; without one, and
-    where it asks a sub-agent, the episode fails and says so.
+    In addition to the env's tools, there is a tool for text, `answer`: it passes to the env the text that a model
+    would write without a tool call, which ends most episodes. The server's instructions are the episode's first
+    messages, which are also the resource `agentgym://task`. When the episode has ended, `agentgym://outcome` holds
+    the reward, and every further call returns an error. The env's limits on turns and seconds apply. The env's
+    fallback models serve its model roles; if one is missing, or if the env requests a sub-agent, the episode fails
+    with a message that says so.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class EpisodeServer:
         self.messages = messages
         self._earned = 0.0
         self.outcome: dict[str, Any] | None = None
-        """What the episode was worth; None until its end."""
+        """The episode's result, or None until its end."""
         if answer in (names := [tool["function"]["name"] for tool in tools]):
-            raise ValueError(f"answer: {answer!r} is a tool of the env; give another name")
+            raise ValueError(f"answer: {answer!r} is a tool of the env; choose another name")
         self._names = {*names, answer}
         functions = [*(tool["function"] for tool in tools), _answer_tool(answer)]
         self._tools = [
@@ -78,20 +79,24 @@ class EpisodeServer:
 
     async def _read_resource(self, context: Any, asked: Any) -> Any:
         if asked.uri not in _RESOURCES:
-            raise MCPError(types.INVALID_PARAMS, f"no resource {asked.uri!r}; there are {', '.join(_RESOURCES)}")
+            raise MCPError(
+                types.INVALID_PARAMS, f"no resource {asked.uri!r}; the resources are {', '.join(_RESOURCES)}"
+            )
         text = json.dumps(self.outcome if asked.uri == OUTCOME else self.messages, ensure_ascii=False)
         held = types.TextResourceContents(uri=asked.uri, mime_type="application/json", text=text)
         return types.ReadResourceResult(contents=[held])
 
     async def _call_tool(self, context: Any, asked: Any) -> Any:
         if asked.name not in self._names:
-            raise MCPError(types.INVALID_PARAMS, f"no tool {asked.name!r}; there are {', '.join(sorted(self._names))}")
+            raise MCPError(
+                types.INVALID_PARAMS, f"no tool {asked.name!r}; the tools are {', '.join(sorted(self._names))}"
+            )
         said, wrong = await self._thread.wait_for(lambda: self._step(asked.name, asked.arguments or {}))
         blocks = [_block(part) for content in said for part in parts_of(content) or [{"type": "text", "text": ""}]]
         return types.CallToolResult(content=blocks, is_error=wrong)
 
     async def _step(self, name: str, arguments: dict[str, Any]) -> tuple[list[Any], bool]:
-        """Take one turn, and return the contents that the env answers and whether the call went wrong."""
+        """Take one turn, and return the contents of the env's response and whether the call failed."""
         env = self._player.env
         if why_not := self._why_not(name, arguments):
             return [why_not], True
@@ -112,7 +117,7 @@ class EpisodeServer:
         return [c.removeprefix("error: ") if wrong and isinstance(c, str) else c for c in said], wrong
 
     def _why_not(self, name: str, arguments: dict[str, Any]) -> str:
-        """What is wrong with a call that is no turn: arguments that no model could have written; "" for a sound one."""
+        """Return why a call can't be a turn (a model couldn't have written its arguments), or "" if it can."""
         if not is_sound(arguments):
             return f"arguments: {UNSOUND}"
         if name == self._answer and not isinstance(arguments.get("text", ""), str):
@@ -127,7 +132,7 @@ class EpisodeServer:
 
 
 def _block(part: Any) -> Any:
-    """A part as a block of a result."""
+    """Return a part as a block of a result."""
     if not is_image(part):
         return types.TextContent(type="text", text=part["text"])
     image = image_of(part)
@@ -136,11 +141,9 @@ def _block(part: Any) -> Any:
 
 
 def _answer_tool(name: str) -> dict[str, Any]:
-    said = {"type": "string", "description": "What you say."}
+    said = {"type": "string", "description": "The text to send."}
     parameters = {"type": "object", "properties": {"text": said}, "required": ["text"]}
-    description = (
-        "Say something to whoever gave you the task, such as your answer. It ends the task where that ends it."
-    )
+    description = "Send text to whoever gave you the task, such as your answer. It may end the task."
     return {"name": name, "description": description, "parameters": parameters}
 
 
@@ -154,11 +157,22 @@ async def open_episode(
     sandboxes: SandboxPool | None = None,
     answer: str = "answer",
 ) -> AsyncIterator[EpisodeServer]:
-    """Open an episode of the task as an MCP server; its env is closed and its sandbox given back behind the block.
+    """Open an episode of the task as an MCP server; when the block ends, its env is closed and its sandbox returned.
 
-    `answer` is the name of the tool for text. `sandbox` replaces the one that the env declares.
+    Args:
+        env: The env, as a class or a name.
+        task: The task, or its fields.
+        seed: The env's seed.
+        spec: A sandbox that replaces the one the env declares; None uses the env's.
+        sandboxes: An open pool of sandboxes; None opens a new one.
+        answer: Name of the tool for text.
 
-    :raises ValueError: for an env that is played by a program of its own, or where `answer` is the name of a tool.
+    Yields:
+        The server of the episode.
+
+    Raises:
+        ValueError: If the env is an ag.AgentEnv, which runs its own agent program, or a tool is already named
+            `answer`.
     """
     cls = find_env(env)
     made: Task = as_task(cls, task)

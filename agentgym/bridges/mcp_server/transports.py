@@ -1,4 +1,4 @@
-"""What carries an MCP server: standard input and output, or Streamable HTTP."""
+"""Transports of an MCP server: standard input and output, or Streamable HTTP."""
 
 import asyncio
 import secrets
@@ -14,33 +14,37 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentgym.bridges.mcp_server.episode import EpisodeServer
 
 PATH = "/mcp"
-"""The path of the address that speaks Streamable HTTP."""
+"""URL path that serves Streamable HTTP."""
 GOODBYE_S = 2
-"""Seconds in which open requests may end when the server does."""
+"""Seconds that open requests have to finish when the server ends."""
 
 
 async def serve_stdio(episode: EpisodeServer) -> None:
-    """Serve over this process's standard input and output, until the client hangs up."""
+    """Serve over this process's standard input and output until the client hangs up.
+
+    Args:
+        episode: The episode to serve.
+    """
     server = episode.server
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
 async def serve_http(episode: EpisodeServer, listener: socket.socket, *, token: str | None) -> None:
-    """Serve at a listening socket under the path /mcp, until it is cancelled; all clients share the episode.
+    """Serve on a listening socket under the path /mcp until cancelled; all clients share the episode.
 
     Args:
-        episode: What is served.
+        episode: The episode to serve.
         listener: The socket.
-        token: A secret that each request must bring, as `?token=` of its address or as a bearer token in its header
-            Authorization; others get 403. None answers everybody who can reach the socket: on an address of this
-            machine alone that is every user of it.
+        token: A secret that each request must include, as `?token=` in its URL or as a bearer token in its
+            Authorization header; other requests get 403. None accepts everybody who can reach the socket, which on a
+            loopback address is every user of this machine.
 
     Raises:
-        ValueError: If the token is an empty text.
+        ValueError: If the token is empty.
     """
     if token == "":
-        raise ValueError("token: must not be empty; None answers everybody")
+        raise ValueError("token: must not be empty; None accepts everybody")
     app = episode.server.streamable_http_app(streamable_http_path=PATH, host=listener.getsockname()[0])
     if token is not None:
         app = _Guard(app, token)
@@ -55,7 +59,7 @@ async def serve_http(episode: EpisodeServer, listener: socket.socket, *, token: 
 
 
 class _Guard:
-    """Refuse the requests that do not bring the token, before anything reads them."""
+    """Refuses requests without the token before anything reads them."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
@@ -64,7 +68,7 @@ class _Guard:
         if scope["type"] == "lifespan" or self._brings_token(Request(scope)):
             await self._app(scope, receive, send)
             return
-        said = "The token is missing or of another server; use the whole address that this one printed.\n"
+        said = "The token is missing or wrong; use the whole address that this server printed.\n"
         await PlainTextResponse(said, 403)(scope, receive, send)
 
     def _brings_token(self, request: Request) -> bool:

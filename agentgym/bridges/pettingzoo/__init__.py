@@ -1,4 +1,4 @@
-"""PettingZoo, both ways: `PettingZooGame` is an AEC env as an `ag.Game`, `ExportedGame` an `ag.Game` as an AEC env."""
+"""PettingZoo in both directions: `PettingZooGame` is an AEC env as an `ag.Game`, `ExportedGame` the reverse."""
 
 from agentgym.errors.extras import needs_extra
 

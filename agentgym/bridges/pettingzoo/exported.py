@@ -1,4 +1,4 @@
-"""A game of turns as a PettingZoo AEC env."""
+"""A turn-based game as a PettingZoo AEC env."""
 
 import random
 from inspect import getattr_static
@@ -14,21 +14,27 @@ from agentgym.environments.registry import find_env
 
 
 class _Text(str):
-    """A text with a `dtype`: PettingZoo's api_test reads one of each observation."""
+    """A text with a `dtype`, which PettingZoo's api_test reads from each observation."""
 
     __slots__ = ()
     dtype = np.dtype(str)
 
 
 class ExportedGame(AECEnv):  # type: ignore[misc]
-    """An `ag.Game` as an AEC env, whose agents `player_0`, `player_1` and so on have all its seats.
+    """An `ag.Game` as an AEC env, whose agents `player_0`, `player_1` and so on are the game's seats.
 
-    An observation is text: a character outside of `CHARSET` is "?", and past `max_length` characters the middle is cut.
-    An action is the number of one of the game's `actions`, or text where it has none. After an illegal move the player
-    moves again, and `infos` says why in "illegal_move"; one more than the game's `illegal_moves` ends it: the player
-    earns `forfeit`, and the others nothing. Else the rewards come at the end, from `returns`.
+    An observation is text: a character outside of `CHARSET` becomes "?", and beyond `max_length` characters the
+    middle is cut. An action is the index of one of the game's `actions`, or text if the game has none. After an
+    illegal move the player moves again, and `infos` gives the reason in "illegal_move"; one more than the game's
+    `illegal_moves` ends the game: the player gets `forfeit`, and the others nothing. Otherwise the rewards come at
+    the end, from `returns`.
 
-    :raises ValueError: for a game that needs more than its five functions, such as a sandbox.
+    Args:
+        game: The game, as a class or a name.
+        max_length: Maximum characters of an observation, and of a text action.
+
+    Raises:
+        ValueError: If the game needs more than its five functions, such as a sandbox.
     """
 
     def __init__(self, game: str | type[Game], *, max_length: int = 16_384) -> None:
@@ -48,15 +54,20 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
         self._seeds = random.Random()
 
     def observation_space(self, agent: str) -> Any:
-        """The space of texts, the same for each agent."""
+        """Return the space of texts, which is the same for each agent."""
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> Any:
-        """The moves that `actions` numbers, or texts."""
+        """Return the space of indexes into `actions`, or of texts if the game has no `actions`."""
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        """Start the game that the seed makes; without one, another game each time."""
+        """Start the game given by the seed.
+
+        Args:
+            seed: The seed; None starts a different game each time.
+            options: Ignored.
+        """
         seed = self._seeds.randrange(HELD_OUT) if seed is None else seed
         self.game = self.cls(GameTask(id=seed, prompt=self.cls.rules, seed=seed))
         self.game.start(seed)
@@ -70,11 +81,11 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
         self._select()
 
     def observe(self, agent: str) -> str:
-        """Return what the agent sees of the game."""
+        """Return the agent's view of the game."""
         return _Text(fitted(self.game.observe(self.possible_agents.index(agent)), self.max_length))
 
     def step(self, action: Any) -> None:
-        """Make the move of the agent whose turn it is; None for one whose game has ended."""
+        """Make the move of the agent whose turn it is; the action is None if the agent's game has ended."""
         agent = self.agent_selection
         if self.terminations[agent]:
             self._was_dead_step(action)
@@ -93,7 +104,7 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
         return self.cls.actions[int(action)] if self.cls.actions else str(action)
 
     def _select(self) -> None:
-        """Give the turn to whose it is, or end the game."""
+        """Give the turn to the next player, or end the game."""
         player = self.game.to_move()
         if player is not None:
             self.agent_selection = self.possible_agents[player]
@@ -113,7 +124,7 @@ class ExportedGame(AECEnv):  # type: ignore[misc]
 
 def _check(cls: type[Game]) -> None:
     if not issubclass(cls, Game):
-        raise ValueError(f"game: {cls.__name__} is no ag.Game")
+        raise ValueError(f"game: {cls.__name__} is not an ag.Game")
     for name in ("sandbox_spec", "sandbox_for", "open_resources", "setup", "close"):
         if getattr_static(cls, name) is not getattr_static(Game, name):
-            raise ValueError(f"{cls.__name__}.{name}: an exported game has its five functions alone; leave it out")
+            raise ValueError(f"{cls.__name__}.{name}: an exported game can have only its five functions; remove it")

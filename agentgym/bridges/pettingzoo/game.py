@@ -1,4 +1,4 @@
-"""A PettingZoo AEC env as a game of turns."""
+"""A PettingZoo AEC env as a turn-based game."""
 
 import random
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from agentgym.environments.game import Game, IllegalMove
 
 
 class PettingZooGame(Game):
-    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` the others, at random if not overridden.
+    """A PettingZoo AEC env as a game: the model has one seat, and `opponent` moves for the others.
 
-    A subclass returns the env in `make`, and says in `players` how many agents it has. `actions` may name the moves of
-    a Discrete space in the order of their numbers; without names the numbers are the moves. An action mask makes the
-    other moves illegal. A Text space takes what the model writes. A seat is worth the sum of its rewards.
+    By default, the opponent moves at random. A subclass returns the env in `make`, and sets `players` to the number of
+    agents. `actions` may name the moves of a Discrete space in the order of their numbers; without names, the moves are
+    the numbers. An action mask makes the other moves illegal. With a Text space, the model's text is the action. A
+    seat's result is the sum of its rewards.
     """
 
     def make(self) -> Any:
@@ -22,7 +23,14 @@ class PettingZooGame(Game):
         raise NotImplementedError(f"{type(self).__name__}.make()")
 
     def describe(self, observation: Any, agent: str) -> str:
-        """Return an observation as the model reads it: with `render_mode="ansi"` what the env renders, else `str`."""
+        """Return an observation as the model reads it.
+
+        This is the env's rendering if its render mode is "ansi", otherwise the observation's `str`.
+
+        Args:
+            observation: The observation, without its action mask.
+            agent: The agent's name.
+        """
         return str(self.aec.render() if getattr(self.aec, "render_mode", None) == "ansi" else observation)
 
     def start(self, seed: int) -> None:
@@ -57,20 +65,27 @@ class PettingZooGame(Game):
     def opponent(self, observation: str, rng: random.Random) -> Any:
         player = self.agents.index(self.aec.agent_selection)
         if not (moves := self.moves(player)):
-            raise NotImplementedError(f"{type(self).__name__}.opponent: moves that are no Discrete numbers need one")
+            raise NotImplementedError(f"{type(self).__name__}.opponent: override it, because its moves aren't Discrete")
         return rng.choice(list(moves))
 
     def moves(self, player: int) -> dict[str, int]:
-        """Return the legal moves by name of the player whose turn it is; none for another, and of texts."""
+        """Return the legal moves by name of the player whose turn it is; empty for other players and for texts.
+
+        Args:
+            player: Index of the player.
+
+        Raises:
+            ValueError: If the action space is neither Discrete nor Text, or `actions` has the wrong length.
+        """
         agent = self.agents[player]
         space = self.aec.action_space(agent)
         if self.to_move() != player or isinstance(space, spaces.Text):
             return {}
         if not isinstance(space, spaces.Discrete):
-            raise ValueError(f"{self.aec}: only Discrete and Text actions can be a game's, these are {space}")
+            raise ValueError(f"{self.aec}: expected a Discrete or Text action space, got {space}")
         names = self.actions or tuple(str(space.start + place) for place in range(space.n))
         if len(names) != space.n:
-            raise ValueError(f"actions: {len(names)} for the {space.n} of {self.aec}")
+            raise ValueError(f"actions: got {len(names)} names for the {space.n} actions of {self.aec}")
         mask = self._mask(agent)
         return {name: int(space.start) + place for place, name in enumerate(names) if mask is None or mask[place]}
 
@@ -90,7 +105,7 @@ class PettingZooGame(Game):
         if not moves and action in space:
             return action
         if action not in moves:
-            raise IllegalMove(f"{action!r:.80} is none of {', '.join(moves) or space}")
+            raise IllegalMove(f"{action!r:.80} is not one of: {', '.join(moves) or space}")
         return moves[action]
 
     def _is_dead(self, agent: str) -> bool:
@@ -100,7 +115,7 @@ class PettingZooGame(Game):
         return all(self._is_dead(agent) for agent in self.aec.agents)
 
     def _pass_the_dead(self) -> None:
-        """Step for those who are out of a game that goes on, as PettingZoo asks for."""
+        """Step for agents who are out of a game that continues, as PettingZoo requires."""
         while not self._is_over() and self._is_dead(agent := self.aec.agent_selection):
             self._last_seen[agent] = self._described(agent)
             self.aec.step(None)

@@ -1,4 +1,4 @@
-"""The environments that TRL's GRPOTrainer makes of an env class, their rewards and their data set."""
+"""Environments for TRL's GRPOTrainer made from an env class, with their reward function and data set."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +22,14 @@ from agentgym.types.task import Task
 
 
 class TRLEnvironment:
-    """One place for episodes of an env, as TRL's `environment_factory` makes it: its public methods are the tools.
+    """A slot for an env's episodes, as TRL's `environment_factory` creates it; its public methods are the tools.
 
-    TRL calls `reset` with a row of the data set before each rollout, and then the tools. What raises in the env is an
-    error that the model reads, and the rollout has no reward.
+    TRL calls `reset` with a row of the data set before each rollout, and then the tools. If the env raises, the model
+    reads the error, and the rollout has no reward.
     """
 
     env: ClassVar[Any]
-    """The class whose episodes are played."""
+    """The env class whose episodes are run."""
 
     def __init__(self, spec: SandboxSpec | None, sandboxes: SandboxPool | None, seed: int) -> None:
         self._thread, self._player = LoopThread(), EpisodePlayer(self.env, spec, sandboxes)
@@ -38,20 +38,33 @@ class TRLEnvironment:
         self._over = False
 
     def reset(self, task: str, prompt: Sequence[Message], **columns: Any) -> str | None:
-        """Start the episode of a row, and return what its first messages say beyond the row's prompt."""
+        """Start the episode of a row.
+
+        Args:
+            task: The task as JSON.
+            prompt: The row's prompt.
+            **columns: Other columns, which are ignored.
+
+        Returns:
+            The text that the env's first messages add to the row's prompt, or None.
+
+        Raises:
+            ValueError: If the env has tools that its class doesn't, or its first messages don't start with the row's
+                prompt.
+        """
         made: Task = task_type(self.env).model_validate_json(task, by_alias=True, by_name=True)
-        self._earned, self._over = None, True  # Where the reset fails, there is no episode to go on in.
-        # TRL names no groups, but the rollouts of a row in one step come after equally many episodes.
+        self._earned, self._over = None, True  # If the reset fails, there is no episode to continue.
+        # TRL doesn't identify groups, but a row's rollouts in one step come after equally many episodes.
         seed = seed_for("episode", self._seed, made.id, self._episodes, bits=31)
         self._episodes += 1
         messages, info = self._thread.run(lambda: self._player.reset(made, seed=seed, options=None))
         self._earned, self._over = 0.0, False
         if len(info["tools"]) != len(class_tools(self.env)):
-            raise ValueError(f"{self.env.__name__}: TRL takes the tools of a class, and not those of an instance")
+            raise ValueError(f"{self.env.__name__}: TRL uses the tools of a class, not those of an instance")
         return _beyond(messages, prompt, self.env.__name__)
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Make a call of a tool, as a turn of its own."""
+        """Call a tool, as a separate turn."""
         if self._over:
             return "error: the task has ended"
         called = ToolCall(type="function", function=Function(name=name, arguments=arguments))
@@ -59,7 +72,7 @@ class TRLEnvironment:
         return "\n".join(_text(message, f"{self.env.__name__}: tool {name!r}") for message in messages)
 
     def _finish(self, completion: Sequence[Any]) -> float | None:
-        """End the episode with the last message of a completion, and return its reward; None where it failed."""
+        """End the episode with a completion's last message, and return its reward, or None if it failed."""
         last = completion[-1]
         if not self._over and last["role"] == "assistant" and not last.get("tool_calls"):
             self._step(lambda: self._player.step(Message(role="assistant", content=str(last["content"] or ""))))
@@ -88,20 +101,28 @@ class TRLEnvironment:
 def environment_factory(
     env: str | type[Env[Any]], *, spec: SandboxSpec | None = None, sandboxes: SandboxPool | None = None, seed: int = 0
 ) -> Iterator[Callable[[], TRLEnvironment]]:
-    """Make what GRPOTrainer takes as `environment_factory`; the envs of all its rollouts are closed behind the block.
+    """Create the `environment_factory` of GRPOTrainer; the envs of all its rollouts are closed when the block ends.
 
-    The seeds that the envs get are derived from `seed`: the rollouts of one row in one step share theirs.
+    Args:
+        env: The env, as a class or a name.
+        spec: A sandbox that replaces the one the env declares; None uses the env's.
+        sandboxes: An open pool of sandboxes; None opens a new one for each environment.
+        seed: The seed from which the envs' seeds are derived; the rollouts of one row in one step share theirs.
 
-    :raises ValueError: for a mixture, an ag.AgentEnv, and a tool whose name TRL uses itself.
+    Yields:
+        A function that creates an environment.
+
+    Raises:
+        ValueError: If the env is a mixture or an ag.AgentEnv, or a tool has a name that TRL uses itself.
     """
     cls: Any = find_env(env)
     if issubclass(cls, Mixture | AgentEnv):
         raise ValueError(
-            f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one an env"
+            f"env: {cls.__name__} is a mixture or an ag.AgentEnv; give TRL a dict of factories, one per env"
         )
     tools = {name: tool.schema["function"] for name, tool in class_tools(cls).items() if tool.root}
     if taken := [name for name in tools if name in ("reset", "get_reward") or name.startswith("_")]:
-        raise ValueError(f"env: TRL does not take {taken[0]!r} of {cls.__name__} as a tool; give it another name")
+        raise ValueError(f"env: TRL does not accept {taken[0]!r} of {cls.__name__} as a tool; rename it")
     methods = {name: tool_method(name, schema) for name, schema in tools.items()}
     made: Any = type(cls.__name__, (TRLEnvironment,), {"env": cls, **methods})
     with ExitStack() as stack:
@@ -115,13 +136,28 @@ def environment_factory(
 
 
 def reward(completions: Sequence[Any], environments: Sequence[TRLEnvironment], **columns: Any) -> list[float | None]:
-    """Return the reward of each rollout: what GRPOTrainer takes in `reward_funcs`; None for one whose env failed."""
+    """Return the reward of each rollout, or None if its env failed; pass this function to GRPOTrainer's `reward_funcs`.
+
+    Args:
+        completions: The completions of the rollouts.
+        environments: The environment of each rollout.
+        **columns: Other columns, which are ignored.
+    """
     pairs = zip(completions, environments, strict=True)
     return [environment._finish(completion) for completion, environment in pairs]
 
 
 def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = None) -> Any:
-    """Return the first `n` tasks of a split as a `datasets.Dataset` with the columns `prompt` and `task`."""
+    """Return the first tasks of a split as a `datasets.Dataset` with the columns `prompt` and `task`.
+
+    Args:
+        env: The env, as a class or a name.
+        split: The split.
+        n: The number of tasks; None means all.
+
+    Raises:
+        ValueError: If a prompt holds a tool call or an image.
+    """
     with needs_extra():
         import datasets
 
@@ -135,22 +171,30 @@ def dataset(env: str | type[Env[Any]], split: Split = "train", n: int | None = N
 def _prompt(cls: type[Env[Any]], task: Task) -> list[dict[str, str]]:
     system = [{"role": "system", "content": cls.system}] if cls.system and task.prompt[0]["role"] != "system" else []
     if any("tool_calls" in message for message in task.prompt):
-        raise ValueError(f"prompt: task {task.id!r} holds tool calls, which TRL's prompts cannot")
+        raise ValueError(f"prompt: task {task.id!r} contains tool calls, which TRL's prompts can't")
     where = f"prompt: task {task.id!r}"
     return [*system, *({"role": message["role"], "content": _text(message, where)} for message in task.prompt)]
 
 
 def _text(message: Message, where: str) -> str:
-    """The text of a message; ValueError for one with an image, which nothing is trained on here."""
+    """Return a message's text.
+
+    Raises:
+        ValueError: If the message holds an image, which can't be trained on here.
+    """
     content = message["content"]
     if not isinstance(content, str):
-        raise ValueError(f"{where} has an image, and TRL is given text alone; evaluate the env with ag.Endpoint")
+        raise ValueError(f"{where} has an image, but TRL gets only text; evaluate the env with ag.Endpoint")
     return content
 
 
 def _beyond(messages: Sequence[Message], prompt: Sequence[Message], name: str) -> str | None:
-    """What the env's first messages say behind the row's prompt: TRL puts it there."""
+    """Return the text that the env's first messages add to the row's prompt, where TRL appends it, or None.
+
+    Raises:
+        ValueError: If the first messages don't start with the row's.
+    """
     said, given = ([(message["role"], message["content"]) for message in some] for some in (messages, prompt))
     if said[:-1] != given[:-1] or said[-1][0] != given[-1][0] or not said[-1][1].startswith(given[-1][1]):
-        raise ValueError(f"{name}.reset: its first messages must begin with those of the row, for TRL has shown them")
+        raise ValueError(f"{name}.reset: its first messages must start with the row's, which TRL has already used")
     return said[-1][1].removeprefix(given[-1][1]) or None

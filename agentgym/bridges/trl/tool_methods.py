@@ -1,4 +1,4 @@
-"""Methods from the schemas of tools: TRL reads a tool's schema from a signature and a docstring in Google's style."""
+"""Methods made from tool schemas, since TRL reads a tool's schema from a signature and a Google-style docstring."""
 
 import inspect
 from collections.abc import Callable
@@ -12,11 +12,11 @@ _TYPES: dict[str, Any] = {
     "array": list,
     "object": dict,
 }
-"""The types that TRL makes the same schemas of again."""
+"""The types from which TRL makes the same schemas again."""
 
 
 def tool_method(name: str, schema: dict[str, Any]) -> Callable[..., str]:
-    """Return a method that calls `self._call(name, arguments)`; its signature and docstring tell TRL the schema."""
+    """Return a method that calls `self._call(name, arguments)`; its signature and docstring give TRL the schema."""
 
     def called(self: Any, **arguments: Any) -> str:
         answer: str = self._call(name, arguments)

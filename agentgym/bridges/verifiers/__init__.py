@@ -1,4 +1,4 @@
-"""Environments of the package verifiers as envs, played by their own loop, which asks the policy in this process."""
+"""Environments of the `verifiers` package as envs, run by their own loop, which queries the policy in this process."""
 
 from agentgym.bridges.verifiers.env import VerifiersEnv, VerifiersTask
 

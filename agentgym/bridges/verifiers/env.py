@@ -1,4 +1,4 @@
-"""The env that plays an environment of verifiers, and its tasks."""
+"""The env that runs a verifiers environment, and its tasks."""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,20 +29,20 @@ class VerifiersTask(Task):
     """One row of a verifiers environment's data set."""
 
     row: dict[str, JsonValue] = Field(default_factory=dict)
-    """The row's columns beside `prompt`, such as `example_id`, `answer` and `info`."""
+    """The row's columns other than `prompt`, such as `example_id`, `answer` and `info`."""
 
 
 class VerifiersEnv(AgentEnv[VerifiersTask]):
-    """An environment of verifiers as an env: every turn that its loop asks for is trained with its rubric's reward.
+    """A verifiers environment as an env: every turn that its loop requests is trained with its rubric's reward.
 
-    It is what `verifiers.load_environment(env_id, **arguments)` gives, or an override of `load`. All rollouts share it,
-    and it is torn down with the run. Its metrics are kept as `verifiers/NAME`.
+    The environment is the result of `verifiers.load_environment(env_id, **arguments)`, or of an override of `load`.
+    All rollouts share it, and it is torn down with the run. Its metrics are stored as `verifiers/NAME`.
     """
 
     env_id = Parameter("", doc="the environment's name, as verifiers.load_environment takes it")
-    arguments = Parameter("{}", doc="a JSON object of what the environment's own load_environment gets")
+    arguments = Parameter("{}", doc="a JSON object of arguments for the environment's load_environment")
     raised_rewards_are_zero: ClassVar[bool] = False
-    """Whether a reward function that raises is worth 0.0, as verifiers has it, and does not fail the rollout."""
+    """Whether a reward function that raises counts as 0.0, as in verifiers, instead of failing the rollout."""
 
     def __init__(self, task: VerifiersTask) -> None:
         super().__init__(task)
@@ -50,7 +50,11 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
 
     @classmethod
     def load(cls) -> Any:
-        """Return a new verifiers environment, by the name in `env_id`."""
+        """Return a new verifiers environment, by the name in `env_id`.
+
+        Raises:
+            EnvError: If `env_id` is empty, or this version of verifiers has no load_environment.
+        """
         with needs_extra():
             import verifiers
         if not hasattr(verifiers, "load_environment"):
@@ -61,7 +65,10 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
 
     @classmethod
     def tasks(cls, split: Split) -> Sequence[VerifiersTask]:
-        """Return the rows of its data set, or of its evaluation data set; of one alone, 90 % are to train on."""
+        """Return the rows of its data set ("train") or its evaluation data set ("test").
+
+        If the environment has only one of them, 90 % of its rows are for training.
+        """
         environment = loaded(cls, cls.load)
         built = {"train": environment.build_dataset(), "test": environment.build_eval_dataset()}
         rows = {name: _rows(data, name) for name, data in built.items() if data is not None}
@@ -79,9 +86,14 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
             await close(cls)
 
     async def play(self, policy: Policy, prompt: Sequence[Message]) -> str:
-        """Run the environment's loop, and return the name of the limit or of its own condition that ended it.
+        """Run the environment's loop, and return the name of the limit, or of its own condition, that ended it.
 
-        :raises EnvError: for an error that ended it, and where it was given no answer.
+        Args:
+            policy: The policy that answers the loop's requests.
+            prompt: The task's prompt.
+
+        Raises:
+            EnvError: If an error ended the loop, or it got no response.
         """
         name, environment = type(self).__name__, self.resources
         api = AgentApi(policy, KEY, name)
@@ -97,7 +109,7 @@ class VerifiersEnv(AgentEnv[VerifiersTask]):
         if (error := self._state["error"]) is not None:
             raise EnvError(f"{name}: {describe(error)}") from error
         if not api.answered:
-            raise EnvError(f"{name}: the environment was given no answer: {api.refusal or 'it asked for none'}")
+            raise EnvError(f"{name}: the environment got no response: {api.refusal or 'it sent no request'}")
         if isinstance(api.refusal, LimitError):
             return api.refusal.reason
         return self._state["stop_condition"] or StopReason.DONE

@@ -1,4 +1,4 @@
-"""Environments of verifiers that are loaded: opened once for a class, scored with an account of errors, torn down."""
+"""Loaded verifiers environments: opened once per class, scored with a record of errors, and torn down."""
 
 import inspect
 import signal
@@ -12,19 +12,23 @@ from agentgym.errors import EnvError
 from agentgym.errors.tracebacks import describe
 
 _environments: dict[type, Any] = {}
-"""The environments that are loaded and not torn down, by the class that plays them."""
+"""The environments that are loaded and not torn down, by the class that runs them."""
 _raised: ContextVar[list[str]] = ContextVar("raised")
-"""What the reward functions of the rollout that is scored here raised."""
+"""Errors raised by the reward functions of the rollout being scored in this context."""
 
 
 def loaded(cls: type, load: Callable[[], Any]) -> Any:
-    """Return the environment of a class, which is loaded where it is not; EnvError for one that cannot be played."""
+    """Return the environment of a class, loading it on first use.
+
+    Raises:
+        EnvError: If the environment can't be run here.
+    """
     if cls not in _environments:
         with _signals_kept():
             environment = load()
         if environment.requires_group_rollouts:
             raise EnvError(
-                f"{cls.__name__}: its rubric compares the rollouts of a task, and they are scored one by one"
+                f"{cls.__name__}: its rubric compares the rollouts of a task, but here each is scored separately"
             )
         for rubric in _rubrics(environment.rubric):
             rubric.funcs = [_noting(function) for function in rubric.funcs]
@@ -36,11 +40,11 @@ async def close(cls: type) -> None:
     """Tear down the environment of a class."""
     environment = _environments.pop(cls)
     await environment._teardown()
-    environment._teardown = _nothing  # It would tear itself down once more when the process ends.
+    environment._teardown = _nothing  # Otherwise it would tear itself down again at process exit.
 
 
 async def scored(environment: Any, state: Any) -> list[str]:
-    """Let its rubric score a rollout, and return what its reward functions raised, by name; each is worth 0.0."""
+    """Score a rollout with the environment's rubric, and return its reward functions' errors; each counts as 0.0."""
     raised: list[str] = []
     token = _raised.set(raised)
     try:
@@ -51,7 +55,7 @@ async def scored(environment: Any, state: Any) -> list[str]:
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
-    """Yield a rubric and all that it is made of."""
+    """Yield a rubric and all its parts."""
     yield rubric
     for part in getattr(rubric, "rubrics", ()):
         yield from _rubrics(part)
@@ -60,7 +64,7 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 
 def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The reward function; what it raises is noted, for a rubric takes it for a 0.0."""
+    """Return the reward function wrapped to record its errors, which a rubric turns into 0.0."""
 
     @wraps(function)
     async def called(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +80,7 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Put back the handlers of signals: an environment takes them over when it is made."""
+    """Restore the signal handlers, which an environment replaces when it is created."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

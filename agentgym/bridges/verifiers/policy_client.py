@@ -1,4 +1,4 @@
-"""The client that an environment of verifiers asks: it answers with the policy, in this process."""
+"""The client of a verifiers environment, which answers with the policy in this process."""
 
 import json
 from functools import cache
@@ -15,14 +15,14 @@ _HEADERS = {"authorization": f"Bearer {KEY}"}
 
 @cache
 def client_class() -> Any:
-    """Return a class of verifiers' clients over an AgentApi; it is made here because verifiers is imported for it."""
+    """Return a verifiers client class over an AgentApi; it is created here because it needs the verifiers import."""
     with needs_extra():
         import verifiers
         from openai.types.chat import ChatCompletion
         from verifiers.clients import OpenAIChatCompletionsClient
 
     class PolicyClient(OpenAIChatCompletionsClient):  # type: ignore[misc]
-        """Asks the policy in the place of an endpoint; `state` is that of the rollout that asked first."""
+        """Queries the policy instead of an endpoint; `state` belongs to the rollout that sent the first request."""
 
         def __init__(self, api: AgentApi) -> None:
             super().__init__(api)
@@ -43,12 +43,12 @@ def client_class() -> Any:
             if answer.status == 200:
                 return ChatCompletion.model_validate_json(answer.body)
             if isinstance(self.client.refusal, LimitError):
-                # verifiers ends the rollout there, and scores it: the other errors lose it.
+                # verifiers ends and scores the rollout on this error; any other would lose it.
                 raise verifiers.OverlongPromptError(str(self.client.refusal))
             raise verifiers.ModelError(answer.body.decode())
 
         async def raise_from_native_response(self, response: Any) -> None:
-            """Take an empty turn for what it is: it is the policy's, and no error."""
+            """Accept an empty turn, which is the policy's choice and not an error."""
 
         async def from_native_response(self, response: Any) -> Any:
             read = await super().from_native_response(response)

@@ -1,1 +1,1 @@
-"""The commands about environments: to make, name, check, play and train on one."""
+"""The commands for creating, finding, checking, playing, serving and training on environments."""

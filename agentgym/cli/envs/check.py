@@ -18,8 +18,8 @@ from agentgym.testing import NOOP
 from agentgym.types.task import Task
 
 NO_ORACLE = (
-    "not checked: whether it can be solved, and what its tools and rewards do then; write `def oracle(task)` into the "
-    "file of the env, which returns replies that solve the task, such as [call(...), say(...)] of agentgym.testing"
+    "not checked: whether the task can be solved, and what the tools and rewards do then; add to the env's file a "
+    "`def oracle(task)` that returns replies that solve the task, such as [call(...), say(...)] from agentgym.testing"
 )
 
 
@@ -33,10 +33,11 @@ def check(
     repeatable: bool = True,
     parameters: Parameters = NONE,
 ) -> int:
-    """Check the contract of an environment; each finding says what to change, and the exit code is then 1.
+    """Check that an environment keeps its contract, and print what to change.
 
-    The env's `oracle(task)`, a function in its file or a method of the class, gives replies that solve a task: they are
-    played twice, and then a no-op, a malformed call and cancellations. docs/environments.md lists all findings.
+    The exit code is 1 if there are findings. The env's `oracle(task)`, a function in its file or a method of its class,
+    returns replies that solve a task. They are played twice, followed by a no-op, a malformed call and cancellations.
+    docs/environments.md lists all findings.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:
@@ -46,12 +47,12 @@ def check(
 
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
-        split: Where the task is from.
-        number: The task's number in the split; the first is 0.
-        task: The task's id, in place of its number.
-        threshold: The reward that the oracle reaches and the no-op does not.
+        split: The split that the task is from.
+        number: The task's number in the split, starting at 0.
+        task: The task's id, instead of its number.
+        threshold: The reward that the oracle must reach and the no-op must not.
         idle_is_right: Doing nothing is the right answer to this task.
-        repeatable: Two plays must be the same; --no-repeatable where a judge or the world never answers the same twice.
+        repeatable: Two plays must have the same result; use --no-repeatable if a judge or the world varies.
     """
     from agentgym.testing.env_checks.check import Settings, find_mistakes
     from agentgym.testing.env_checks.findings import counted
@@ -85,13 +86,17 @@ def check(
 
 
 def oracle_of(cls: type[Env[Any]]) -> Callable[[Task], Any] | None:
-    """Return the env's own `oracle`, or else that of its module; None where there is none."""
+    """Return the env's own `oracle`, otherwise its module's, or None if there is none."""
     made = getattr(cls, "oracle", None) or getattr(sys.modules[cls.__module__], "oracle", None)
     return made if callable(made) else None
 
 
 def _replies(cls: type[Env[Any]], oracle: Callable[[Task], Any], task: Task) -> Any:
-    """Return the oracle's replies to a task; EnvError where it raises, or returns something else."""
+    """Return the oracle's replies to a task.
+
+    Raises:
+        EnvError: If the oracle raises, or returns something else.
+    """
     with boundary(EnvError, f"{cls.__name__}: oracle(task)"):
         replies = oracle(task)
         check_replies("oracle", replies)

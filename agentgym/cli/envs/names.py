@@ -1,4 +1,4 @@
-"""The environments that a command names: registered ones, folders with an env.py, files, and classes of modules."""
+"""Lookup of environments named on the command line: registered names, folders with an env.py, files, and classes."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,26 +18,29 @@ from agentgym.files.foreign.opening import is_file
 from agentgym.types.task import Task
 
 Parameters: TypeAlias = Annotated[Mapping[str, str], tyro.conf.Fixed, tyro.conf.Suppress]
-"""Values of an env's parameters by name, as they stand on the command line behind --env.NAME."""
+"""Values of an env's parameters by name, as given on the command line with --env.NAME."""
 NONE: Parameters = MappingProxyType({})
 PREFIX = "--env."
-"""What the flags of an env's parameters begin with."""
+"""Prefix of the flags for an env's parameters."""
 FILE = "env.py"
-"""The file of an environment in a folder of its own."""
+"""Name of an environment's file in its own folder."""
 LOOKED_AT = 10_000
-"""Tasks of a split that are made to find an id."""
+"""Number of a split's tasks to create when looking for an id."""
 
 
 def find(name: str, parameters: Parameters = NONE) -> type[Env[Any]]:
-    """Return the env class of a name, "module:Class", or the path of a file with or without ":Class".
+    """Return the env class for a name, "module:Class", or the path of a file with or without ":Class".
 
     A name is a registered one, or that of a folder with an env.py: below the working folder, below envs/, or the
-    working folder itself. The path of such a folder is taken, too.
+    working folder itself. The path of such a folder works, too.
 
-    `parameters` are values of its parameters by name, as they stand on the command line.
+    Args:
+        name: The name.
+        parameters: Values of the env's parameters by name, as given on the command line.
 
-    :raises EnvError: where there is none, or it cannot be imported, and where it takes no such parameter or value; the
-        message says which ones there are.
+    Raises:
+        EnvError: If there is no such env, it can't be imported, or it doesn't accept a parameter or value; the
+            message lists the possible ones.
     """
     env = _found(name)
     try:
@@ -57,52 +60,52 @@ def _found(name: str) -> type[Env[Any]]:
 
 
 def parameters_in(flags: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of `--env.NAME` flags, by the name of the parameter."""
+    """Return the values of `--env.NAME` flags by parameter name."""
     return {
         flag.removeprefix(PREFIX).replace("-", "_"): text for flag, text in flags.items() if flag.startswith(PREFIX)
     }
 
 
 def add_working_folder() -> None:
-    """Let modules of the working folder be imported; an installed command does not have it on its path."""
+    """Make modules in the working folder importable, because an installed command doesn't have it on its path."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 
 
 def place(env: type[Env[Any]]) -> str:
-    """Return where the class is, as "module:Class"."""
+    """Return the class's location as "module:Class"."""
     return f"{env.__module__}:{env.__qualname__}"
 
 
 def own_name(env: type[Env[Any]]) -> str:
-    """Return the name that the class is registered by, or else its own."""
+    """Return the name under which the class is registered, or its own name."""
     return next((name for name, cls in registered() if place(cls) == place(env)), env.__name__)
 
 
 def env_files() -> list[Path]:
-    """Return the files of environments below the working folder: envs/*/env.py, and */env.py that import agentgym."""
+    """Return the environment files below the working folder: envs/*/env.py, and */env.py that import agentgym."""
     found = [*Path("envs").glob(f"*/{FILE}"), *(path for path in Path().glob(f"*/{FILE}") if _is_ours(path))]
     return sorted(set(found), key=lambda path: (path.parent.name, path))
 
 
 def _named(name: str) -> type[Env[Any]]:
-    """Return the env of a registered name or of a folder; what may register it is imported first."""
+    """Return the env for a registered name or a folder, after importing the files that may register it."""
     beside = [Path("envs", name), *([Path()] if Path.cwd().name == name else [])]
     for folder in [Path(name), *(beside if name.isidentifier() else [])]:
         if is_file(folder / FILE):
-            _import(folder / FILE)  # which may register the env by that name; else it is the file's only one
+            _import(folder / FILE)  # may register the env by that name; otherwise it is the file's only one
             return dict(registered()).get(Path(name).name) or find(str(folder / FILE))
     broken = 0 if name in dict(registered()) else sum(error is not None for error in map(loaded, env_files()))
     try:
         return find_env(name)
     except ValueError:
-        hint = f"; {broken} files did not load, agentgym ls says why" if broken else ""
+        hint = f"; {broken} files did not load (see `agentgym ls`)" if broken else ""
         file = f"{name}.py"
         known = [*dict(registered()), *gallery()]
         meant = f"did you mean {file!r}?" if is_file(file) else nearest(name, known)
         raise EnvError(
             f"there is no environment {name!r:.200}; {meant}{hint}; "
-            "`agentgym new` makes one, and module:Class or path/env.py:Class names any"
+            "create one with `agentgym new`, or give a class as module:Class or path/env.py:Class"
         ) from None
 
 
@@ -112,7 +115,7 @@ def _import(path: Path) -> None:
 
 
 def loaded(path: Path) -> str | None:
-    """Import a file of environments; return what went wrong in one line, or None."""
+    """Import a file of environments, and return the error as one line, or None."""
     try:
         _import(path)
     except EnvError as error:
@@ -121,7 +124,7 @@ def loaded(path: Path) -> str | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file says that it is about agentgym: others of that name are not imported."""
+    """Return whether a file mentions agentgym; other files named env.py aren't imported."""
     try:
         return "agentgym" in path.read_text()
     except (OSError, UnicodeDecodeError):
@@ -129,26 +132,33 @@ def _is_ours(path: Path) -> bool:
 
 
 def task_of(env: type[Env[Any]], split: Split, number: int, task_id: str | None) -> Task:
-    """Return a task of a split: the one with that id, or else the one of that number, the first being 0.
+    """Return the task of a split with this id, or the one at this index if there is no id.
 
-    :raises EnvError: where there is none, or the env's `tasks` fails.
+    Args:
+        env: The env.
+        split: The split.
+        number: Index of the task.
+        task_id: Id of the task, or None to use `number`.
+
+    Raises:
+        EnvError: If there is no such task, or the env's `tasks` fails.
     """
     with boundary(EnvError, f"{env.__name__}.tasks({split!r})"):
         try:
             tasks = split_tasks(env, split)
         except NotImplementedError:
-            raise ValueError("there is none; give the env `@classmethod def tasks(cls, split)`") from None
+            raise ValueError("the env has no tasks; define `@classmethod def tasks(cls, split)`") from None
         count = len(tasks)
         found = _with_id(tasks, task_id) if task_id is not None else tasks[number] if 0 <= number < count else None
         made: Task | None = None if found is None else as_task(env, found)
     if made is not None:
         return made
     if task_id is None:
-        raise EnvError(f"--number: {env.__name__} has {count} tasks to {split}, and the first has the number 0")
-    raise EnvError(f"--task: none of the first {min(count, LOOKED_AT)} tasks to {split} has the id {task_id!r}")
+        raise EnvError(f"--number: {env.__name__} has {count} {split} tasks, numbered from 0")
+    raise EnvError(f"--task: none of the first {min(count, LOOKED_AT)} {split} tasks has the id {task_id!r}")
 
 
 def _with_id(tasks: Sequence[Any], task_id: str) -> Any:
-    """Return the task of that id among the first ones; None where it is not there."""
+    """Return the task with that id among the first `LOOKED_AT`, or None."""
     some = (tasks[index] for index in range(min(len(tasks), LOOKED_AT)))
     return next((task for task in some if task.id == task_id), None)

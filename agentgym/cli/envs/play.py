@@ -1,4 +1,4 @@
-"""The command `agentgym play`: a person, or a program behind a pipe, in the place of the model."""
+"""The command `agentgym play`: a person, or a program at the other end of a pipe, takes the place of the model."""
 
 import asyncio
 import sys
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from agentgym.cli.envs.player import Player
 
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended."""
+"""Exit code of a command that Ctrl-C ended."""
 NO_LIMIT = 1 << 30
-"""In place of a limit that is meant for a model: of seconds, and of tokens, which here are bytes."""
+"""Replaces limits that are meant for a model: on seconds, and on tokens, which are bytes here."""
 
 
 def play(
@@ -33,16 +33,17 @@ def play(
     seed: int = 0,
     parameters: Parameters = NONE,
 ) -> int:
-    """Play an environment yourself: you read what the model would read, and write its turns.
+    """Play an environment yourself: read what a model would read, and write its turns.
 
-    A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` says the
-    rest. Turns count as those of a model; time and tokens are not limited. It ends with the rewards. Ctrl-D, Ctrl-C and
-    `/quit` leave before; the rollout is not scored then. The turns may come through a pipe, a line each.
-    --env.NAME VALUE sets a parameter of the environment; the first lines say which there are.
+    A line is a message. `/tool NAME KEY=VALUE ...`, or JSON with "name" and "arguments", calls a tool; `/help` lists
+    the rest. Turns count as a model's do; time and tokens are not limited. At the end, the rewards are printed.
+    Ctrl-D, Ctrl-C and `/quit` leave early, and the rollout is not scored then. Turns can also come through a pipe,
+    one per line.
+    --env.NAME VALUE sets a parameter of the environment; the first lines of the output list the parameters.
 
-    You play every conversation that the model would, sub-agents and both sides of a game of self-play included: a line
-    "--- conversation" says which one is next, and its role. A game may have a parameter that lets a program play the
-    other side.
+    You play every conversation that the model would, including sub-agents and both sides of a self-play game: a line
+    "--- conversation" says which one comes next, and its role. A game may have a parameter that lets a program play
+    the other side.
 
     For example:
     $ agentgym play hello
@@ -52,10 +53,10 @@ def play(
 
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
-        split: Where the task is from.
-        number: The task's number in the split; the first is 0.
-        task: The task's id, in place of its number.
-        seed: The seed of the rollout, from which those of the env and of what it asks are derived.
+        split: The split that the task is from.
+        number: The task's number in the split, starting at 0.
+        task: The task's id, instead of its number.
+        seed: The seed of the rollout, from which the seeds of the env and of the models it queries are derived.
     """
     from agentgym.cli.envs.player import Player, last_answer
     from agentgym.engines.base import Engine
@@ -81,21 +82,21 @@ def play(
         say(line)
     worth = "failed" if played.reward is None else f"reward {played.reward:g}"
     say(f"{worth}, stopped by {played.stop_reason}")
-    metrics = {name: value for name, value in played.metrics.items() if name != "seconds"}  # the player's own
+    metrics = {name: value for name, value in played.metrics.items() if name != "seconds"}  # the person's own time
     if result := outcome(played.rewards, metrics, played.failure, played.failed_cases, played.role_rewards):
         say(result)
     return 1 if played.reward is None else 0
 
 
 def _parameter_lines(cls: type[Env[Any]]) -> Iterator[str]:
-    """Yield a line for each parameter of the env: the flag that sets it, its value, and what it is."""
+    """Yield a line for each parameter of the env: its flag, its value, and its description."""
     for name, parameter in declared_parameters(cls).items():
         about = f": {parameter.doc}" if parameter.doc else ""
         yield printable(f"--env.{name.replace('_', '-')} {parameter.value}{about}")
 
 
 def _unlimited(cls: type[Env[Any]], player: "Player") -> type[Env[Any]]:
-    """Return the env without the limits that are meant for a model; its turns are limited as they are.
+    """Return the env without the limits that are meant for a model; the limit on turns stays.
 
     The player is told the role of each conversation that the env opens.
     """

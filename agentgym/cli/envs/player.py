@@ -1,4 +1,4 @@
-"""An engine whose turns are typed: what the model would read is printed, and each line of stdin is a turn."""
+"""An engine whose turns are typed: it prints what a model would read, and each line of stdin is a turn."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from agentgym.types.rollout import Rollout
 from agentgym.types.transcript import message_parts, printable
 
 CONTEXT = 1 << 30
-"""Bytes that a conversation may have."""
+"""Maximum bytes of a conversation."""
 PIECE = 1 << 16
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 
@@ -31,20 +31,20 @@ class Player(Scripted):
     def __init__(self) -> None:
         super().__init__([], context_tokens=CONTEXT)
         self.left = ""
-        """Why the player left before the end; "" where he did not."""
+        """Why the player left before the end, or ""."""
         self._lines = Lines(sys.stdin.fileno())
         self._echoes = not sys.stdin.isatty()
         self._one = asyncio.Lock()
         self._reply: Reply = ""
         self._shown: dict[str, str] = {}
-        """What was printed of each conversation, as the model reads it."""
+        """The text printed so far for each conversation, as the model reads it."""
         self._last = ""
         self._roles: dict[str, str] = {}
-        """The role of each forked conversation, by its sessions without their last number."""
+        """The role of each forked conversation, keyed by its sessions without their last number."""
         self._tools: dict[str, Any] = {}
 
     def know_role(self, conversation: Conversation) -> None:
-        """Name the conversation with its role from now on."""
+        """Show the conversation's role with its name from now on."""
         self._roles[conversation.segment.session.rpartition(".")[0]] = conversation.speaker.role
 
     async def generate(
@@ -63,7 +63,7 @@ class Player(Scripted):
         return self._reply
 
     def _show(self, text: str, session: str) -> None:
-        """Print what is new in a conversation; its name, where another one was printed last."""
+        """Print the new part of a conversation, preceded by its name if another one was printed last."""
         if self._last and session != self._last:
             role = self._roles.get(session.rpartition(".")[0])
             say(f"--- conversation {session}" + (f", role {role}" if role else ""))
@@ -78,7 +78,11 @@ class Player(Scripted):
                 say(message_line(role, content))
 
     async def _ask(self) -> Reply:
-        """Return the next line that is a turn; EngineError where there is none."""
+        """Return the next line that is a turn.
+
+        Raises:
+            EngineError: If the player left or the input ended.
+        """
         while True:
             if not self._echoes:
                 sys.stdout.write("> ")
@@ -99,23 +103,23 @@ class Player(Scripted):
                 try:
                     return read_turn(line, self._tools)
                 except WrongTurn as error:
-                    say(f"{error}; /help says more")
+                    say(f"{error}; see /help")
 
 
 def message_line(role: str, content: str) -> str:
-    """Return a message as one that is read: continued lines are indented."""
+    """Return a message as it is displayed, with continuation lines indented."""
     return printable(f"{role}: " + content.replace("\n", "\n    "))
 
 
 def tool_line(tool: dict[str, Any]) -> str:
-    """Return a tool as one line: its name, the names and types of its parameters, and what it does."""
+    """Return a tool as one line: its name, its parameters with their types, and its description."""
     parameters: dict[str, Any] = tool["parameters"].get("properties", {})
     given = ", ".join(f"{name}: {one.get('type', 'any')}" for name, one in parameters.items())
     return printable(f"tool {tool['name']}({given}): {' '.join(str(tool.get('description', '')).split())}")
 
 
 def last_answer(rollout: Rollout) -> Iterator[str]:
-    """Yield the messages that answered the last turn, which no turn followed."""
+    """Yield the messages after the last turn."""
     turns = [turn for segment in rollout.segments for turn in segment.turns]
     for message in max(turns, key=lambda turn: turn.number).env_messages if turns else ():
         for _, text in message_parts(message):
@@ -123,7 +127,7 @@ def last_answer(rollout: Rollout) -> Iterator[str]:
 
 
 class Lines:
-    """Reads the lines of a descriptor; a wait for one can be cancelled, and keeps no process from ending."""
+    """Reads lines from a file descriptor; a wait can be cancelled, and doesn't keep the process from ending."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -131,7 +135,7 @@ class Lines:
         self._ended = False
 
     async def next(self) -> str | None:
-        """Return the next line without its end; None where the input has ended."""
+        """Return the next line without its newline, or None at the end of the input."""
         while b"\n" not in self._read and not self._ended:
             piece = await self._piece()
             self._read += piece
@@ -149,10 +153,10 @@ class Lines:
                 came.set_result(piece)
 
         def read() -> None:
-            # os.read holds no lock of Python's: the process ends also while it waits.
+            # os.read holds no lock of Python's, so the process can end while it waits.
             try:
                 piece = os.read(self._descriptor, PIECE)
-            except OSError:  # A terminal that has gone.
+            except OSError:  # The terminal is gone.
                 piece = b""
             with suppress(RuntimeError):  # The loop has ended.
                 loop.call_soon_threadsafe(hand_over, piece)

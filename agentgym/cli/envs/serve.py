@@ -1,4 +1,4 @@
-"""The command `agentgym serve`: the tools of an env as an MCP server."""
+"""The command `agentgym serve`: serves an env's tools as an MCP server."""
 
 import asyncio
 import json
@@ -29,12 +29,12 @@ def serve(
     token: bool = True,
     parameters: Parameters = NONE,
 ) -> int:
-    """Serve the tools of an environment as an MCP server: one episode of one task.
+    """Serve the tools of an environment as an MCP server, for one episode of one task.
 
-    The server speaks over standard input and output, or over HTTP with --port, until its client hangs up, or until
-    Ctrl-C. Over HTTP it prints its address, and refuses requests without the token in it. The tool `answer` gives the
-    answer that a model would write without a call. The resource agentgym://task holds the task's messages, and
-    agentgym://outcome the rewards, which are also printed on stderr at the end. docs/bridges.md has more.
+    The server uses standard input and output, or HTTP with --port, until its client hangs up or Ctrl-C. With HTTP, it
+    prints its address, and refuses requests without the token in it. The tool `answer` sends the text that a model
+    would write without a tool call. The resource agentgym://task holds the task's messages, and agentgym://outcome
+    the rewards, which are also printed on stderr at the end. docs/bridges.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:
@@ -45,31 +45,33 @@ def serve(
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
         split: The split that the task is from.
-        number: The task's number in the split; the first is 0.
+        number: The task's number in the split, starting at 0.
         task: The task's id, instead of its number.
-        seed: The seed that the env gets.
-        port: Serve HTTP at this port, 0 for a free one; without it, over standard input and output.
-        host: The address to listen at, with a port.
+        seed: The env's seed.
+        port: Serve HTTP on this port, 0 for a free one. Without it, use standard input and output.
+        host: The address to listen on, with a port.
         token: Require the token in the address, with a port.
     """
     cls = find(env, parameters)
     chosen = task_of(cls, split, number, task)
     if port is not None and not 0 <= port < 1 << 16:
-        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 is a free one")
+        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 picks a free one")
     try:
         listener = None if port is None else socket.create_server((host, port))
     except OSError as error:
-        why = f"nobody can listen at {host}:{port} ({error.strerror})"
-        raise AgentGymError(f"--port: {why}; take another one, or 0 for a free one") from None
+        why = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise AgentGymError(f"--port: {why}; choose another port, or 0 for a free one") from None
     if port is not None and not token:
-        sys.stderr.write("agentgym: anybody who reaches this address can play the episode; leave --no-token out\n")
-    with suppress(KeyboardInterrupt, asyncio.CancelledError):  # The usual ends of a server.
+        sys.stderr.write(
+            "agentgym: anybody who can reach this address can play the episode; omit --no-token to prevent it\n"
+        )
+    with suppress(KeyboardInterrupt, asyncio.CancelledError):  # The usual ways for a server to end.
         asyncio.run(_serve(cls, chosen, seed, listener, secrets.token_urlsafe(24) if token else None))
     return 0
 
 
 async def _serve(cls: type[Env[Any]], task: Task, seed: int, listener: socket.socket | None, token: str | None) -> None:
-    """Serve until the end, and write the outcome to stderr."""
+    """Serve until the end, then write the outcome to stderr."""
     from agentgym.bridges.mcp_server import PATH, open_episode, serve_http, serve_stdio
 
     serving = asyncio.current_task()

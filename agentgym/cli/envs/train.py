@@ -1,4 +1,4 @@
-"""The command `agentgym train`: a run on an environment, every setting of which is a flag."""
+"""The command `agentgym train`: trains on an environment, with a flag for every setting of a run."""
 
 import inspect
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ HELP = {"-h", "--help"}
 
 
 def train(env: tyro.conf.Positional[str]) -> int:
-    """Train a model on an environment, by default the tiny one that comes with agentgym, in this process.
+    """Train a model on an environment in this process, by default the tiny model that comes with agentgym.
 
     Every setting of a run is a flag (`agentgym train ENV --help` lists them, and those of the environment), with the
-    defaults of ag.RunConfig; the tiny model has a few of its own. Ctrl-C keeps the last finished step, and says how to
-    go on. The last line on stdout is the summary as JSON.
+    defaults of ag.RunConfig; the tiny model changes a few defaults. Ctrl-C saves the last finished step, and prints
+    how to resume. The last line on stdout is the summary as JSON.
 
     For example:
     $ agentgym train hello
@@ -39,7 +39,7 @@ def train(env: tyro.conf.Positional[str]) -> int:
 
 
 def train_by_flags(words: Sequence[str]) -> int:
-    """Run the command with its words: an environment, and then the flags of a run."""
+    """Run the command from its words: an environment, followed by the flags of a run."""
     with needs_extra():
         from agentgym.cli.flags import NO_ENV, print_help, read_words, settings_of
         from agentgym.cli.recipe import finished, program, say_what_is_next
@@ -48,7 +48,7 @@ def train_by_flags(words: Sequence[str]) -> int:
     if name is None and HELP.intersection(words):
         print_help(recipe_of(NO_ENV, NO_ENV, TINY), "agentgym train ENV", about)
     if name is None:
-        raise RefusedWords("train: name an environment first, as in `agentgym train hello`; `agentgym ls` lists them")
+        raise RefusedWords("train: give an environment first, as in `agentgym train hello`; `agentgym ls` lists them")
     env = find(name)
     tiny = recipe_of(own_name(env), place(env), TINY)
     with program(f"agentgym train {name}") as stop:
@@ -56,7 +56,7 @@ def train_by_flags(words: Sequence[str]) -> int:
         (model, *_) = given.settings.get("model") or (TINY,)
         recipe = tiny if model == TINY else recipe_of(own_name(env), place(env), model)
         if "env" in given.settings:
-            recipe = replace(recipe, recipe=None)  # the run has the name of the env that it is given
+            recipe = replace(recipe, recipe=None)  # the run is named after the env that it is given
         run = settings_of(recipe, given, prog=f"agentgym train {name}", about=about)
         summary = finished(run, stop)
     say_what_is_next(Path(summary["output_dir"]), run, typed=name if run.env == place(env) else None)
@@ -64,7 +64,7 @@ def train_by_flags(words: Sequence[str]) -> int:
 
 
 def recipe_of(name: str, env: str, model: str) -> "RunConfig":
-    """Return the recipe of an env, given as "module:Class"; that of the tiny model has a few settings of its own."""
+    """Return the recipe of an env given as "module:Class"; the tiny model gets a few different settings."""
     from agentgym.run.config import RunConfig
     from agentgym.train.config import TrainConfig
 

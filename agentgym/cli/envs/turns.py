@@ -1,4 +1,4 @@
-"""Turns as a person types them: text, `/tool NAME KEY=VALUE`, or JSON."""
+"""Parsing of typed turns: text, `/tool NAME KEY=VALUE`, or JSON."""
 
 import json
 import shlex
@@ -10,22 +10,23 @@ from agentgym.engines.scripted import Reply, calls, say
 
 HELP = (
     "TEXT                        answer in plain text",
-    "/tool NAME KEY=VALUE ...    call a tool; quote a value with blanks, if the tool has several",
+    "/tool NAME KEY=VALUE ...    call a tool; quote a value with spaces if the tool has several parameters",
     '{"name": "NAME", "arguments": {...}}    call a tool in JSON; [{...}, {...}] calls several in one turn',
-    "/say TEXT                   answer in text that begins with / or {",
+    "/say TEXT                   answer in text that starts with / or {",
     "/quit                       leave; the rollout is not scored",
 )
 COMMANDS = ("/help", "/quit", "/say", "/tool")
 
 
 class WrongTurn(Exception):
-    """A line that is no turn; the message says what to write instead."""
+    """A line that isn't a turn; the message says what to write instead."""
 
 
 def read_turn(line: str, tools: Mapping[str, Any]) -> Reply:
-    """Return the turn that a line stands for; a tool's schema says which values are text.
+    """Return the turn for a line; a tool's schema determines which values are text.
 
-    :raises WrongTurn: for a command that there is not, JSON that is none, and a value without its name.
+    Raises:
+        WrongTurn: If the command doesn't exist, the JSON is invalid, or a value has no name.
     """
     stripped = line.strip()
     command, _, rest = stripped.partition(" ")
@@ -54,20 +55,20 @@ def _call(text: str, tools: Mapping[str, Any]) -> Reply:
     for word in given:
         key, equals, value = word.partition("=")
         if not equals:
-            raise WrongTurn(f"/tool: {word!r} has no name; write KEY=VALUE, in quotes if there are blanks in it")
+            raise WrongTurn(f"/tool: {word!r} has no name; write KEY=VALUE, in quotes if it has spaces")
         arguments[key] = value if parameters.get(key, {}).get("type") == "string" else _value(value)
     return calls((name, arguments))
 
 
 def _only_value(text: str, parameter: str) -> tuple[str, dict[str, str]] | None:
-    """Read `NAME PARAMETER=VALUE` with all that follows as the value, blanks and quotes included."""
+    """Parse `NAME PARAMETER=VALUE` with everything after "=" as the value, including spaces and quotes."""
     name, _, rest = text.partition(" ")
     key, equals, value = rest.strip().partition("=")
     return (name, {parameter: value}) if equals and key == parameter else None
 
 
 def _value(text: str) -> Any:
-    """Return what JSON says, and other text as it is: what is wrong with it, the env says."""
+    """Return the value of JSON, or other text unchanged; the env reports what is wrong with it."""
     try:
         return json.loads(text)
     except ValueError:
@@ -78,10 +79,10 @@ def _in_json(text: str) -> Reply:
     try:
         made = json.loads(text)
     except ValueError as error:
-        raise WrongTurn(f"this is no JSON ({error}); /say sends it as text") from None
+        raise WrongTurn(f"this is not JSON ({error}); /say sends it as text") from None
     named = made if isinstance(made, list) else [made]
     if not named or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
-        raise WrongTurn('a call needs a "name", and its "arguments"; /say sends text')
+        raise WrongTurn('a call needs a "name" and its "arguments"; /say sends text')
     if not all(isinstance(one.get("arguments", {}), dict) for one in named):
         raise WrongTurn('"arguments" must be an object, as in {"key": 31}')
     return calls(*((one["name"], one.get("arguments", {})) for one in named))

@@ -1,1 +1,1 @@
-"""The commands of evaluations."""
+"""The commands for evaluations."""

@@ -1,4 +1,4 @@
-"""The command `agentgym eval`: a model played on an environment, and its scores."""
+"""The command `agentgym eval`: runs a model on an environment and prints its scores. Also `agentgym compare`."""
 
 import asyncio
 import signal
@@ -52,14 +52,14 @@ def evaluate_env(
     models: Annotated[Mapping[str, ModelFlags] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None,
     parameters: Parameters = NONE,
 ) -> int:
-    """Play a model on the held-out tasks of an environment, and print its scores with intervals and what they cost.
+    """Evaluate a model on an environment's held-out tasks, and print its scores with intervals and costs.
 
-    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are kept in the folder. It is 3
-    if more are missing; the scores are then those of the rest. It is 1 if no rollout has a reward, and for all other
-    errors. Stderr says what is missing, and how to play it again.
-    --env.NAME VALUE sets a parameter of the environment. A model that it asks by name, such as a judge, a simulated
-    user or an opponent, has flags of its own: --models.NAME.model or --models.NAME.url, and also api-key-env, tools,
-    concurrency, prompt-price, cached-price and completion-price, like the flags below.
+    The exit status is 0 if at least nine tenths of the rollouts have a reward and all are saved in the folder. It is
+    3 if more are missing; the scores are then those of the rest. It is 1 if no rollout has a reward, and for all
+    other errors. Stderr says what is missing, and how to run it again.
+    --env.NAME VALUE sets a parameter of the environment. A model that the env queries by name (a model role),
+    such as a judge, a simulated user or an opponent, has its own flags: --models.NAME.model or --models.NAME.url, and
+    also api-key-env, tools, concurrency, prompt-price, cached-price and completion-price, like the flags below.
 
     For example:
     $ agentgym eval hello --model tiny
@@ -73,30 +73,30 @@ def evaluate_env(
 
     Args:
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class.
-        model: The folder or hub name of a model, the folder of an adapter or of a run that has one, or "tiny"; with
-            --url the model's name at the endpoint, which may be left out if it serves only one.
-        url: A chat endpoint that speaks OpenAI's API, with the API's path, instead of a model in this process.
-        n: Play this many tasks, the first of the split; by default 128. Not allowed with --tasks.
-        k: Play each task this many times, for pass@k and pass^k.
-        tasks: Play only the tasks with these ids.
-        split: The tasks to play.
-        temperature: The temperature of sampling.
-        max_tokens: The maximum tokens of one turn, in addition to the limits of the environment.
-        seed: The seed of everything random.
-        solved: The least reward with which an attempt solves its task, for pass@k, pass^k and the table.
+        model: The folder or hub name of a model, the folder of an adapter or of a run that has one, or "tiny". With
+            --url, the model's name at the endpoint, which is optional if it serves only one.
+        url: A chat endpoint with OpenAI's API, including the API's path, instead of a model in this process.
+        n: Run this many tasks, from the start of the split; by default 128. Not allowed with --tasks.
+        k: Run each task this many times, for pass@k and pass^k.
+        tasks: Run only the tasks with these ids.
+        split: The split to take the tasks from.
+        temperature: The sampling temperature.
+        max_tokens: The maximum tokens of one turn, in addition to the environment's limits.
+        seed: The seed for everything random.
+        solved: The minimum reward of an attempt that solves its task, for pass@k, pass^k and the table.
         output_dir: The folder for the rollouts and the summary; by default runs/eval-ENV/TIME.
-        resume: Go on in --output-dir: rollouts that are there are not played again.
-        retry_failed: With --resume, play rollouts without a reward again.
-        concurrency: The maximum number of rollouts at once, and of requests to an endpoint.
-        api_key_env: The environment variable with the key of the endpoint.
-        tools: How a model at an endpoint learns of tools: through the tools API, or through text in its prompt.
-        prompt_price: The price of a million tokens of prompts at the endpoint.
-        cached_price: The price of a million cached tokens of prompts; by default that of other prompt tokens.
-        completion_price: The price of a million sampled tokens.
-        rows: Lines of the table of tasks, those with the lowest rewards.
-        ray: Play on a Ray cluster: auto joins a running one or starts one on this machine, HOST:PORT joins that one.
-        workers: With --ray, the processes that play, each with the model; by default one per node, or one for each unit
-            of the resource "sandbox".
+        resume: Resume the evaluation in --output-dir without repeating the rollouts that are there.
+        retry_failed: With --resume, repeat rollouts without a reward.
+        concurrency: The maximum number of concurrent rollouts, and of requests to an endpoint.
+        api_key_env: The environment variable that holds the endpoint's API key.
+        tools: How a model at an endpoint is told about tools: through the tools API, or through text in its prompt.
+        prompt_price: The endpoint's price per million prompt tokens.
+        cached_price: The price per million cached prompt tokens; by default that of other prompt tokens.
+        completion_price: The price per million sampled tokens.
+        rows: The number of tasks in the table, which lists those with the lowest rewards.
+        ray: Run on a Ray cluster: auto joins a running one or starts one on this machine, HOST:PORT joins that one.
+        workers: With --ray, the number of worker processes, each with its own model; by default one per node, or one
+            per unit of the resource "sandbox".
     """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.report import score_lines, task_lines
@@ -105,9 +105,9 @@ def evaluate_env(
     if model is None and url is None:
         raise AgentGymError("--model, --url: give a model, such as --model tiny, or an endpoint, such as --url URL/v1")
     if n is not None and tasks:
-        raise AgentGymError("--n, --tasks: give one of them; --tasks plays all that it names")
+        raise AgentGymError("--n, --tasks: give only one of them; --tasks runs every task that it lists")
     if resume and output_dir is None:
-        raise AgentGymError("--resume: name the folder to go on in with --output-dir")
+        raise AgentGymError("--resume: give the folder to resume with --output-dir")
     cls, signals = find(env, parameters), list[signal.Signals]()
     try:
         folder = new_folder(Path("runs") / f"eval-{own_name(cls)}") if output_dir is None else whole_path(output_dir)
@@ -137,10 +137,10 @@ def evaluate_env(
     except ValueError as error:
         raise AgentGymError(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError):
-        sys.stderr.write(f"agentgym: stopped; to go on: {resuming(place_now(folder))}\n")
+        sys.stderr.write(f"agentgym: stopped; to resume: {resuming(place_now(folder))}\n")
         return 128 + (signals or [signal.SIGINT])[0]
     finally:
-        drop_unused(folder)  # of an evaluation that was refused
+        drop_unused(folder)  # if the evaluation was refused
     folder = place_now(folder)
     for line in (*score_lines(rollout), f"{'folder':<10}{shown(folder)}", "", *task_lines(rollout, rows)):
         say(line)
@@ -155,10 +155,10 @@ async def _played(
     settings: Mapping[str, Any],
     signals: list[signal.Signals],
 ) -> "Evaluation":
-    """Play it; an endpoint and the model roles are opened for it.
+    """Run the evaluation, with an endpoint and the model roles open.
 
-    The first SIGINT or SIGTERM stops it and comes into `signals`: sandboxes and engines are closed. The next one ends
-    it.
+    The first SIGINT or SIGTERM is added to `signals` and stops the evaluation, closing sandboxes and engines. The
+    next one ends the process.
     """
     from agentgym.launch.evaluate import evaluate
 
@@ -171,7 +171,7 @@ async def _played(
 
 
 def _stop_at_signals(signals: list[signal.Signals]) -> None:
-    """Cancel the running task at the first signal that asks for the end, and say so at once."""
+    """Cancel the running task at the first signal to stop, and print that at once."""
     running, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert running is not None
     ending = (signal.SIGINT, signal.SIGTERM)
@@ -181,7 +181,7 @@ def _stop_at_signals(signals: list[signal.Signals]) -> None:
         for each in ending:
             loop.remove_signal_handler(each)
         sys.stderr.write(
-            "\nagentgym: stopping, once what is being loaded or written is done; the next one ends at once\n"
+            "\nagentgym: stopping after the current loading or writing; the next Ctrl-C or SIGTERM exits at once\n"
         )
         running.cancel()
 
@@ -190,7 +190,7 @@ def _stop_at_signals(signals: list[signal.Signals]) -> None:
 
 
 def _tasks(env: type[Env[Any]], split: Split, ids: Sequence[str]) -> list[Any] | None:
-    """The tasks of these ids, in their order; None for no ids."""
+    """Return the tasks with these ids, in the same order, or None if there are no ids."""
     if not ids:
         return None
     from agentgym.environments.task_rows import split_tasks
@@ -221,12 +221,12 @@ def compare_runs(
     $ agentgym compare runs/pointers/20260801-101500 runs/pointers/20260801-101500 --phase before after
 
     Args:
-        one: The folder of an evaluation or of a training run, which holds rollouts.sqlite.
-        other: The folder of the second one; a difference above 0 means that this one earned more.
-        phase: Which evaluation of a training run is meant: after, before, or the number of steps done before it; or two
+        one: The folder of an evaluation or a training run, which holds rollouts.sqlite.
+        other: The folder of the second one; a positive difference means that this one earned more.
+        phase: Which evaluation of a training run to use: after, before, or the number of steps done before it; or two
             of these, for the first and the second folder.
-        common: Compare the tasks that both have played, even if one has played others too.
-        rows: Lines of the table of the tasks that differ most.
+        common: Compare the tasks that both have run, even if one has run others too.
+        rows: The number of rows in the table of the tasks that differ most.
     """
     from agentgym.evals.comparison import compare
     from agentgym.evals.report import comparison_lines

@@ -1,4 +1,4 @@
-"""The flags `--models.NAME.FIELD` of an evaluation: models that the env asks by name, such as a judge."""
+"""The flags `--models.NAME.FIELD` of an evaluation, for models that the env queries by name, such as a judge."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,16 +16,16 @@ PREFIX = "--models."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
-    """Says which model answers to a name: one in this process, or one behind a chat endpoint."""
+    """The model for a role: one in this process, or one at a chat endpoint."""
 
     model: str | None = None
-    """The folder or hub name of a model, the folder of an adapter, or "tiny"; with a url its name there."""
+    """The folder or hub name of a model, the folder of an adapter, or "tiny"; with a url, its name at the endpoint."""
     url: str | None = None
     api_key_env: str | None = None
-    """The environment variable with the key of the endpoint."""
+    """The environment variable that holds the endpoint's API key."""
     tools: Literal["api", "prompt"] = "api"
     concurrency: int = 32
-    """Most requests at once."""
+    """Maximum number of concurrent requests."""
     prompt_price: float = 0.0
     cached_price: float | None = None
     completion_price: float = 0.0
@@ -35,7 +35,11 @@ _FIELDS = tuple(ModelFlags.__dataclass_fields__)
 
 
 def models_in(flags: Mapping[str, str], command: str) -> dict[str, ModelFlags]:
-    """Return the models of `--models.NAME.FIELD` flags, by name; RefusedWords names a flag that is wrong."""
+    """Return the models of `--models.NAME.FIELD` flags by name.
+
+    Raises:
+        RefusedWords: If a flag is wrong; the message names it.
+    """
     given: dict[str, dict[str, str]] = {}
     for flag, value in flags.items():
         if not flag.startswith(PREFIX):
@@ -60,9 +64,17 @@ def _read(name: str, fields: Mapping[str, str], command: str) -> ModelFlags:
 
 @asynccontextmanager
 async def opened_models(models: Mapping[str, ModelFlags], *, elsewhere: bool = False) -> AsyncIterator[dict[str, Any]]:
-    """Open an engine for each name, and close them at the end; AgentGymError names the one that cannot be opened.
+    """Open an engine for each name, and close them at the end.
 
-    With `elsewhere` the models are opened by other processes, and their names are given here.
+    Args:
+        models: The models by name.
+        elsewhere: Whether other processes open the models in this process's place; their names are yielded then.
+
+    Yields:
+        The engines, or model names, by name.
+
+    Raises:
+        AgentGymError: If one can't be opened; the message names it.
     """
     from agentgym.engines.endpoint.endpoint import Endpoint
     from agentgym.evals.opening import open_engine

@@ -1,4 +1,4 @@
-"""The command `agentgym rescore`: rewards of stored rollouts, computed again."""
+"""The command `agentgym rescore`: recomputes the rewards of stored rollouts."""
 
 import asyncio
 from collections.abc import Mapping
@@ -30,20 +30,21 @@ def rescore_run(
     concurrency: int = 16,
     models: Annotated[Mapping[str, ModelFlags] | None, tyro.conf.Fixed, tyro.conf.Suppress] = None,
 ) -> int:
-    """Score the rollouts of a run or an evaluation again with the env's current rewards, without playing.
+    """Score the rollouts of a run or an evaluation again with the env's current rewards, without running them.
 
     The rollouts are written with their new rewards to a folder inside the old one, whose own files stay; `agentgym
-    show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is kept, and
-    the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the env's own
-    `restore_played` sets; a reward that reads the sandbox, or something that a tool has set, is refused by name.
+    show`, `compare` and `export` read it. If they cannot be written, the scores are still printed, nothing is saved,
+    and the exit status is 3. Rewards may read the task, the answer, the metrics and the attributes that the env's own
+    `restore_played` sets. A reward that reads the sandbox, or an attribute that a tool has set, is refused by name.
 
-    A judge or another model that the rewards ask by name is given as in an evaluation: --models.judge.url URL/v1.
+    A judge or another model that the rewards query by name is given as in an evaluation: --models.judge.url URL/v1.
+
     For example:
     $ agentgym rescore runs/eval-pointers/first
     $ agentgym rescore runs/pointers/20260801-101500 --env my_env.py:Pointers --phase eval_after
 
     Args:
-        run: The folder of a run or an evaluation; it holds rollouts.sqlite.
+        run: The folder of a run or an evaluation, which holds rollouts.sqlite.
         env: A registered name, the folder of an env.py, module:Class, or path/env.py:Class; by default the run's own.
         output_dir: The folder for the rollouts; by default rescored-TIME in the run's folder.
         phase: Only this phase, such as train or eval_after; by default all.
@@ -52,7 +53,7 @@ def rescore_run(
     """
     with opened(run) as store:
         if phase is not None and phase not in (there := store.phases()):
-            raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; there are: {', '.join(there)}")
+            raise AgentGymError(f"--phase: no rollout has the phase {phase!r}; the phases are: {', '.join(there)}")
     if concurrency < 1:
         raise AgentGymError(f"--concurrency: must be at least 1, got {concurrency}")
     folder = new_folder(run, "rescored-") if output_dir is None else whole_path(output_dir)
@@ -79,7 +80,11 @@ async def _rescored(
 
 
 def env_of(run: Path) -> type[Env[Any]]:
-    """Return the env that a run or an evaluation was begun with, as it is now; ValueError where nothing names it."""
+    """Return the current version of the env with which a run or an evaluation was started.
+
+    Raises:
+        ValueError: If nothing names the env.
+    """
     from agentgym.run.tasks.envs import open_envs
     from agentgym.store.run_settings import begun_env
 
@@ -97,18 +102,18 @@ def _say_changes(done: "Rescored") -> None:
     say(_line("reward", done.reward))
     for name, change in done.rewards.items():
         say(_line(f"  {printable(name)}", change))
-    say(f"{'rollouts':<20}{done.rollouts}, {scored} of them scored again")
+    say(f"{'rollouts':<20}{done.rollouts}, {scored} of them rescored")
     if done.kept:
-        say(f"{'':<20}{done.kept} had no reward, and have none")
+        say(f"{'':<20}{done.kept} had no reward, and still have none")
     if done.failures:
-        say(f"{'':<20}{len(done.failures)} have none any more; the first: {printable(done.failures[0])}")
-    not_kept = f"none: {done.not_kept} rollouts could not be written, and nothing was kept"
+        say(f"{'':<20}{len(done.failures)} lost their reward; the first: {printable(done.failures[0])}")
+    not_kept = f"none: {done.not_kept} rollouts could not be written, so nothing was saved"
     say(f"{'folder':<20}{not_kept if done.not_kept else shown(done.output_dir)}")
 
 
 def _line(name: str, change: "Change") -> str:
     many = len(change.after)
     if not many:
-        return f"{name:<20}of no rollout"
+        return f"{name:<20}no rollouts"
     before, after = sum(change.before) / many, sum(change.after) / many
-    return f"{name:<20}{before:.3f} was, {after:.3f} is, {change.changed} of {many} changed"
+    return f"{name:<20}{before:.3f} before, {after:.3f} after, {change.changed} of {many} changed"

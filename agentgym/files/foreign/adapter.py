@@ -1,4 +1,4 @@
-"""The two files of an untrusted adapter, looked at before its tensors are read into memory."""
+"""The two files of an untrusted adapter, checked before its tensors are loaded into memory."""
 
 import os
 from collections.abc import Mapping
@@ -10,34 +10,36 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, open
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MOST_HEADER = 32 << 20
-"""The maximum size of what a file of tensors says of them; a hundred thousand tensors take half of it."""
+"""Maximum size in bytes of a tensor file's header; a hundred thousand tensors need half of it."""
 BYTES_A_BYTE = 8
-"""Bytes of a file for each that it takes on the disk: file systems compress, but a file of holes is made to deceive."""
+"""Maximum file bytes per byte on disk: file systems compress, but a sparse file is made to deceive."""
 MOST_RANK = 1 << 14
-"""The maximum rank of an adapter that PEFT loads; it makes matrices of the config's rank before it reads tensors."""
+"""Maximum rank of an adapter that PEFT loads; it allocates matrices of the config's rank before it reads tensors."""
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
     """Return the config of an adapter.
 
-    Links may lead anywhere in its folder; in the hub's cache, to the files that the cache keeps beside it.
+    Links may point anywhere within the adapter's folder or, in the hub's cache, to the files that the cache stores
+    next to it.
 
     Raises:
-        FileNotFoundError: There is none.
-        UnreadableFileError: It is not a regular file, a link leads out of the folder, or it holds no JSON object.
+        FileNotFoundError: If there is no config.
+        UnreadableFileError: If it isn't a regular file, a link leads out of the folder, or it doesn't hold a JSON
+            object.
     """
     folder, within = _real(folder)
     return read_object(folder / CONFIG, within=within)
 
 
 def adapter_tensors(folder: Path) -> Path:
-    """Return the path of an adapter's tensors, without links, after checking that they are as large as they say.
+    """Return the path of an adapter's tensors, with links resolved.
 
-    The links are those of `adapter_config`.
+    Checks first that the file's size matches its header. Links are allowed as in `adapter_config`.
 
     Raises:
-        FileNotFoundError: There are none.
-        UnreadableFileError: It is not a regular file of tensors, or takes far less of the disk than its size.
+        FileNotFoundError: If there are no tensors.
+        UnreadableFileError: If it isn't a regular file of tensors, or takes far less space on disk than its size.
     """
     folder, within = _real(folder)
     with opened(folder / TENSORS, within=within) as file:
@@ -49,7 +51,7 @@ def adapter_tensors(folder: Path) -> Path:
 def check_ranks(folder: Path) -> None:
     """Raise UnreadableFileError if an adapter's config has a larger rank than its tensors, or than MOST_RANK.
 
-    Call it before PEFT loads the adapter; other errors are those of `adapter_config` and `adapter_tensors`.
+    Call it before PEFT loads the adapter. It also raises the errors of `adapter_config` and `adapter_tensors`.
     """
     config = adapter_config(folder)
     pattern = config.get("rank_pattern")
@@ -61,13 +63,13 @@ def check_ranks(folder: Path) -> None:
     there = max([shape[0] for shape in shapes if shape], default=0)
     if largest > min(there, MOST_RANK):
         raise UnreadableFileError(
-            f"{folder / CONFIG}: its rank is {largest:,}, and its tensors have {there:,}, of at most {MOST_RANK:,}; "
-            "correct r or rank_pattern"
+            f"{folder / CONFIG}: its rank is {largest:,}, but its tensors have {there:,}, and at most {MOST_RANK:,} is "
+            "allowed; correct r or rank_pattern"
         )
 
 
 def _real(folder: Path) -> tuple[Path, Path]:
-    """Return the folder without links, and the one that links in it must not lead out of."""
+    """Return the folder with links resolved, and the folder that links in it must not lead out of."""
     folder = real_path(folder)
     return folder, folder.parents[1] if folder.parent.name == "snapshots" else folder
 
@@ -77,27 +79,31 @@ def _check_size(file: BinaryIO, path: Path) -> None:
     on_disk = 512 * found.st_blocks
     if found.st_size > MOST_BYTES + BYTES_A_BYTE * on_disk:
         raise UnreadableFileError(
-            f"{path}: it has {found.st_size:,} bytes, but takes {on_disk:,} of the disk: most of it is holes; write "
-            "the adapter anew"
+            f"{path}: it has {found.st_size:,} bytes, but takes only {on_disk:,} on disk, so most of it is holes; "
+            "save the adapter again"
         )
 
 
 def _header(file: BinaryIO, path: Path) -> dict[str, Any]:
-    """Return what the file says of each tensor; UnreadableFileError unless they take exactly the rest of the file."""
+    """Return the header's entry for each tensor.
+
+    Raises:
+        UnreadableFileError: If the tensors don't take exactly the rest of the file, or the header is damaged.
+    """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, MOST_HEADER):
-        raise UnreadableFileError(f"{path}: it does not begin as a file of safetensors does; write the adapter anew")
+        raise UnreadableFileError(f"{path}: it does not start like a safetensors file; save the adapter again")
     try:
         found = {name: of for name, of in parsed(file.read(length)).items() if name != "__metadata__"}
         total = sum(_bytes_of(of) for of in found.values())
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise UnreadableFileError(
-            f"{path}: its header is none of safetensors ({error}); write the adapter anew"
+            f"{path}: its header is not a valid safetensors header ({error}); save the adapter again"
         ) from error
     if total != size - 8 - length:
         raise UnreadableFileError(
-            f"{path}: its tensors take {total:,} bytes by its header, and {size - 8 - length:,} follow; is it cut off?"
+            f"{path}: its header declares {total:,} bytes of tensors, but {size - 8 - length:,} follow; is it cut off?"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""How much may be read of all files that one untrusted thing names: many names of one file never become many bytes."""
+"""Limit on the total bytes read from the files that one untrusted object names, even if it names one many times."""
 
 from pathlib import Path
 
@@ -6,16 +6,20 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError
 
 
 class Allowance:
-    """Counts the bytes of files before they are read, up to a total of `most` bytes; holes count, too."""
+    """Counts the bytes of files before they are read, up to `most` bytes in total; holes of sparse files count too."""
 
     def __init__(self, most: int = MOST_BYTES) -> None:
         self.most = self._left = most
 
     def take(self, path: Path, size: int) -> None:
-        """Count what is to be read of a file; UnreadableFileError, which names it, if that is more than is left."""
+        """Count the bytes to be read from a file.
+
+        Raises:
+            UnreadableFileError: If that exceeds the bytes left; the message names the file.
+        """
         self._left -= size
         if self._left < 0:
             raise UnreadableFileError(
-                f"{path}: with it, more than {self.most:,} bytes would be read for one trajectory; each file counts as "
-                "often as it is named, an image as text; leave some out"
+                f"{path}: with this file, more than {self.most:,} bytes would be read for one trajectory; each file "
+                "counts each time it is named, and an image by its size as text; leave some out"
             )

@@ -1,4 +1,4 @@
-"""Unpacking and parsing untrusted content: a few bytes never become many."""
+"""Unpacking and parsing untrusted content, with limits on how far a few bytes can expand."""
 
 import json
 import re
@@ -9,23 +9,23 @@ from typing import Any
 from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, read_bytes
 
 MOST_LEVELS = 200
-"""The maximum nesting of lists and objects in JSON: code that walks them recurses once for each level."""
+"""Maximum nesting of lists and objects in JSON, because code that walks them recurses once per level."""
 MOST_VALUES = 1 << 21
-"""The maximum number of lists, objects and commas in the JSON of one thing; each becomes up to 200 bytes of objects."""
+"""Maximum number of lists, objects and commas in one JSON value; each becomes up to 200 bytes of objects."""
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""The errors of code that meets values other than it expects."""
+"""Errors raised by code that gets values it doesn't expect."""
 _FEW = 1 << 12
-"""So few values are counted together with what looks like values in texts, which is many times as fast."""
+"""Up to this count, delimiters inside strings are counted too, which is many times as fast."""
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""A string in JSON, or one that is never closed: looking for its end from each quote in it would take for ever."""
+"""A string in JSON, or one that is never closed: searching for its end from each quote in it would take forever."""
 
 
 class Unpacker:
-    """Unpacks the compressed JSON of one thing, such as a rollout, within limits for all of it together.
+    """Unpacks the compressed JSON of one object, such as a rollout, within limits on the total.
 
     Args:
-        most: The maximum number of bytes.
-        most_values: The maximum number of lists, objects and commas.
+        most: Maximum number of bytes.
+        most_values: Maximum number of lists, objects and commas.
     """
 
     def __init__(self, most: int = MOST_BYTES, most_values: int = MOST_VALUES) -> None:
@@ -33,17 +33,20 @@ class Unpacker:
         self.most_values = self._values_left = most_values
 
     def unpacked(self, blob: bytes) -> Any:
-        """Return the value that a blob of compressed JSON holds.
+        """Return the value in a blob of compressed JSON.
+
+        Args:
+            blob: The bytes, compressed with zlib.
 
         Raises:
-            ValueError: It is damaged, or it holds too much together with what was unpacked before.
+            ValueError: If it is damaged, or exceeds a limit together with what was unpacked before.
         """
         unpacking = zlib.decompressobj()
         try:
             text = unpacking.decompress(blob, self._left + 1)
         except zlib.error as error:
             raise ValueError(f"its bytes cannot be unpacked ({error})") from error
-        weight = len(text) * (1 if text.isascii() else 4)  # one emoji makes every character of a text take 4 bytes
+        weight = len(text) * (1 if text.isascii() else 4)  # a single emoji makes every character take 4 bytes
         if weight > self._left:
             raise ValueError(f"it has more than {self.most:,} bytes when it is unpacked")
         if not unpacking.eof:
@@ -59,11 +62,11 @@ class Unpacker:
 def parsed(text: bytes) -> Any:
     """Return the value of a JSON text.
 
-    Whole numbers may be as large as Python reads them, and NaN and Infinity are numbers: code that computes with one
-    must check it, as `agentgym.files.foreign.values` does.
+    Integers may be as large as Python reads them, and NaN and Infinity are accepted as numbers: code that computes
+    with a number must check it, as `agentgym.files.foreign.values` does.
 
     Raises:
-        ValueError: It is not JSON, nests too deep, or holds too many values.
+        ValueError: If it isn't JSON, nests too deep, or holds too many values.
     """
     if len(text) > MOST_VALUES and values_in(text) > MOST_VALUES:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
@@ -74,8 +77,8 @@ def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any
     """Return the value in a JSON file; `within` and `most` are as in `read_bytes`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        UnreadableFileError: It is not a regular file, is too large, or holds no JSON within the limits.
+        FileNotFoundError: If the file doesn't exist.
+        UnreadableFileError: If it isn't a regular file, is too large, or doesn't hold JSON within the limits.
     """
     content = read_bytes(path, within=within, most=most)
     try:
@@ -85,7 +88,12 @@ def read_json(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> Any
 
 
 def read_object(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return the object in a JSON file; the errors are those of `read_json`, also if it holds no object."""
+    """Return the object in a JSON file; the arguments are those of `read_json`.
+
+    Raises:
+        FileNotFoundError: If the file doesn't exist.
+        UnreadableFileError: As in `read_json`, or if the value isn't an object.
+    """
     found = read_json(path, within=within, most=most)
     if not isinstance(found, dict):
         raise UnreadableFileError(f"{path}: it must hold a JSON object, got {type(found).__name__}")
@@ -103,7 +111,7 @@ def _loaded(text: bytes) -> Any:
 
 
 def values_in(text: bytes) -> int:
-    """Return the number of lists, objects and commas in JSON; of a small number, those in its texts count as well."""
+    """Return the number of lists, objects and commas in JSON; a small count includes those inside strings."""
     found = _marks(text)
     return found if found <= _FEW else _marks(_TEXT.sub(b"", text))
 

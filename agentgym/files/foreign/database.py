@@ -1,4 +1,4 @@
-"""Untrusted SQLite databases: only read, and never for longer than their size explains."""
+"""Read-only access to untrusted SQLite databases, with the time of each read limited by the database's size."""
 
 import fcntl
 import os
@@ -17,17 +17,17 @@ from agentgym.files.foreign.opening import MOST_BYTES, UnreadableFileError, regu
 from agentgym.files.foreign.tables import Table, wrong_with
 
 LOOK_EACH = 10_000
-"""Steps of SQLite's machine between two checks of the limit; they take a fraction of a millisecond."""
+"""Steps of SQLite's virtual machine between two checks of the limit; they take a fraction of a millisecond."""
 FREE_STEPS = 20_000_000
-"""Steps that every read may take: about a second."""
+"""Steps that every read may take, about a second."""
 STEPS_A_BYTE = 50
-"""Additional steps for each byte of the file; a row of a run's store has hundreds of bytes and takes tens of steps."""
+"""Additional steps per byte of the file; a row of a run's store has hundreds of bytes and takes tens of steps."""
 FREE_ROWS, BYTES_A_ROW = 1000, 32
-"""Rows that every statement may give, and the bytes of the file that allow for each further one."""
+"""Rows that every statement may return, and bytes of the file per additional row."""
 FREE_BYTES = 1 << 20
-"""Bytes by which one value may be larger than the file."""
+"""Bytes by which a single value may exceed the file's size."""
 MEMORY_A_BYTE = 16
-"""Bytes of memory that all rows may take for each byte of the file: the smallest number of a byte takes 28."""
+"""Bytes of memory for all rows per byte of the file: the smallest one-byte number takes 28."""
 MOST_SCHEMAS = 100
 LIMITS: Mapping[int, int] = {
     sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
@@ -36,34 +36,38 @@ LIMITS: Mapping[int, int] = {
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
     sqlite3.SQLITE_LIMIT_FUNCTION_ARG: 16,
 }
-"""What every connection holds to, in the schema of the file as well."""
+"""Limits of every connection, which apply to the file's schema as well."""
 _SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-"""The end of a rollback journal that names a file for SQLite to delete."""
+"""End of a rollback journal that names a file for SQLite to delete."""
 
 
 @dataclass(slots=True)
 class ReadCost:
-    """Counts what one read has taken so far, over all of its statements."""
+    """Counts the steps of one read over all of its statements."""
 
     looks: int = 0
-    """How often LOOK_EACH steps were done."""
+    """How often LOOK_EACH steps have passed."""
 
 
 class ForeignDatabase:
-    """Reads one database without trusting it: it runs no code, and its results have limits.
+    """Reads a database without trusting it: nothing in the file runs as code, and results are limited.
 
-    The steps are limited for each read: a statement, or all those within a block of `one_read`. A run may write to it
-    meanwhile. The reader writes nothing except SQLite's own shared memory beside a database in write-ahead mode,
-    `NAME-shm`; it never rolls back a rollback journal.
+    The steps are limited per read, which is a statement, or all statements within a block of `one_read`. A run may
+    write to the database meanwhile. The reader writes nothing except SQLite's own shared memory next to a database in
+    write-ahead mode, `NAME-shm`; it never rolls back a rollback journal.
+
+    Args:
+        path: The database file.
+        within: The folder that a symbolic link must not lead out of; None lets links lead anywhere.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        UnreadableFileError: It, or a file that SQLite would open beside it, is not a regular file.
-        sqlite3.Error: It is not a database, or another process holds it.
+        FileNotFoundError: If the file doesn't exist.
+        UnreadableFileError: If it, or a file that SQLite would open next to it, isn't a regular file.
+        sqlite3.Error: If it isn't a database, or another process holds it.
     """
 
     _sound: ClassVar[set[tuple[object, ...]]] = set()
-    """Schemas that were checked and have what was wanted: most stores have the same."""
+    """Schemas that were checked and are as expected; most stores share the same one."""
 
     def __init__(self, path: Path, *, within: Path | None) -> None:
         self.path = regular_file(path, within=within)
@@ -79,11 +83,15 @@ class ForeignDatabase:
         self.connection.close()
 
     def rows(self, sql: str, values: Collection[object] = ()) -> tuple[list[str], list[Any]]:
-        """Return the names of the columns and the rows of a statement.
+        """Return a statement's column names and rows.
+
+        Args:
+            sql: The statement.
+            values: Values for its placeholders.
 
         Raises:
-            UnreadableFileError: It takes more time, or gives more, than the size of the database explains.
-            sqlite3.Error: The database is damaged.
+            UnreadableFileError: If it takes longer, or returns more, than the size of the database explains.
+            sqlite3.Error: If the database is damaged.
         """
         with self.one_read() as read:
             before = read.looks
@@ -93,14 +101,17 @@ class ForeignDatabase:
                 if not self._measure():
                     raise
             read.looks = before
-            return self._rows(sql, tuple(values))  # a run has written more since it was opened
+            return self._rows(sql, tuple(values))  # a run has written more since the limits were measured
 
     @contextmanager
     def one_read(self, read: ReadCost | None = None) -> Iterator[ReadCost]:
-        """Count the statements within the block as one read; those of a block within another are part of the outer one.
+        """Count the statements within the block as one read; a nested block is part of the outer one's read.
 
         Args:
-            read: The read that the block goes on with; a new one by default.
+            read: The read to continue; None starts a new one.
+
+        Yields:
+            The cost of the read.
         """
         outer = self._read
         self._read = found = outer or read or ReadCost()
@@ -120,7 +131,7 @@ class ForeignDatabase:
                 most_bytes -= sum(map(getsizeof, row))
                 if len(found) > most_rows or most_bytes < 0:
                     cursor.close()
-                    raise UnreadableFileError(f"{self.path}: a table gives more than a file of this size can hold")
+                    raise UnreadableFileError(f"{self.path}: a table returns more than a file of this size can hold")
         except sqlite3.OperationalError as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise UnreadableFileError(
@@ -130,10 +141,13 @@ class ForeignDatabase:
         return names, found
 
     def check_tables(self, wanted: Mapping[str, Table]) -> None:
-        """Raise UnreadableFileError unless these are plain tables, with their columns, keys and indexes.
+        """Check that these are plain tables, with their columns, keys and indexes.
 
         Args:
-            wanted: What is read of each table, by its name.
+            wanted: The expected tables by name.
+
+        Raises:
+            UnreadableFileError: If one of them isn't.
         """
         with self.one_read():
             _, rows = self.rows("SELECT type, name, rootpage, sql FROM sqlite_master")
@@ -164,7 +178,7 @@ class ForeignDatabase:
 
 
 def check_beside(path: Path) -> None:
-    """Raise UnreadableFileError if SQLite would open a file beside the database that no run has made.
+    """Raise UnreadableFileError if SQLite would open a file next to the database that a run can't have written.
 
     SQLite follows links, writes into its shared memory, and deletes the file that a rollback journal names.
     """
@@ -181,7 +195,7 @@ def check_beside(path: Path) -> None:
 
 
 def check_journal(path: Path) -> None:
-    """Raise UnreadableFileError if a rollback journal beside the database names a file that SQLite would delete.
+    """Raise UnreadableFileError if a rollback journal next to the database names a file that SQLite would delete.
 
     Call it before opening the database for writing; no run writes such a journal.
     """
@@ -200,7 +214,7 @@ def check_journal(path: Path) -> None:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Return a connection that cannot write to the file."""
+    """Return a connection that can't write to the file."""
     address = f"{path.as_uri()}?mode=ro"
     if shared_kind(path.parent) is not None and not has_locks(path.parent, fcntl.lockf):
         return _without_locks(address)
@@ -213,7 +227,7 @@ def _connected(path: Path) -> sqlite3.Connection:
             return _without_locks(address)
         if any(path.with_name(f"{path.name}{end}").exists() for end in ("-wal", "-journal")):
             raise
-        # A folder that cannot be written to: a reader would put its shared memory there. Nobody writes the file either.
+        # The folder isn't writable, so a reader can't create its shared memory there. Nobody writes the file either.
         return _opened(f"{address}&immutable=1")
     except BaseException:
         connection.close()
@@ -222,7 +236,7 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 
 def _without_locks(address: str) -> sqlite3.Connection:
-    """Return a connection on a file system without locks; the exclusive mode reads a store in write-ahead mode, too."""
+    """Return a connection for a file system without locks; exclusive mode can read a store in write-ahead mode, too."""
     connection = _opened(f"{address}&vfs=unix-none")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     return connection

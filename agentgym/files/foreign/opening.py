@@ -1,4 +1,4 @@
-"""Opening untrusted files: only regular ones, of a size that fits in memory."""
+"""Opening of untrusted files: only regular ones, of a size that fits in memory."""
 
 import errno
 import os
@@ -11,13 +11,13 @@ from typing import BinaryIO
 from agentgym.errors import AgentGymError
 
 MOST_BYTES = 128 << 20
-"""The maximum size in bytes of a file that is read as a whole, unless the caller sets another one."""
+"""Maximum size in bytes of a file that is read as a whole, unless the caller sets another."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
 class UnreadableFileError(AgentGymError, ValueError):
-    """A file cannot be read safely, or is not what it should be; the message names the file and the reason.
+    """A file can't be read safely, or isn't what it should be; the message names the file and the reason.
 
     A missing file is a FileNotFoundError instead.
     """
@@ -32,19 +32,19 @@ def opened(path: Path, *, within: Path | None) -> Iterator[BinaryIO]:
         within: The folder that a symbolic link must not lead out of; None lets links lead anywhere.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        UnreadableFileError: It is not a regular file, a link leads out of the folder, or the system refuses it.
+        FileNotFoundError: If the file doesn't exist.
+        UnreadableFileError: If it isn't a regular file, a link leads out of the folder, or the system denies access.
     """
     with os.fdopen(_descriptor(path, within), "rb") as file:
         yield file
 
 
 def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most `most` bytes; the arguments are those of `opened`.
+    """Return the content of a regular file of at most `most` bytes; the other arguments are those of `opened`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        UnreadableFileError: As in `opened`, or the file is larger.
+        FileNotFoundError: If the file doesn't exist.
+        UnreadableFileError: As in `opened`, or if the file is larger.
     """
     with opened(path, within=within) as file:
         try:
@@ -56,21 +56,21 @@ def read_bytes(path: Path, *, within: Path | None, most: int = MOST_BYTES) -> by
 
 
 def size_of(path: Path, *, within: Path | None) -> int:
-    """Return the size in bytes of a regular file, holes included; arguments and errors are those of `opened`."""
+    """Return a regular file's size in bytes, including holes; arguments and errors are those of `opened`."""
     with opened(path, within=within) as file:
         return os.fstat(file.fileno()).st_size
 
 
 def is_file(path: Path | str) -> bool:
-    """Whether there is a regular file, or a link to one; False also for a name that no file can have."""
+    """Return whether the path is a regular file or a link to one; also False for a name that no file can have."""
     return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
 
 
 def real_path(path: Path) -> Path:
-    """Return the absolute path of a file without links, also if it is missing or its links go in a circle.
+    """Return the absolute path of a file with links resolved, even if it is missing or its links form a cycle.
 
     Raises:
-        UnreadableFileError: No file can have this name.
+        UnreadableFileError: If no file can have this name.
     """
     try:
         return Path(os.path.realpath(path))
@@ -81,7 +81,7 @@ def real_path(path: Path) -> Path:
 def check_folder(folder: Path) -> None:
     """Raise UnreadableFileError if the folder holds a link that leads out of it, a pipe or a device.
 
-    Call it before writing into a folder that may come from somebody else: writing through a link changes other files.
+    Call it before writing to a folder that may come from somebody else: writing through a link changes other files.
     """
     try:
         found = list(os.scandir(folder))
@@ -92,18 +92,18 @@ def check_folder(folder: Path) -> None:
             real = os.path.realpath(entry.path)
             if not Path(real).is_relative_to(os.path.realpath(folder)):
                 raise UnreadableFileError(
-                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it, and to write to "
-                    "another disk name a folder there"
+                    f"{entry.path}: it is a link that leads out of {folder}, to {real}; remove it (to write to "
+                    "another disk, choose a folder there)"
                 )
         elif not entry.is_file() and not entry.is_dir() and not stat.S_ISSOCK(entry.stat().st_mode):
             raise UnreadableFileError(f"{entry.path}: it is a pipe or a device, not a regular file; remove it")
 
 
 def regular_file(path: Path, *, within: Path | None) -> Path:
-    """Return the path of a regular file, without links, for code that opens files itself.
+    """Return the path of a regular file, with links resolved, for code that opens files itself.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: If the file doesn't exist.
         UnreadableFileError: As in `opened`.
     """
     os.close(_descriptor(path, within))
@@ -111,7 +111,7 @@ def regular_file(path: Path, *, within: Path | None) -> Path:
 
 
 def _descriptor(path: Path, within: Path | None) -> int:
-    """Open the file, after checking where a link leads."""
+    """Open the file after checking where its links lead."""
     try:
         if within is not None and (path.parent != within or path.is_symlink()):
             real = Path(os.path.realpath(path))
@@ -137,4 +137,4 @@ def _refusal(path: Path, error: OSError | ValueError) -> Exception:
     if isinstance(error, OSError):
         reason = "a socket is not a regular file" if error.errno == errno.ENXIO else error.strerror
         return UnreadableFileError(f"{path}: it cannot be read ({reason})")
-    return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name with NUL
+    return UnreadableFileError(f"{str(path)!r}: it cannot be read ({error})")  # a name that contains NUL

@@ -1,41 +1,41 @@
-"""What the tables of an untrusted database must be: plain ones with known columns, keys and indexes."""
+"""Requirements for the tables of an untrusted database: plain tables with known columns, keys and indexes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Query: TypeAlias = Callable[[str], tuple[list[str], list[Any]]]
-"""Gives the names of the columns and the rows of a statement."""
+"""Runs a statement and returns its column names and rows."""
 FUNCTIONS = ("json_", "pragma_")
-"""How the names of SQLite's functions begin that give rows; a table of such a name would stand in their place."""
+"""Prefixes of the names of SQLite's table-valued functions, which a table of the same name would hide."""
 REFUSED = "ask for an unchanged copy of the file that its run wrote"
-"""What to do about a database whose tables are others."""
+"""What to do about a database with unexpected tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Names what is read of a table, and what finds its rows without going through all of them."""
+    """The columns to read from a table, and the keys and indexes that find its rows without a full scan."""
 
     columns: Collection[str]
     key: Sequence[str] = ()
-    """The columns of its primary key, in their order."""
+    """Columns of its primary key, in order."""
     indexes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The columns of each index, in their order, by the index's name."""
+    """Columns of each index, in order, by the index's name."""
 
 
 def wrong_with(wanted: Mapping[str, Table], query: Query, schema: Collection[Sequence[Any]]) -> str | None:
-    """Return why these tables cannot be read, in words; None if they can.
+    """Return why these tables can't be read, or None if they can.
 
     Args:
-        wanted: What is read of each table, by its name. Others are ignored if they stand in nothing's place.
-        query: Runs a statement. PRAGMA statements alone are run, which no table of the database can stand in for.
-        schema: The type, the name and the first page of everything in the database.
+        wanted: The expected tables by name. Other tables are ignored unless they hide something.
+        query: Runs a statement. Only PRAGMA statements are run, which no table of the database can impersonate.
+        schema: The type, name and root page of everything in the database.
     """
     for kind, name, page in schema:
         if kind == "table" and not page and name not in wanted:
             return f"it has a virtual table, {name!r:.80}; {REFUSED}"
         if kind != "index" and str(name).lower().startswith(FUNCTIONS):
-            return f"its {kind!s:.20} {name!r:.80} stands in the place of a function of SQLite; {REFUSED}"
+            return f"its {kind!s:.20} {name!r:.80} hides a function of SQLite; {REFUSED}"
     for name, table in wanted.items():
         of = [(kind, page) for kind, each, page in schema if str(each).lower() == name and kind != "index"]
         if len(of) != 1 or of[0][0] != "table" or not of[0][1]:

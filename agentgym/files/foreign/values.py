@@ -1,22 +1,28 @@
-"""Checks of untrusted values: JSON has larger numbers than arrays and files can hold."""
+"""Checks of untrusted values, since JSON allows larger numbers than arrays and files can hold."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 LARGEST = 2**63 - 1
-"""The largest whole number that SQLite and arrays hold."""
+"""The largest integer that SQLite and arrays can hold."""
 
 
 def whole(value: Any, name: str) -> int:
-    """Return a whole number of 64 bits; ValueError, which names it, for anything else."""
+    """Return the value if it is a 64-bit integer, otherwise raise ValueError with its name."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST:
-        raise ValueError(f"{name}: must be a whole number of 64 bits, got {_shown(value)}")
+        raise ValueError(f"{name}: must be a 64-bit integer, got {_shown(value)}")
     return value
 
 
 def number(value: Any, name: str, *, finite: bool = True) -> float:
-    """Return a number as it is; ValueError, which names it, for anything else and for a number that no float holds."""
+    """Return the value if it is a number that fits in a float, otherwise raise ValueError with its name.
+
+    Args:
+        value: The value to check.
+        name: The value's name in the message.
+        finite: Whether NaN and infinity are refused.
+    """
     right = isinstance(value, int | float) and (isinstance(value, float) or abs(value) <= LARGEST)
     if not right or (finite and not math.isfinite(value)):
         raise ValueError(f"{name}: must be a number, got {_shown(value)}")
@@ -24,7 +30,7 @@ def number(value: Any, name: str, *, finite: bool = True) -> float:
 
 
 def numbers(found: Any, name: str) -> Mapping[str, float]:
-    """Return an object of numbers by name, which need not be finite; ValueError, which names it, for anything else."""
+    """Return the value if it is an object of numbers, finite or not, otherwise raise ValueError with its name."""
     if not isinstance(found, dict):
         raise ValueError(f"{name}: must be an object, got {type(found).__name__}")
     for key, value in found.items():
@@ -33,14 +39,14 @@ def numbers(found: Any, name: str) -> Mapping[str, float]:
 
 
 def text_of(value: Any, name: str) -> str:
-    """Return a text as it is; ValueError, which names it, for anything else."""
+    """Return the value if it is text, otherwise raise ValueError with its name."""
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be text, got {type(value).__name__}")
     return value
 
 
 def messages_of(found: Any, name: str) -> tuple[Any, ...]:
-    """Return a list of chat messages, whatever is in them; ValueError, which names it, for anything else."""
+    """Return a list of chat messages as a tuple without checking their content, or raise ValueError with its name."""
     if not isinstance(found, list):
         raise ValueError(f"{name}: must be a list, got {type(found).__name__}")
     for message in found:
@@ -50,4 +56,4 @@ def messages_of(found: Any, name: str) -> tuple[Any, ...]:
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"a {type(value).__name__}"
+    return f"{value!r:.80}" if isinstance(value, str | float | bool | None) else f"type {type(value).__name__}"

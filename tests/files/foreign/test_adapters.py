@@ -45,14 +45,14 @@ def tensor(size: int, **fields: Any) -> dict[str, Any]:
 
 
 BROKEN: dict[str, tuple[Any, int, str]] = {
-    "holes": (tensor(1 << 35), 1 << 35, r"has 34,359,\d+,\d+ bytes, but takes .* of the disk: most of it is holes"),
-    "more than the file": (tensor(1 << 35), 64, "its tensors take 34,359,738,368 bytes by its header, and 64 follow"),
-    "less than the file": (tensor(32), 64, "its tensors take 32 bytes by its header, and 64 follow"),
-    "a list": ([1], 64, "its header is none of safetensors"),
-    "no JSON": ("{", 64, "its header is none of safetensors"),
-    "deep": ("[" * 100_000, 64, "its header is none of safetensors"),
+    "holes": (tensor(1 << 35), 1 << 35, r"has 34,359,\d+,\d+ bytes, but takes only .* on disk, so most of it is holes"),
+    "more than the file": (tensor(1 << 35), 64, "its header declares 34,359,738,368 bytes of tensors, but 64 follow"),
+    "less than the file": (tensor(32), 64, "its header declares 32 bytes of tensors, but 64 follow"),
+    "a list": ([1], 64, "its header is not a valid safetensors header"),
+    "no JSON": ("{", 64, "its header is not a valid safetensors header"),
+    "deep": ("[" * 100_000, 64, "its header is not a valid safetensors header"),
     "an offset of text": (tensor(64, data_offsets=["a", "b"]), 64, "a length or an offset is 'a'"),
-    "no shape": ({A: {"data_offsets": [0, 64]}}, 64, "its header is none of safetensors"),
+    "no shape": ({A: {"data_offsets": [0, 64]}}, 64, "its header is not a valid safetensors header"),
     "a negative shape": (tensor(64, shape=[-1]), 64, "a length or an offset is -1"),
     "backwards": (tensor(64, data_offsets=[64, 0]), 64, "a tensor ends before it begins"),
 }
@@ -73,7 +73,7 @@ def test_tensors_that_are_not_what_they_say_are_refused(broken: str, tmp_path: P
 def test_a_header_that_is_longer_than_the_file_is_refused(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "adapter")
     (folder / TENSORS).write_bytes(b"\xff" * 64)
-    with pytest.raises(UnreadableFileError, match="does not begin as a file of safetensors"):
+    with pytest.raises(UnreadableFileError, match="does not start like a safetensors file"):
         adapter_tensors(folder)
 
 
@@ -84,7 +84,7 @@ def test_peft_makes_no_matrices_of_a_rank_that_no_tensor_has(
     folder = adapter(tmp_path / "adapter", **config)
     (found,) = commands.run(["merge", str(folder), str(tmp_path / "out")])
     assert (wrong_with(found), found["code"]) == ([], 1)
-    assert "and its tensors have 2, of at most 16,384; correct r or rank_pattern" in found["error"]
+    assert "but its tensors have 2, and at most 16,384 is allowed; correct r or rank_pattern" in found["error"]
 
 
 def test_a_pickle_in_the_place_of_tensors_is_not_loaded(tmp_path: Path, commands: Worker) -> None:

@@ -49,27 +49,30 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         for name in ("prompt_tokens", "completion_tokens")
         for count in (2 * 10**8, 2 * 10**9, 10**11, 2**70)
     },
-    "last_tokens 2e9": (document(**kept(last_tokens=2 * 10**9)), "it counts 2,000,000"),
-    "last_tokens 2**70": (document(**kept(last_tokens=2**70)), "last_tokens: must be a whole number of 64 bits"),
-    "last_tokens below 0": (document(**kept(last_tokens=-(10**6))), "it counts -9"),
+    "last_tokens 2e9": (document(**kept(last_tokens=2 * 10**9)), "it has 2,000,000"),
+    "last_tokens 2**70": (document(**kept(last_tokens=2**70)), "last_tokens: must be a 64-bit integer"),
+    "last_tokens below 0": (document(**kept(last_tokens=-(10**6))), "it has -9"),
     "many small counts": (
         document(
             subagent_trajectories=[document(counted(prompt_tokens=10**7), trajectory_id=f"t{n}") for n in range(3)]
         ),
-        "a rollout of more than 16,777,216 is not read",
+        "a rollout may have at most 16,777,216",
     ),
     "ids of 2**70": (
         document(counted(prompt_token_ids=[1], completion_token_ids=[2**70], logprobs=[-0.5])),
         "metrics.completion_token_ids.0: Input should be less than 2147483648",
     ),
-    "last ids of 2**70": (document(WITH_IDS, **kept(last_token_ids=[2**70])), "last_token_ids: must be a whole number"),
-    "last ids of text": (document(WITH_IDS, **kept(last_token_ids=["a"])), "last_token_ids: must be a whole number"),
-    "a step of 2**70": (document(**kept(rollout={"step": 2**70})), "step: must be a whole number of 64 bits"),
+    "last ids of 2**70": (
+        document(WITH_IDS, **kept(last_token_ids=[2**70])),
+        "last_token_ids: must be a 64-bit integer",
+    ),
+    "last ids of text": (document(WITH_IDS, **kept(last_token_ids=["a"])), "last_token_ids: must be a 64-bit integer"),
+    "a step of 2**70": (document(**kept(rollout={"step": 2**70})), "step: must be a 64-bit integer"),
     "a phase that is a list": (document(**kept(rollout={"phase": []})), "phase: must be text"),
     "metrics of text": (document(**kept(rollout={"metrics": {"seconds": "x"}})), "metrics.seconds: must be a number"),
     "a reward of 2**70": (document(extra={"reward": 2**70}), "extra.reward: must be a number"),
     "a failure of other fields": (document(**kept(rollout={"failure": {"x": "y"}})), "unexpected keyword argument"),
-    "an index of 2**70": (document(**kept(index=2**70)), "index: must be a whole number"),
+    "an index of 2**70": (document(**kept(index=2**70)), "index: must be a 64-bit integer"),
     "seconds of text": (
         document({"source": "agent", "message": "It.", **kept(seconds="x")}),
         "seconds: must be a number, got 'x'",
@@ -86,7 +89,10 @@ HOSTILE: dict[str, tuple[Any, str]] = {
         ),
         "subagent_trajectory_ref.0.trajectory_id: Input should be a valid string",
     ),
-    "a continuation in it that is no document": (document(continued=5, **kept(index=2**70)), "index: must be a whole"),
+    "a continuation in it that is no document": (
+        document(continued=5, **kept(index=2**70)),
+        "index: must be a 64-bit integer",
+    ),
     "references that are numbers": (
         document({"source": "agent", "message": "", "observation": {"results": [{"subagent_trajectory_ref": [3]}]}}),
         "Input should be a valid dictionary",
@@ -202,7 +208,7 @@ def bulky(folder: Path, many: int, size: int) -> Path:
 
 
 def test_the_files_of_a_trajectory_have_a_limit_together(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"b4\.json: with it, more than 134,217,728 bytes would be read"):
+    with pytest.raises(ValueError, match=r"b4\.json: with this file, more than 134,217,728 bytes would be read"):
         read_atif(bulky(tmp_path, 10, 30_000_000))
 
 
@@ -239,7 +245,7 @@ def test_files_of_a_folder_that_are_no_files_are_counted_and_the_others_read(tmp
     assert wrong_with(found) == []
     assert found["out"].splitlines() == [
         f"2 rollouts, 0 of them without a reward: {tmp_path / 'out'}",
-        "left out: 4 files that are no trajectories",
+        "left out: 4 files that aren't trajectories",
     ]
     with RolloutStore(tmp_path / "out") as store:
         assert len(store) == 2

@@ -169,7 +169,7 @@ def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Pa
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
     with pytest.raises(UnreadableFileError, match="reading it takes longer than the size of the file explains"):
         database.rows(f"{endless} SELECT count(*) FROM n")
-    with pytest.raises(UnreadableFileError, match="gives more than a file of this size"):
+    with pytest.raises(UnreadableFileError, match="returns more than a file of this size"):
         database.rows(f"{endless} SELECT i FROM n")
     with pytest.raises(sqlite3.DataError, match="too big"):
         database.rows("SELECT zeroblob(100000000)")
@@ -186,8 +186,8 @@ def test_a_statement_takes_and_gives_no_more_than_the_file_explains(tmp_path: Pa
         ("CREATE TABLE a (c)", "its table a has no column b"),
         ("CREATE TABLE a (c, b AS (length(c)))", "its table a computes its column b"),
         ("CREATE TABLE a (b, c AS (length(b)))", "its table a computes its column c"),
-        ("CREATE TABLE a (b); CREATE VIEW json_each AS SELECT 1", "its view 'json_each' stands in the place of a func"),
-        ("CREATE TABLE a (b); CREATE TABLE pragma_x (a)", "its table 'pragma_x' stands in the place of a function"),
+        ("CREATE TABLE a (b); CREATE VIEW json_each AS SELECT 1", "its view 'json_each' hides a function of SQLite"),
+        ("CREATE TABLE a (b); CREATE TABLE pragma_x (a)", "its table 'pragma_x' hides a function of SQLite"),
         ("CREATE TABLE a (b); CREATE VIRTUAL TABLE c USING fts5(b)", "it has a virtual table, 'c'"),
         ("CREATE TABLE a (b, c)", r"its table a has the key \(\) instead of \(b\)"),
         ("CREATE TABLE a (c, b, PRIMARY KEY (c, b))", r"its table a has the key \(c, b\) instead of \(b\)"),
