@@ -115,7 +115,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
     [
         (["--seed", "1" + "0" * 30], "--seed: must be below"),
         (["--recipe="], "--recipe: must not be empty, got ''"),
-        (["--group-size", "1"], "--group-size: one rollout has no other"),
+        (["--group-size", "1"], "--group-size: a single rollout can't be compared"),
         (["--train.lr", "-1"], "--train.lr: must be at least 0, got '-1'"),
         (["--train.lora-rank", "0"], "--train.lora-rank: must be at least 1, got '0'"),
         (["--train.betas", "0.9", "1"], "--train.betas: must be below 1, got ('0.9', '1')"),
@@ -123,7 +123,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.threads", "0"], "--train.threads: must be at least 1"),
         (["--engine.threads", "0"], "--engine.threads: must be at least 1"),
         (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),
-        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang serves no DoRA"),
+        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang can't serve DoRA"),
         (["--oversample.carry", "1"], "--oversample.carry: with stop='all'"),
         (["--max-staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: a deadline cuts"),
         (["--setps", "3"], "there is no option --setps; did you mean --max-steps?"),
@@ -271,7 +271,7 @@ def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(
 
 def test_a_callback_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["recipe", "--output-dir", str(tmp_path / "run")])
-    with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: must be .*Callback"):
+    with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: expected .*Callback"):
         main(RECIPE, callbacks=[print])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()
 

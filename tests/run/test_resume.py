@@ -383,7 +383,7 @@ def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) ->
 
 
 def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) -> None:
-    with pytest.raises(ValueError, match=r"^train\.temperature: at 0 every rollout of a group is the same"):
+    with pytest.raises(ValueError, match=r"^train\.temperature: at 0, all rollouts of a group are the same"):
         replace(run, train=replace(run.train, temperature=0))
 
 
