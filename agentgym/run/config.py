@@ -318,9 +318,7 @@ class RunConfig:
             raise ValueError("teacher_engine.colocate: a teacher's servers can't lend memory; give them their own GPUs")
         launched = isinstance(self.engine, SGLangConfig) and not self.engine.urls and not servers.urls
         if launched and not servers.gpus:
-            raise ValueError(
-                "teacher_engine.gpus: without it, the teacher would use the policy's GPUs; set other GPUs"
-            )
+            raise ValueError("teacher_engine.gpus: without it, the teacher would use the policy's GPUs; set other GPUs")
 
     @property
     def name(self) -> str:

@@ -334,7 +334,7 @@ def test_a_run_without_a_name_has_its_envs() -> None:
         (["--teacher", "no/such/teacher"], "teacher: there is no folder no/such/teacher"),
         (["--output-dir", "README.md"], "README.md cannot be made (a file is in its way); name another folder"),
         (["--output-dir", "README.md/run"], "README.md/run cannot be made (a file is in its way)"),
-        (["--output-dir", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
+        (["--output-dir", "docs"], "docs contains 'agents.md' but no run; use a new"),
         (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
@@ -364,8 +364,8 @@ def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
     done = recipe("--sandbox", "docker", "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.startswith("chase_grpo: sandbox: docker does not run here: ")
-    assert done.stderr.endswith("`--sandbox auto` takes the best one\n")
+    assert done.stderr.startswith("chase_grpo: sandbox: docker doesn't work here: ")
+    assert done.stderr.endswith("`--sandbox auto` uses the best one\n")
     assert done.stderr.count("none.sock") == 1
     assert not (tmp_path / "run").exists()
 
@@ -553,4 +553,4 @@ def test_only_an_env_that_asks_for_more_context_than_the_engine_holds_is_warned_
 ) -> None:
     env = type("Quiz", (ag.ToolEnv,), {"limits": ag.Limits(**asked)})
     warn_of_engine_limits(env, Scripted([], context_tokens=1024))
-    assert ("Quiz.limits.context_tokens is 2048, and the engine holds 1024" in caplog.text) == warned
+    assert ("Quiz.limits.context_tokens is 2048, but the engine's context is 1024 tokens" in caplog.text) == warned

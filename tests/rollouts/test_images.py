@@ -186,11 +186,11 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], and training reads"),
-        (Returns, r"^env: tool 'picture' of Returns returns an image, and training reads text alone; evaluate on"),
+        (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], but training supports"),
+        (Returns, r"^env: tool 'picture' of Returns returns an image, but training supports only text; evaluate on"),
         (
             mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),
-            r"^env: tool 'picture' of Returns returns an image, and training reads text alone",
+            r"^env: tool 'picture' of Returns returns an image, but training supports only text",
         ),
     ],
 )

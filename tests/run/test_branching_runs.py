@@ -34,7 +34,10 @@ def test_branches_are_settings_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"branching": ag.BranchingConfig(every=2)}, "^branching: only used with credit branches; set credit to branches"),
+        (
+            {"branching": ag.BranchingConfig(every=2)},
+            "^branching: only used with credit branches; set credit to branches",
+        ),
         ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo has a unit"),
         (
             {"credit": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},

@@ -42,7 +42,10 @@ SMALL = replace(
             {"oversample": ag.OversampleConfig(replace=1)},
             r"^oversample\.replace: with a teacher, equal rewards are a signal",
         ),
-        ({"teacher_engine": ag.SGLangConfig(colocate="keep")}, r"^teacher_engine\.colocate: a teacher's servers can't lend"),
+        (
+            {"teacher_engine": ag.SGLangConfig(colocate="keep")},
+            r"^teacher_engine\.colocate: a teacher's servers can't lend",
+        ),
         (
             {"engine": ag.SGLangConfig(), "teacher_engine": ag.SGLangConfig()},
             r"^teacher_engine\.gpus: without it, the teacher would use the policy's GPUs",

@@ -142,7 +142,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
         ),
         ([FINE | {"mismatch/mean": m} for m in [0.01] * FIRST + [0.1] * FIRST], "drift apart: 0.1 nats"),
         ([FINE | {"engine/lost_servers": 1.0}], "has lost 1 server"),
-        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was played in the last 5 batches"),
+        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was run in the last 5 batches"),
     ],
 )
 def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:

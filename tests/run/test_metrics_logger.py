@@ -91,7 +91,7 @@ def test_half_a_line_that_a_full_disk_took_is_whole_in_a_file_that_is_written_ag
         with files_up_to((tmp_path / METRICS).stat().st_size + 5):
             log(1, {"reward": 1.0})
         (tmp_path / METRICS).unlink()
-        assert log.follow_file() == f"{tmp_path / METRICS} was removed; it is written again."
+        assert log.follow_file() == f"{tmp_path / METRICS} was removed; writing it again."
         log(2, {"reward": 0.0})
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [0, 1, 2]
 

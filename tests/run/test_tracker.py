@@ -289,7 +289,9 @@ async def test_a_callback_that_never_returns_does_not_hold_up_a_run_that_is_stop
     await asyncio.to_thread(ended.wait)  # the thread may come late
     assert heard == [{}]
     let.set()
-    assert re.search(r"WARNING: .*Blocks\.on_step has not returned in 0\.1 seconds; ending the run", capsys.readouterr().err)
+    assert re.search(
+        r"WARNING: .*Blocks\.on_step has not returned in 0\.1 seconds; ending the run", capsys.readouterr().err
+    )
     assert (tmp_path / "checkpoints/step-000001").is_dir()
 
 
@@ -371,7 +373,9 @@ async def test_a_runs_folder_holds_what_it_ran_on_and_every_step_its_metrics(tmp
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_line_that_installs_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^report_to: nowhere is not installed; `pip install nowhere`"):
+    with pytest.raises(
+        ValueError, match=r"^report_to: nowhere is not installed; install it with `pip install nowhere`"
+    ):
         open_tracker("nowhere", tmp_path, "recipe", {})  # type: ignore[arg-type]
 
 
