@@ -40,7 +40,8 @@ SUMMARY = "summary.json"
 class Recorder:
     """Stores a run's metrics and rollouts. Only the first process writes.
 
-    Methods that block on disk I/O say so in their docstrings. It isn't a `Callback`, because a step's rollouts and metrics must be on disk before its checkpoint.
+    Methods that block on disk I/O say so in their docstrings. The recorder isn't a `Callback`, because a step's
+    rollouts and metrics must be on disk before its checkpoint.
     """
 
     log: MetricsLogger

@@ -30,7 +30,7 @@ def held_out(folder: Path) -> dict[int, dict[str, Any]]:
 
 async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> None:
     run = ag.RunConfig(recipe="beside", env="nim", model="tiny", ray="auto", cluster=ag.ClusterConfig(eval_workers=1))
-    with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there is no evaluation between steps"):
+    with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there are no evaluations between steps"):
         async with joined_cluster(run, Losses()):
             pass
 

@@ -71,7 +71,7 @@ async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_
     kept = stored(tmp_path / "eval")
     assert 0 < found.not_kept == TASKS - len(kept)
     assert (
-        f"output_dir: {found.not_kept} rollouts are not in {tmp_path}/eval; `resume` plays them again"
+        f"output_dir: {found.not_kept} rollouts are not stored in {tmp_path}/eval; `resume` runs them again"
         in caplog.messages
     )
     again = await played(tmp_path / "eval", resume=True)

@@ -339,9 +339,9 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
 
 
 async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^retry_failed: only an evaluation that is resumed has failed rollouts"):
+    with pytest.raises(ValueError, match=r"^retry_failed: only a resumed evaluation has failed rollouts"):
         await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
-    with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder"):
+    with pytest.raises(ValueError, match=r"^resume, retry_failed: set `output_dir` to the"):
         await ag.evaluate(Even, Scripted([]), resume=True)
     with pytest.raises(ValueError, match=r"^split: must be one of train, test"):
         await ag.evaluate(Even, Scripted([]), split="dev")  # type: ignore[arg-type]
