@@ -213,10 +213,10 @@ class Answers(Words):
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env is played; write `def"),
+        (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env runs; define `def"),
         (InSetup, r"^InSetup: reward 'few' reads self\.letters, "),
         (InInit, r"^InInit: reward 'few' reads self\.seen, "),
-        (InBox, r"^InBox: reward 'few' reads self\.sandbox, and a rollout's sandbox is gone"),
+        (InBox, r"^InBox: reward 'few' reads self\.sandbox, but a rollout's sandbox doesn't"),
         (Answers, r"^Answers: reward 'right' reads self\.answer, "),
     ],
 )
@@ -315,7 +315,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",
-        ("--step", "9"): "run: it has no rollout of this phase and step",
+        ("--step", "9"): "run: it has no rollouts of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }
