@@ -70,7 +70,7 @@ class Collector:
         return await self.peers.gather(list(groups))
 
     def _completed(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with the collector's sampling and concurrency where it sets none."""
+        """Return the schedule with the collector's sampling and concurrency if it sets none."""
         sampling, concurrency = schedule.sampling or self.sampling, schedule.concurrency or self.concurrency
         return replace(schedule, sampling=sampling, concurrency=concurrency)
 

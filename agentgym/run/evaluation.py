@@ -75,7 +75,7 @@ class Evaluations:
             await asyncio.wait([self._pending.playing])
 
     def say_missing(self, steps: int) -> None:
-        """Report the evaluations that were running when the run stopped after `steps` steps.
+        """Report which evaluations of the first `steps` steps were running when the run stopped.
 
         Deletes the policies of all unfinished evaluations. Blocks on disk I/O.
         """

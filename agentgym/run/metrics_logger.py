@@ -293,7 +293,7 @@ def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, 
     held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
     rows = {int(row.pop("step")): row for row in found if HELD_OUT not in row}
     if len(rows) < steps:
-        warnings.warn(f"{path} has the metrics of only {len(rows)} of the {steps} finished steps", stacklevel=2)
+        warnings.warn(f"{path} has only {len(rows)} of the {steps} finished steps", stacklevel=2)
     write_whole(path, b"".join(line + b"\n" for line in kept))
     return list(rows.values()), held_out
 

@@ -1,4 +1,4 @@
-"""The parts of a run and where they are: in this process, in processes that torchrun started, or on Ray."""
+"""The parts of a run and their locations: this process, processes that torchrun started, or Ray."""
 
 import logging
 from collections.abc import Callable

@@ -50,7 +50,7 @@ def test_of_a_run_the_evaluation_after_training_is_compared_unless_another_is_as
 
 def test_an_evaluation_that_a_run_does_not_hold_is_refused_with_those_that_it_holds(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {("eval_before", 0): 0.0, ("train", 0): 0.0, ("eval", 2): 1.0})
-    with pytest.raises(AgentGymError, match=r"^phase: .*holds no evaluation 'after'; it holds before, 0, 2; name one"):
+    with pytest.raises(AgentGymError, match=r"^phase: .*has no evaluation 'after'; it has before, 0, 2; choose one"):
         ag.compare(run, run)
     with pytest.raises(AgentGymError, match=r"^run: .* holds no evaluation; give the folder of one"):
         ag.compare(write(tmp_path / "bare", {("train", 0): 0.0}), run)

@@ -294,7 +294,7 @@ async def test_settings_that_name_no_env_are_a_sentence(
 async def test_a_rescore_follows_no_link_in_its_place(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     (tmp_path / "taken").symlink_to("nothing")
-    with pytest.raises(ValueError, match="taken exists already"):
+    with pytest.raises(ValueError, match="taken already exists"):
         await rescore(played, Words, tmp_path / "taken")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
@@ -311,7 +311,7 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     played = await played_in(tmp_path)
     with pytest.raises(EnvError, match="Steps: its rewards come from its steps"):
         await rescore(played, Steps, tmp_path / "again")
-    with pytest.raises(ValueError, match=r"output_dir: .* exists already"):
+    with pytest.raises(ValueError, match=r"output_dir: .* already exists"):
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; there are: eval",

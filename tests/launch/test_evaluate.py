@@ -377,7 +377,7 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     for name, prompt in (("one", "x"), ("other", "y")):
         await ag.evaluate(Even, engine, output_dir=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
-    with pytest.raises(ValueError, match=r"^other: task 'a' is another one"):
+    with pytest.raises(ValueError, match=r"^other: task 'a' differs from"):
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):
         ag.compare(tmp_path / "one", await ag.evaluate(Even, engine))

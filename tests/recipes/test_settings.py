@@ -148,7 +148,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--models.judge.engine.slots", "8"], "--models.judge.model: is missing; give the folder or the name"),
         (["--models.judge.modle", "tiny"], "there is no option --models.judge.modle; did you mean"),
         (["--models.a/b.model", "tiny"], "there is no option --models.a/b.model"),
-        (["--cluster.workers", "2"], "--cluster.workers: only a run on Ray has a cluster"),
+        (["--cluster.workers", "2"], "--cluster.workers: these settings apply only to a run on Ray"),
     ],
 )
 def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(

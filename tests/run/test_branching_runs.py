@@ -38,7 +38,7 @@ def test_branches_are_settings_of_a_run() -> None:
             {"branching": ag.BranchingConfig(every=2)},
             "^branching: only used with credit branches; set credit to branches",
         ),
-        ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo has a unit"),
+        ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo rescales rewards"),
         (
             {"credit": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
             "^train.loss: gspo_rollout needs whole rollouts",

@@ -66,7 +66,7 @@ def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_ste
             log(step, {"reward": 0.25, "train/optimizer_steps": 1})
         log.held_out(2, evaluated(0.25))
         log.held_out(3, evaluated(0.99))  # of a step that is not in the checkpoint
-    with pytest.warns(UserWarning, match="2 of the 3 steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
+    with pytest.warns(UserWarning, match="2 of the 3 finished steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
         pass
     assert log.held_out_rewards == {0: 0.125, 2: 0.25}
     log.held_out_rewards[4] = 0.5

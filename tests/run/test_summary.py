@@ -204,7 +204,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
 def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
     done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
     assert done.returncode == 2
-    assert "adding: --group-size: one rollout" in done.stderr
+    assert "adding: --group-size: a single rollout" in done.stderr
     assert "Traceback" not in done.stderr
 
 
