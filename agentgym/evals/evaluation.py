@@ -163,6 +163,9 @@ class Evaluation:
         Args:
             k: Number of attempts, from 1 to the evaluation's `k`.
             solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Raises:
+            ValueError: If `k` is out of range.
         """
         return interval_over_tasks(self._chances(pass_at_k, k, solved))
 
@@ -172,6 +175,9 @@ class Evaluation:
         Args:
             k: Number of attempts, from 1 to the evaluation's `k`.
             solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Raises:
+            ValueError: If `k` is out of range.
         """
         return interval_over_tasks(self._chances(pass_hat_k, k, solved))
 

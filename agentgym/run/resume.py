@@ -280,8 +280,8 @@ class CheckpointManager:
     def write(self, what: str, write: Callable[[Path], object], *, then: str, together: bool = True) -> bool:
         """Write something into the run's folder, and return whether the disk accepted it.
 
-        If the folder is moved or removed meanwhile, it is written again at the folder's new path. Only something that
-        all ranks write `together` isn't retried and counts as not written.
+        If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. Something that all
+        ranks write `together` isn't repeated and then counts as not written.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):
