@@ -1,8 +1,7 @@
 """Asynchronous GRPO on chase: the next batch is collected during training, at most one version behind.
 
 `python -m recipes.chase_async`; `--max-staleness 2` lets batches run further ahead, `--train.importance-sampling
-none`
-leaves the importance weights to the clipped ratio.
+none` leaves the importance weights to the clipped ratio.
 """
 
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """SFT on chase: an adapter imitates a careful demonstrator, with the samples and trainer of the other recipes.
 
 `python -m recipes.chase_sft` takes about half a minute on one core. RL can start from the resulting adapter:
-`agentgym
-merge runs/chase_sft/adapter runs/chase_sft/merged` turns it into the base model of a recipe.
+`agentgym merge runs/chase_sft/adapter runs/chase_sft/merged` turns it into the base model of a recipe.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Compare four kinds of credit at equal sampled tokens: `python -m recipes.credit_curves FOLDER [--seeds 10]`.
 
 Each run has its own folder, FOLDER/ENV/METHOD/SEED. Finished runs aren't repeated, and stopped ones continue
-from their last checkpoint, so the same command resumes. At the end, or with `--no-play` right away, it prints
-a table of all finished runs and draws FOLDER/ENV.png.
+from their last checkpoint, so the same command resumes. At the end, or with `--no-play` right away, it prints a table
+of all finished runs and draws FOLDER/ENV.png.
 
 The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 rollouts
 and their branches, and the learning rate is constant. A run ends when it has sampled its env's token budget,

@@ -1,8 +1,7 @@
 """GRPO of Qwen3-8B on python_math, on one machine with eight GPUs: four train while four sample.
 
 `torchrun --nproc-per-node 4 -m recipes.qwen3_8b_grpo_8gpu`; docs/gpus.md lists the memory, and the commands for
-several
-machines. This recipe hasn't been run on a GPU.
+several machines. This recipe hasn't been run on a GPU.
 """
 
 from dataclasses import replace

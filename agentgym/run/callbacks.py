@@ -29,9 +29,9 @@ Event: TypeAlias = Literal["on_run_start", "on_rollout", "on_step", "on_evaluati
 class Callback:
     """Receives a run's events on its first process. Override the methods that you need.
 
-    If a method raises, the first error is logged, every error is counted in the summary's `callback_errors`, and
-    the run continues. The run trains on and stores the same rollout objects that callbacks get: read them, but
-    don't change them.
+    If a method raises, its first error is shown as a warning, all errors are counted in the summary's
+    `callback_errors`, and the run continues. The run trains on and stores the same rollout objects that callbacks get:
+    read them, but don't change them.
     """
 
     in_thread: ClassVar[bool] = False

@@ -5,9 +5,11 @@
     collector = Collector(env, engine, trainer, sandboxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
     await sync.begin()
-    async with collector.schedule(Schedule(prompts_per_step=8, group_size=8, seed=seed)) as scheduler: for step in
-    range(steps): groups = await scheduler.collect() stats = await trainer.step(build_samples(groups,
-    advantage="dr_grpo")) await sync(step + 1)
+    async with collector.schedule(Schedule(prompts_per_step=8, group_size=8, seed=seed)) as scheduler:
+        for step in range(steps):
+            groups = await scheduler.collect()
+            stats = await trainer.step(build_samples(groups, advantage="dr_grpo"))
+            await sync(step + 1)
 """
 
 import asyncio
