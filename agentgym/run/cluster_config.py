@@ -13,8 +13,9 @@ class ClusterConfig:
     """Sets how a run's parts are spread over a Ray cluster. Without --ray, all parts are in this process."""
 
     workers: Positive | None = None
-    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox", or one per node
-    if the cluster has no such resource; workers then join and leave with their nodes, between batches.
+    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox" that eval_workers
+    leave, or one per node if no node has it, at most prompts_per_step; workers then join and leave with their
+    nodes, between batches.
     """
     worker_cpus: Above0 = 1.0
     """CPUs that Ray reserves for each rollout worker."""

@@ -271,7 +271,7 @@ def test_a_recipes_callbacks_hear_the_run_that_its_flags_describe(
 
 def test_a_callback_that_is_none_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["recipe", "--output-dir", str(tmp_path / "run")])
-    with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: expected .*Callback"):
+    with pytest.raises(SystemExit, match=r"^chase_grpo: callbacks: must be .*Callback"):
         main(RECIPE, callbacks=[print])  # type: ignore[list-item]
     assert not (tmp_path / "run").exists()
 
