@@ -43,7 +43,9 @@ def test_an_env_is_found_by_its_file_one_of_the_gallery_by_its_name_and_a_mixtur
     assert portable_env(configured(nim, {})) == "nim"
     mixture = mix({"Slow": Member(Slow, 2.0), "Judged": Member(Judged, 1.0)})
     assert portable_env(mixture) == {portable_env(Slow): 2.0, portable_env(Judged): 1.0}
-    with pytest.raises(ValueError, match=r"^env: on Ray, the members of a mixture must be named after .*; rename quick"):
+    with pytest.raises(
+        ValueError, match=r"^env: on Ray, the members of a mixture must be named after .*; rename quick"
+    ):
         portable_env(mix({"quick": Member(Slow, 1.0), "Judged": Member(Judged, 1.0)}))
 
 
@@ -51,7 +53,9 @@ def test_an_env_inside_of_a_function_is_refused_with_what_to_do() -> None:
     class Here(Slow):
         pass
 
-    with pytest.raises(ValueError, match=r"^env: .*Here is defined inside a function .*move it to the top level of a module"):
+    with pytest.raises(
+        ValueError, match=r"^env: .*Here is defined inside a function .*move it to the top level of a module"
+    ):
         portable_env(Here)
 
 

@@ -175,9 +175,7 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
         ValueError, match="Scripted reads only text, but tool 'picture' of Returns returns an image; eval"
     ):
         await ag.evaluate(Returns, engine)
-    with pytest.raises(
-        ValueError, match="Scripted reads only text, but the prompt of task 'b/test-seen' has an image"
-    ):
+    with pytest.raises(ValueError, match="Scripted reads only text, but the prompt of task 'b/test-seen' has an image"):
         await ag.evaluate(mix({"a": ag.Member(Looks, 1), "b": ag.Member(Shown, 1)}), engine)
     evaluation = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
     assert evaluation.reward == 1.0
@@ -186,7 +184,10 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], but training supports"),
+        (
+            Shown,
+            r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], but training supports",
+        ),
         (Returns, r"^env: tool 'picture' of Returns returns an image, but training supports only text; evaluate on"),
         (
             mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),

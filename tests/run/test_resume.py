@@ -545,7 +545,10 @@ def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None
 def test_a_damaged_line_of_the_log_is_named_as_a_missing_step(tmp_path: Path, damaged: bytes) -> None:
     whole = json.dumps({"step": 1, "reward": 0.5, "rollouts/started": 2}).encode()
     (tmp_path / "metrics.jsonl").write_bytes(damaged + whole + b"\n")
-    with pytest.warns(UserWarning, match="has only 1 of the 2 finished steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
+    with (
+        pytest.warns(UserWarning, match="has only 1 of the 2 finished steps"),
+        MetricsLogger(tmp_path, steps=5, done=2) as log,
+    ):
         assert log.summary()["reward_first"] == 0.5
 
 
@@ -584,5 +587,8 @@ def test_a_best_policy_whose_worth_is_no_number_is_named(tmp_path: Path, said: s
 
 
 def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="has only 0 of the 2 finished steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
+    with (
+        pytest.warns(UserWarning, match="has only 0 of the 2 finished steps"),
+        MetricsLogger(tmp_path, steps=5, done=2) as log,
+    ):
         assert log.rows == []
