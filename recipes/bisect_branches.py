@@ -1,6 +1,6 @@
-"""Bisect with credit by branches: each turn is compared with what other ways from the state before it came to.
+"""Bisect with branch credit: each turn is compared with alternative continuations from the state before it.
 
-After each turn one branch is played, and half as many rollouts.
+One branch is run after each turn, and there are half as many rollouts.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""GRPO on bisect: a tiny model learns to halve what is left, from a base that mostly guesses blindly.
+"""GRPO on bisect: a tiny model learns to halve the remaining range, from a base that mostly guesses blindly.
 
-It finds a secret in four guesses, asked from Python.
+The model finds a secret in four guesses, which it makes from Python.
 """
 
 from dataclasses import replace

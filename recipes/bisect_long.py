@@ -1,4 +1,4 @@
-"""GRPO on bisect_long: up to 20 guesses, each of which costs, from a base that mostly guesses blindly."""
+"""GRPO on bisect_long: up to 20 guesses, each with a cost, from a base that mostly guesses blindly."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Bisect with credit by turn: a malformed call is charged to the turn that made it, not to all of its rollout."""
+"""Bisect with turn credit: a malformed call is charged to the turn that made it, not to its whole rollout."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
-"""GRPO on chase, asynchronously: the next batch is played while this one is trained on, at most one version behind.
+"""Asynchronous GRPO on chase: the next batch is collected during training, at most one version behind.
 
-`python -m recipes.chase_async`; `--max-staleness 2` lets batches run further ahead, `--train.importance-sampling none`
-leaves the importance weights to the clipped ratio.
+`python -m recipes.chase_async`; `--max-staleness 2` lets batches run further ahead, `--train.importance-sampling
+none` leaves the importance weights to the clipped ratio.
 """
 
 from dataclasses import replace
@@ -14,9 +14,8 @@ RECIPE = replace(
     chase_grpo.RECIPE,
     recipe="chase_async",
     max_staleness=1,
-    train=replace(
-        TRAIN, importance_sampling="token"
-    ),  # a token counts by how much likelier it has become, at most twice
+    # A token is weighted by how much likelier it has become, at most by 2.
+    train=replace(TRAIN, importance_sampling="token"),
 )
 
 

@@ -1,7 +1,7 @@
-"""GRPO on chase with a memory of two calls: the model must write summaries that it can go on from.
+"""GRPO on chase with a memory of two calls: the model must write summaries from which it can continue.
 
-The summaries are sampled and trained like every other turn, by the one reward at the end. The base mostly guesses, and
-often summarises wrongly.
+The summaries are sampled and trained like every other turn, by the one reward at the end. The base mostly
+guesses, and often summarizes wrongly.
 """
 
 from dataclasses import replace

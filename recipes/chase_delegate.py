@@ -1,4 +1,4 @@
-"""GRPO on chase_delegate: the same policy is root and sub-agent, and one reward trains both."""
+"""GRPO on chase_delegate: the same policy is the root and the sub-agent, and one reward trains both."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""On-policy distillation on chase: a teacher scores each token that the student samples, and no reward is read.
+"""On-policy distillation on chase: a teacher scores each token that the student samples; rewards aren't used.
 
-The teacher is the careful imitator of `recipes.chase_sft`, as a model of its own::
+The teacher is the careful imitator of `recipes.chase_sft`, as a separate model::
 
     python -m recipes.chase_sft --output-dir teacher
     agentgym merge teacher/adapter teacher/model

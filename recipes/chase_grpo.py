@@ -1,7 +1,7 @@
 """GRPO on chase: a tiny model learns to follow pointers through a Python tool instead of guessing.
 
 `python -m recipes.chase_grpo` takes about a minute on one core; `--help` lists every setting. Under
-`torchrun --nproc-per-node 2 -m recipes.chase_grpo` each process plays and trains its share.
+`torchrun --nproc-per-node 2 -m recipes.chase_grpo` each process runs and trains its share.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""GRPO on chase_long: chains several contexts long, carried by the model's own summaries.
+"""GRPO on chase_long: chains that are several contexts long, continued through the model's own summaries.
 
 Chains have up to 12 keys, and a context holds three.
 """
@@ -15,7 +15,7 @@ RECIPE = replace(
     env="chase_long",
     model=CHECKPOINTS / "chase_compaction",
     max_steps=45,
-    # The constant lies between what 64 rollouts sample at first and at last.
+    # The constant is between the numbers of tokens that 64 rollouts sample at the start and at the end.
     train=replace(TRAIN, decay_steps=40, loss_agg=3000.0),
 )
 

@@ -1,7 +1,7 @@
-"""GRPO on chase with over-sampling: ten groups in play for eight, the slowest two go on under the next policy.
+"""GRPO on chase with oversampling: ten groups run per batch of eight, and the slowest two carry over.
 
-`python -m recipes.chase_oversample`; `--oversample.carry 0` drops them, `--oversample.replace 4` replaces groups whose
-rollouts all score the same.
+`python -m recipes.chase_oversample`; `--oversample.carry 0` drops them, `--oversample.replace 4` replaces groups
+whose rollouts all have the same score.
 """
 
 from dataclasses import replace

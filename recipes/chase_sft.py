@@ -1,7 +1,7 @@
-"""SFT on chase: an adapter imitates a careful demonstrator, by the samples and the trainer of the other recipes.
+"""SFT on chase: an adapter imitates a careful demonstrator, with the samples and trainer of the other recipes.
 
-`python -m recipes.chase_sft` takes about half a minute on one core; the adapter it leaves is a start like any other:
-`agentgym merge runs/chase_sft/adapter runs/chase_sft/merged` makes it the base of an RL recipe.
+`python -m recipes.chase_sft` takes about half a minute on one core. RL can start from the resulting adapter:
+`agentgym merge runs/chase_sft/adapter runs/chase_sft/merged` turns it into the base model of a recipe.
 """
 
 import asyncio
@@ -27,33 +27,33 @@ from envs.chase.env import Chase
 
 CAREFUL = Sloppiness(guess=0.0, malformed=0.0, wrong_key=0.0)
 DEMO_TASKS = 600_000
-"""Demonstrations are of held-out tasks from this one on, far behind those that evaluation uses."""
+"""Index of the first held-out task used for demonstrations, far after those that evaluations use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaseSFT:
-    """The settings of `python -m recipes.chase_sft`."""
+    """Settings of `python -m recipes.chase_sft`."""
 
     model: Path | str = "tiny"
-    """Folder or Hugging Face name of the model that imitates; "tiny" comes with the library."""
+    """Folder or Hugging Face name of the model to train; "tiny" comes with the library."""
     output_dir: Path = Path("runs/chase_sft")
-    """Folder of the adapter, or of the model."""
+    """Folder for the adapter or the model."""
     seed: int = 0
-    """Decides the demonstrations and the adapter's start."""
+    """Seed of the demonstrations and of the adapter's initial weights."""
     max_steps: int = 20
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     batch: int = 32
-    """Demonstrations in a step."""
+    """Number of demonstrations per step."""
     sandbox: Kind = "auto"
-    """Where the model's code runs when it is evaluated; auto is the best sandbox that this machine has."""
+    """Sandbox that runs the model's code in evaluations; auto uses the best one that this machine has."""
     eval_tasks: int = 128
-    """Held-out tasks that are played before and after, one rollout each."""
+    """Number of held-out tasks to evaluate before and after training, with one rollout each."""
     train: ag.TrainConfig = ag.TrainConfig(loss="sft", decay_steps=20)
-    """The settings of the trainer."""
+    """Settings of the trainer."""
 
 
 async def demonstrated(tokenizer: ChatTokenizer, numbers: range, seed: int) -> list[ag.Rollout]:
-    """Play rollouts of the env by its demonstrator, in the model's own tokens."""
+    """Return the demonstrator's rollouts of the env, in the model's tokens."""
     tasks = Chase.tasks("test")
     return [
         await ag.rollout(

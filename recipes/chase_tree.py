@@ -1,4 +1,4 @@
-"""GRPO on chase_tree: branches of one conversation, one reward for all of them."""
+"""GRPO on chase_tree: branches of one conversation, with one reward for all of them."""
 
 from dataclasses import replace
 

@@ -1,12 +1,12 @@
-"""Four ways of credit at equal sampled tokens: `python -m recipes.credit_curves FOLDER [--seeds 10]`.
+"""Compare four kinds of credit at equal sampled tokens: `python -m recipes.credit_curves FOLDER [--seeds 10]`.
 
-Each run has a folder of its own, FOLDER/ENV/METHOD/SEED. What is finished is not played again, and what was stopped
-goes on from its last checkpoint: the same command resumes. At its end, and with `--no-play` alone, it prints a table,
-and draws FOLDER/ENV.png, of all finished runs.
+Each run has its own folder, FOLDER/ENV/METHOD/SEED. Finished runs aren't repeated, and stopped ones continue
+from their last checkpoint, so the same command resumes. At the end, or with `--no-play` right away, it prints a table
+of all finished runs and draws FOLDER/ENV.png.
 
-The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 and their branches,
-and the learning rate is constant. A run ends when it has sampled its env's budget of tokens, those of branches
-included, in as many steps as that takes; rewards are compared by these tokens.
+The envs are `chase_long_turns` and `bisect_long`. A step is 8 tasks with 4 rollouts each, or with 2 rollouts
+and their branches, and the learning rate is constant. A run ends when it has sampled its env's token budget,
+including the tokens of branches, in as many steps as that takes. Rewards are compared by these tokens.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ from agentgym.train.checkpoint import has_checkpoints, last_step
 from recipes import bisect_long, chase_long
 
 BINS = 20
-"""Parts of the tokens that a curve has a point for each of."""
+"""Number of equal parts of the tokens; a curve has a point for each."""
 LAST = BINS // 5
-"""Parts at the end that the last reward is the mean of."""
+"""Number of parts at the end over which the last reward is averaged."""
 
 
 class Comparison(NamedTuple):
-    """What all methods have in common on an env."""
+    """The settings that all methods share on an env."""
 
     run: ag.RunConfig
     lr: float
-    """The learning rate of all steps: of 1e-3 and 2e-3 the one that outcome credit learned more with, with seed 0."""
+    """The learning rate of all steps: 1e-3 or 2e-3, whichever worked better for outcome credit with seed 0."""
     every: int
-    """Every how many turns branches are played: so that a step samples about as much with them."""
+    """Number of turns between branching points, so that a step samples about as many tokens as without branches."""
     tokens: int
-    """Sampled tokens that end a run."""
+    """Number of sampled tokens that ends a run."""
 
 
 ENVS: Mapping[str, Comparison] = {
@@ -61,28 +61,28 @@ Curve: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """Runs of all ways of credit on two envs, and what came of them."""
+    """Runs of all kinds of credit on two envs, and their results."""
 
     folder: tyro.conf.Positional[Path]
-    """Where the runs are, or will be."""
+    """Folder of the runs."""
     seeds: int = 10
-    """Runs of each method on each env, with seeds from 0."""
+    """Number of runs of each method on each env, with seeds from 0."""
     tokens: int | None = None
-    """Sampled tokens that end a run; without a number 60,000 of chase_long_turns and 50,000 of bisect_long."""
+    """Number of sampled tokens that ends a run; None uses 60,000 for chase_long_turns and 50,000 for bisect_long."""
     stride: int = 10
-    """Steps of a run that are played before its tokens are counted again."""
+    """Number of steps that a run makes before its tokens are counted again."""
     sandbox: Kind = "auto"
-    """Where the model's code runs."""
+    """Sandbox that runs the model's code; auto uses the one the env declares."""
     envs: tuple[str, ...] = tuple(ENVS)
-    """The envs to play on."""
+    """The envs to run on."""
     play: bool = True
-    """Play what is missing; without it what there is is shown."""
+    """Whether to run missing runs; if not, only show the finished ones."""
 
 
 def run_of(credit: Credit, env: str, method: CreditLevel, seed: int) -> ag.RunConfig:
     """Return the settings of one run."""
     run, lr, every, _ = ENVS[env]
-    assert isinstance(run.train.loss_agg, float)  # that of 64 rollouts
+    assert isinstance(run.train.loss_agg, float)  # for 64 rollouts
     train = replace(run.train, lr=lr, decay_steps=None, loss_agg=run.train.loss_agg / 2)
     run = replace(
         run, seed=seed, max_steps=credit.stride, sandbox=credit.sandbox, eval_tasks=0, train=train, group_size=4
@@ -104,12 +104,12 @@ def budget_of(credit: Credit, env: str) -> int:
 
 
 def is_finished(folder: Path, budget: int) -> bool:
-    """Whether the run of a folder has sampled its budget; one that is between two strides has a summary, too."""
+    """Return whether the run in a folder has sampled its budget. A run between two strides has a summary too."""
     return (folder / SUMMARY).exists() and bool(tokens_and_rewards(folder)[0][-1] >= budget)
 
 
 def play(run: ag.RunConfig, budget: int) -> None:
-    """Play a run until it has sampled this many tokens, from its last checkpoint where there is one."""
+    """Run a run until it has sampled this many tokens, starting from its last checkpoint if there is one."""
     folder = run.output_dir
     assert folder is not None
     while not is_finished(folder, budget):
@@ -120,20 +120,20 @@ def play(run: ag.RunConfig, budget: int) -> None:
             )
             continue
         if folder.exists():
-            with hold_folder(folder):  # FolderInUse where it was not stopped, but runs
+            with hold_folder(folder):  # raises FolderInUse if the run is still running
                 shutil.rmtree(folder)  # it was stopped before its first checkpoint
         asyncio.run(ag.train_policy(run))
 
 
 def tokens_and_rewards(folder: Path) -> tuple[Curve, Curve]:
-    """Return the tokens that were sampled to the end of each step of a run, and the mean reward of its rollouts."""
+    """Return the tokens sampled up to the end of each step of a run, and the mean reward of each step's rollouts."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     tokens = [row["tokens/sampled"] * row["rollouts/finished"] for row in rows]
     return np.cumsum(tokens), np.array([row["reward"] for row in rows])
 
 
 def curve(tokens: Curve, rewards: Curve, budget: float) -> Curve:
-    """Return the mean reward in each of BINS equal parts of a budget of tokens; a step counts by its share of them."""
+    """Return the mean reward in each of BINS equal parts of a token budget. A step is weighted by its share of them."""
     edges = np.linspace(0, budget, BINS + 1)
     area = np.concatenate([[0.0], np.cumsum(rewards * np.diff(tokens, prepend=0.0))])
     within: Curve = np.diff(np.interp(edges, np.concatenate([[0.0], tokens]), area))
@@ -141,7 +141,7 @@ def curve(tokens: Curve, rewards: Curve, budget: float) -> Curve:
 
 
 def finished(credit: Credit, env: str) -> dict[str, dict[int, tuple[Curve, Curve]]]:
-    """Return what the finished runs of an env came to, by method and seed."""
+    """Return the tokens and rewards of an env's finished runs, by method and seed."""
     return {
         method: {
             seed: tokens_and_rewards(folder)
@@ -154,7 +154,7 @@ def finished(credit: Credit, env: str) -> dict[str, dict[int, tuple[Curve, Curve
 
 def table(curves: Mapping[str, Mapping[int, Curve]]) -> Iterator[str]:
     """Yield the lines of a table: rewards over seeds with their standard errors, and differences seed by seed."""
-    yield "| credit | seeds | all | last fifth | last fifth less that of outcome |"
+    yield "| credit | seeds | all | last fifth | last fifth minus that of outcome |"
     yield "|---|---|---|---|---|"
     base = curves["outcome"]
     for method, of_seed in curves.items():
@@ -166,7 +166,7 @@ def table(curves: Mapping[str, Mapping[int, Curve]]) -> Iterator[str]:
 
 
 def with_error(values: Sequence[float]) -> str:
-    """Return a mean with its standard error, which a single value has none of."""
+    """Return a mean with its standard error, or without one for a single value."""
     if not values:
         return "none"
     mean = float(np.mean(values))
@@ -174,10 +174,10 @@ def with_error(values: Sequence[float]) -> str:
 
 
 def show(credit: Credit, env: str) -> dict[str, Any]:
-    """Print the table of an env, and draw its picture."""
+    """Print an env's table, and draw its plot."""
     found, budget = finished(credit, env), budget_of(credit, env)
     if not any(found.values()):
-        print(f"{env}: no run is finished")
+        print(f"{env}: no finished runs")
         return {}
     curves = {m: {seed: curve(*pair, budget) for seed, pair in of_seed.items()} for m, of_seed in found.items()}
     print(f"\n{env}, {budget:,.0f} tokens\n")
@@ -197,9 +197,9 @@ def show(credit: Credit, env: str) -> dict[str, Any]:
 def main(credit: Credit) -> None:
     for name in ("seeds", "tokens", "stride"):
         if (number := getattr(credit, name)) is not None and number < 1:
-            raise SystemExit(f"recipes.credit_curves: {name}: give at least 1, got {number}")
+            raise SystemExit(f"recipes.credit_curves: {name}: expected at least 1, got {number}")
     if unknown := [env for env in credit.envs if env not in ENVS]:
-        raise SystemExit(f"recipes.credit_curves: envs: {unknown[0]!r} is none of them; {nearest(unknown[0], ENVS)}")
+        raise SystemExit(f"recipes.credit_curves: envs: unknown env {unknown[0]!r}; {nearest(unknown[0], ENVS)}")
     try:
         for seed in range(credit.seeds if credit.play else 0):
             for env in credit.envs:

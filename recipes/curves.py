@@ -1,4 +1,4 @@
-"""Draw learning curves: `python -m recipes.curves OUT.png TITLE RUN_FOLDER...` from the runs' metrics.jsonl."""
+"""Draw learning curves from the runs' metrics.jsonl: `python -m recipes.curves OUT.png TITLE RUN_FOLDER...`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ class Curves:
     """The rewards of several runs: their mean, and the range from the lowest to the highest."""
 
     out: tyro.conf.Positional[Path]
-    """The picture to write."""
+    """The image file to write."""
     title: tyro.conf.Positional[str]
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders that hold a metrics.jsonl."""
+    """Folders that contain a metrics.jsonl."""
 
 
 def main(curves: Curves) -> None:

@@ -1,8 +1,8 @@
-"""GRPO of Qwen3-4B on python_math, on one GPU of 80 GB that trainer and SGLang share.
+"""GRPO of Qwen3-4B on python_math, on one 80 GB GPU that trainer and SGLang share.
 
-`python -m recipes.qwen3_4b_grpo` has both on one GPU; with `--engine.colocate off` the server has a second GPU, and
-with `--engine.urls` it is one that runs already. docs/gpus.md has the memory and the commands. It has not been run on
-a GPU.
+`python -m recipes.qwen3_4b_grpo` runs both on one GPU. With `--engine.colocate off`, the server uses a second GPU;
+with `--engine.urls`, the run uses a server that is already running. docs/gpus.md lists the memory and the commands.
+This recipe hasn't been run on a GPU.
 """
 
 import agentgym as ag
@@ -18,16 +18,16 @@ TRAIN = ag.TrainConfig(
     max_tokens_per_microbatch=16_384,
     gradient_checkpointing=True,
 )
-"""An adapter of rank 32 in bfloat16; rows of 16,384 tokens keep 6 GiB of activations with checkpointing."""
+"""An adapter of rank 32 in bfloat16. With checkpointing, rows of 16,384 tokens keep 6 GiB of activations."""
 
 ENGINE = ag.SGLangConfig(
     colocate="drop",
     slots=128,
     context_tokens=8192,
-    arguments="--mem-fraction-static 0.6",  # of what the trainer leaves free
+    arguments="--mem-fraction-static 0.6",  # of the memory that the trainer leaves free
 )
 EVALUATION = ag.Sampling(temperature=0.7, top_p=0.8, top_k=20)
-"""The sampling that the model's card names for answers without thinking."""
+"""The sampling that the model card recommends for answers without thinking."""
 
 RECIPE = ag.RunConfig(
     recipe="qwen3_4b_grpo",

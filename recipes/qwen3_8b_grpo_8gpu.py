@@ -1,7 +1,7 @@
-"""GRPO of Qwen3-8B on python_math, on one machine of eight GPUs: four train and four sample, at the same time.
+"""GRPO of Qwen3-8B on python_math, on one machine with eight GPUs: four train while four sample.
 
-`torchrun --nproc-per-node 4 -m recipes.qwen3_8b_grpo_8gpu`; docs/gpus.md has the memory, and the commands for several
-machines. It has not been run on a GPU.
+`torchrun --nproc-per-node 4 -m recipes.qwen3_8b_grpo_8gpu`; docs/gpus.md lists the memory, and the commands for
+several machines. This recipe hasn't been run on a GPU.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ RECIPE = replace(
     recipe="qwen3_8b_grpo_8gpu",
     model="Qwen/Qwen3-8B",
     engine=replace(one_gpu.ENGINE, colocate="off", servers=4, arguments="--mem-fraction-static 0.85"),
-    # A token that an older policy sampled counts by how much likelier it has become, or not at all.
+    # A token sampled by an older policy is weighted by how much likelier it has become, or masked.
     train=replace(one_gpu.TRAIN, clip_eps_high=0.2, importance_sampling="token_mask"),
     max_staleness=1,
     prompts_per_step=64,

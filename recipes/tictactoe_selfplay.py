@@ -1,10 +1,10 @@
 """Self-play of tic-tac-toe: a tiny model plays both sides, and each side learns from its own rewards.
 
-`python -m recipes.tictactoe_selfplay` takes about two minutes on one core. Afterwards `agentgym eval tictactoe
---env.opponent perfect --env.illegal-moves 0 --model RUN/adapter --temperature 0.7` says how its X fares against a
-player without mistakes. The first answer that is no free field forfeits a game, so that the model learns to give none.
-The checkpoint is that of `python -m recipes.warm_start --env tictactoe --demos 5000 --max-steps 500 --context-weight
-0.02`.
+`python -m recipes.tictactoe_selfplay` takes about two minutes on one core. Afterward, `agentgym eval tictactoe
+--env.opponent perfect --env.illegal-moves 0 --model RUN/adapter --temperature 0.7` shows how its X does against a
+player that makes no mistakes. The first answer that isn't a free field forfeits a game, so the model learns to avoid
+such answers. The checkpoint was made by `python -m recipes.warm_start --env tictactoe --demos 5000 --max-steps 500
+--context-weight 0.02`.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""Make a tiny checkpoint from a seed: tokenizer, model and a warm start on sloppy demonstrations.
+"""Create a tiny checkpoint from a seed: tokenizer, model and a warm start on sloppy demonstrations.
 
-`python -m recipes.warm_start --env chase` takes about a minute on one core and writes the folder that
-`recipes/chase_grpo.py` starts from. Demonstrations are real rollouts of the env, played by its
-demonstrator, so the model sees exactly the tokens it will be trained on later.
+`python -m recipes.warm_start --env chase` takes about a minute on one core and writes the folder from which
+`recipes/chase_grpo.py` starts. Demonstrations are real rollouts of the env by its demonstrator, so the model sees
+exactly the tokens that it will be trained on later.
 """
 
 import asyncio
@@ -44,32 +44,32 @@ from recipes.base import CHECKPOINTS
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 DEMO_TASKS = 500_000
-"""Demonstrations are of held-out tasks from this one on, far behind those that evaluation uses."""
+"""Index of the first held-out task used for demonstrations, far after those that evaluations use."""
 
 IMITATE = TrainConfig(loss="sft", loss_agg=1.0)
-"""The sum of a batch's losses; what it is divided by is the sum of their weights."""
+"""Sums a batch's losses. The sum is divided by the sum of their weights."""
 
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The settings of `python -m recipes.warm_start`."""
+    """Settings of `python -m recipes.warm_start`."""
 
     env: Literal["chase", "chase_compaction", "bisect", "tictactoe"] = "chase"
-    """The environment that is demonstrated."""
+    """The env that is demonstrated."""
     output_dir: Path | None = None
-    """Folder of the checkpoint; without it recipes/checkpoints/ENV."""
+    """Folder for the checkpoint; None writes to recipes/checkpoints/ENV."""
     seed: int = 0
-    """Decides the weights, the demonstrations and their order."""
+    """Seed of the weights, the demonstrations and their order."""
     max_steps: int = 180
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     batch: int = 32
-    """Samples in a step."""
+    """Number of samples per step."""
     demos: int = 4000
-    """Demonstrations that are played."""
+    """Number of demonstrations."""
     context_weight: float = 0.1
-    """Loss weight of tokens that the assistant did not write; its own weigh 1."""
+    """Loss weight of tokens that the assistant didn't write; its own tokens have weight 1."""
     muon_lr: float = 0.02
     """Learning rate of the hidden matrices."""
     adamw_lr: float = 4e-3
@@ -78,7 +78,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Subject:
-    """An environment, and the demonstrator that plays it."""
+    """An env and its demonstrator."""
 
     env: type[ag.Env[Any]]
     demonstrate: Callable[[Any, random.Random], ReplyPolicy]
@@ -95,7 +95,7 @@ SUBJECTS: dict[str, Subject] = {
 
 
 async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, seed: int) -> list[ag.Rollout]:
-    """`count` rollouts of the demonstrator, in the given tokenizer's ids."""
+    """Return `count` rollouts of the demonstrator, in the given tokenizer's ids."""
     tasks = subject.env.tasks("test")
     rollouts = []
     for i in track(range(count), f"{count} demonstrations", console=console, transient=True):
@@ -110,14 +110,14 @@ async def demonstrated(subject: Subject, tokenizer: ChatTokenizer, count: int, s
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTokenizerFast:
-    """A byte-level BPE in which digits stand alone and the fixed text of a call merges into few tokens."""
+    """Return a byte-level BPE with one token per digit, in which the fixed text of a call is only a few tokens."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # Copying a number is learnable when each digit is one token.
+            # Copying a number is learnable if each digit is one token.
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.Split("\n", "isolated"),
-            # No word splitting: merges may cross spaces and punctuation, so JSON of a call is a few tokens.
+            # No word splitting: merges may cross spaces and punctuation, so that a call's JSON is a few tokens.
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -128,7 +128,7 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTok
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    # The trainer does not split special tokens out of its texts: it would merge across them.
+    # The BPE trainer doesn't split special tokens out of its texts and would merge across them.
     marks = "|".join(map(re.escape, SPECIAL + MARKS))
     bpe.train_from_iterator([part for text in texts for part in re.split(marks, text) if part], trainer)
     bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
@@ -138,7 +138,7 @@ def make_tokenizer(texts: Sequence[str], vocabulary: int = 512) -> PreTrainedTok
 
 
 def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 of about 0.4 M random weights."""
+    """Return a Qwen3 with about 0.4 M random weights."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocabulary,
@@ -159,7 +159,7 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
 
 
 def optimizers(model: torch.nn.Module, config: WarmStart) -> list[torch.optim.Optimizer]:
-    """Muon on the hidden matrices, AdamW on embeddings and norms (Muon: Jordan et al., 2024)."""
+    """Return Muon for the hidden matrices and AdamW for embeddings and norms (Muon: Jordan et al., 2024)."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
     others = [p for name, p in named if p.ndim != 2 or "embed" in name or "lm_head" in name]
@@ -170,12 +170,12 @@ def optimizers(model: torch.nn.Module, config: WarmStart) -> list[torch.optim.Op
 
 
 def schedule(step: int, steps: int) -> float:
-    """Linear warm-up over 20 steps times a cosine from 1 to 0.05."""
+    """Return the learning rate's factor: linear warmup over 20 steps times a cosine from 1 to 0.05."""
     return min(1.0, (step + 1) / 20) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def train(model: Qwen3ForCausalLM, data: Sequence[Sample], config: WarmStart) -> float:
-    """Full-parameter training on demonstrations; the last batch's loss on the assistant's tokens, nats."""
+    """Train all parameters on demonstrations; return the last batch's loss on the assistant's tokens, in nats."""
     order = random.Random(config.seed)
     policy = PolicyModel(model)
     optimizer = optimizers(model, config)

@@ -155,7 +155,7 @@ def test_a_list_of_texts_becomes_a_tuple_of_them() -> None:
 
 
 def test_what_a_config_refuses_itself_is_a_value_error_that_begins_with_its_field() -> None:
-    with pytest.raises(ValueError, match=r"^group_size: one rollout has no other of its task"):
+    with pytest.raises(ValueError, match=r"^group_size: a single rollout can't be compared with others of its task"):
         ag.RunConfig(env="chase", model="tiny", group_size=1)
 
 

@@ -1,1 +1,1 @@
-"""The parts of a run as Ray actors: rollout workers, trainers and servers, with one driver before them."""
+"""A run's parts as Ray actors: rollout workers, trainers and servers, coordinated by one driver."""

@@ -26,20 +26,20 @@ from agentgym.types.rollout import Group, Rollout
 from agentgym.types.weights import Adapter, ModelWeights
 
 SAME = 1e-3
-"""Largest difference in nats of the scores that engines of the same policy give, where each worker has its own."""
+"""Maximum difference, in nats, between the scores of workers' separate engines for the same policy."""
 
 
 class WorkerEngines:
-    """The engines of all workers as one `Engine`: a policy goes to every worker, and a score is that of each.
+    """The engines of all workers as one `Engine`: it sends each policy to every worker, and compares their scores.
 
-    `servers` is the driver's own client of the servers that the workers ask; None where each worker samples itself.
+    `servers` is the driver's client of the servers that the workers use; None if each worker has its own engine.
     """
 
     def __init__(self, workers: Workers, tokenizer: ChatTokenizer | None, servers: Any | None) -> None:
         self._workers, self._tokenizer, self._servers = workers, tokenizer, servers
         self._version = 0
         self._given: Any = None
-        """The policy in the object store, or what was pushed to the servers; None for the base model."""
+        """The policy in the object store, or the result of its push to the servers; None for the base model."""
         workers.renew_policy = self._renew
 
     @property
@@ -54,12 +54,12 @@ class WorkerEngines:
 
     @property
     def dtype(self) -> str:
-        """The type of the engines' weights, such as float32."""
+        """The data type of the engines' weights, such as float32."""
         return self._facts.dtype
 
     @property
     def model_name(self) -> str:
-        """The folder or the name of the engines' model."""
+        """The folder or name of the engines' model."""
         return self._facts.model_name
 
     @property
@@ -68,28 +68,28 @@ class WorkerEngines:
 
     @property
     def counts(self) -> Any:
-        """The counters of the driver's client of the servers; None where there are none."""
+        """The counters of the driver's client of the servers; None if there is no such client."""
         return getattr(self._servers, "counts", None)
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
     ) -> Completion:
-        raise EngineError("engine: the workers sample, and the driver of a run on Ray does not")
+        raise EngineError("engine: on Ray, only the workers sample, not the driver")
 
     async def release(self, session: str) -> None:
-        """Do nothing: the driver has no session."""
+        """Do nothing: the driver has no sessions."""
 
     async def load_adapter(self, adapter: Adapter | None, *, version: int) -> None:
-        """Give every worker's engine, or the servers, an adapter."""
+        """Load an adapter into every worker's engine, or into the servers."""
         await self._load(adapter, version)
 
     async def load_weights(self, weights: ModelWeights, *, version: int) -> None:
-        """Give every worker's engine, or the servers, the weights of a whole model."""
+        """Load the weights of a full model into every worker's engine, or into the servers."""
         await self._load(weights, version)
 
     async def _load(self, policy: Policy, version: int) -> None:
         if self._servers is None:
-            self._given = await asyncio.to_thread(ray.put, policy)  # packed once, whatever the number of workers
+            self._given = await asyncio.to_thread(ray.put, policy)  # serialized once for all workers
             self._version = version
             await self._workers.ask_all("load", self._given, version)
             return
@@ -102,7 +102,7 @@ class WorkerEngines:
         await self._workers.ask_all("pull", self._given)
 
     async def _renew(self, rank: int, worker: Any) -> None:
-        """Give a new worker the policy that the others have."""
+        """Send a new worker the policy that the others have."""
         if self._given is None:
             return
         if self._servers is None:
@@ -111,7 +111,11 @@ class WorkerEngines:
             await answer(worker.pull.remote(self._given))
 
     async def score(self, token_ids: Sequence[int], *, sampling: Sampling) -> Floats:
-        """Return the engines' log-probabilities; EngineError, naming the worker, where one has another policy."""
+        """Return the engines' log-probabilities.
+
+        Raises:
+            EngineError: If a worker's differ from those of worker 0, so that it has another policy.
+        """
         if self._servers is not None:
             scores: Floats = await self._servers.score(token_ids, sampling=sampling)
             return scores
@@ -119,7 +123,9 @@ class WorkerEngines:
         for rank, other in enumerate(found):
             gap = float(np.abs(other - found[0]).max(initial=0.0))
             if not gap <= SAME:
-                raise EngineError(f"engine: worker {rank} scores the probe {gap:.2g} nats off worker 0")
+                raise EngineError(
+                    f"engine: the probe scores of worker {rank} differ from those of worker 0 by {gap:.2g} nats"
+                )
         return found[0]
 
     @property
@@ -130,20 +136,20 @@ class WorkerEngines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCollector(Collector):
-    """Has the workers play what a `Collector` plays itself."""
+    """A `Collector` that lets the workers run the rollouts."""
 
     workers: Workers
     world: Callable[[], int]
-    """The number of workers that the cluster has room for now."""
+    """Returns the number of workers that the cluster currently has room for."""
     tokenizers: Mapping[str, Any]
-    """Those of the workers' models by name, "" for the policy."""
+    """The tokenizers of the workers' models by name, "" for the policy."""
 
     def token_bytes(self) -> TokenBytes:
-        """Return a function that gives the bytes of token ids of a model role, "" for the policy."""
+        """Return a function that maps a model role ("" for the policy) and token ids to the tokens' bytes."""
         return bytes_of(self.tokenizers)
 
     async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
-        """Play the groups of these tasks, on all workers."""
+        """Run the groups of these tasks on all workers."""
         world = len(self.workers.handles)
         asked = [(rank, Share(rank, world).of(tasks)) for rank in range(world)]
         shares = await together([self.workers.ask(rank, "play", mine, schedule) for rank, mine in asked])
@@ -158,7 +164,7 @@ class ClusterCollector(Collector):
         alone: bool = False,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator[BatchScheduler]:
-        """Open the schedulers of all workers; `on_rollout` is called with a batch's rollouts when it is there."""
+        """Open the schedulers of all workers. `on_rollout` gets a batch's rollouts after the batch has arrived."""
         scheduler = ClusterScheduler(self.workers, schedule, self.world, on_rollout)
         await scheduler.begin(sampler_states)
         self.workers.renew_schedule = scheduler.renew
@@ -171,27 +177,27 @@ class ClusterCollector(Collector):
 
 @dataclass(slots=True, eq=False)
 class ClusterScheduler(BatchScheduler):
-    """Has every worker play its share."""
+    """Lets every worker run its share of each batch."""
 
     workers: Workers
     schedule: Schedule
     world: Callable[[], int]
     on_rollout: Callable[[Rollout], None] | None
     states: list[dict[str, Any]] = field(default_factory=list)
-    """Where the tasks of each worker stand, by rank, as of the last batch."""
+    """The sampler state of each worker after the last batch, by rank."""
     collecting: bool = False
-    """Whether a batch is in play: what a worker that is lost had begun of it counts as dropped."""
+    """Whether a batch is being collected; groups of it that a lost worker had started then count as dropped."""
     begun: Counter[int] = field(default_factory=Counter)
-    """Groups of the batch in play that workers had begun which were lost meanwhile, by rank."""
+    """Groups of the current batch that lost workers had started, by rank."""
     counted: Counter[int] = field(default_factory=Counter)
-    """Rollouts that count as lost with a worker in the account of the next batch, by rank."""
+    """Rollouts that already count as lost in the next batch's statistics, by rank."""
 
     async def begin(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Open every worker's scheduler from these states of any number of workers."""
+        """Open every worker's scheduler from these states, which may be those of any number of workers."""
         self.states = await self.workers.ask_all("begin", self.schedule, list(states))
 
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
-        """Play the next batch; where workers have joined the cluster or left it, on as many as there are now."""
+        """Run the next batch, on as many workers as the cluster currently has room for."""
         if (world := self.world()) != len(self.workers.handles):
             await self._spread(world)
         self.collecting = True
@@ -211,7 +217,7 @@ class ClusterScheduler(BatchScheduler):
         return list(self.states)
 
     async def renew(self, rank: int, worker: Any) -> None:
-        """Bring a new worker to where the lost one stood behind the last batch, and count what that had in play."""
+        """Restore a lost worker's state after the last batch in its replacement, and count its unfinished rollouts."""
         states = [dict(state) for state in self.states]
         lost, begun = states[rank]["in_play"], self.begun[rank]
         if self.collecting:
@@ -223,9 +229,12 @@ class ClusterScheduler(BatchScheduler):
         self.begun[rank], self.counted[rank] = begun, rollouts
 
     async def _spread(self, world: int) -> None:
-        """Go on with another number of workers; what is in play ahead of its batch is dropped and played again."""
+        """Continue with another number of workers.
+
+        Rollouts that are running ahead for later batches are dropped and run again.
+        """
         states = await self.sampler_states()
-        self.workers.renew_schedule = None  # one that is lost until then begins as the others do
+        self.workers.renew_schedule = None  # a worker lost until then starts like all others
         await self.workers.resize(world)
         await self.begin(states)
         self.workers.renew_schedule = self.renew

@@ -1,4 +1,4 @@
-"""Evaluation on a Ray cluster: workers that play single rollouts, and the driver's side of them."""
+"""Evaluation on a Ray cluster: workers that run single rollouts, and the driver's side of them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -30,25 +30,29 @@ from agentgym.types.task import Task
 
 T = TypeVar("T")
 BESIDE = 16
-"""Calls that a worker answers beside the rollouts that it plays."""
+"""Calls that a worker handles in addition to its rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Says where the servers of an engine are, and which policy they are asked for."""
+    """An engine's servers and the policy to request from them."""
 
     model: str
     config: SGLangConfig
     policy: Any
-    """None for the model as it is served."""
+    """None for the model that the servers loaded."""
 
 
 Elsewhere: TypeAlias = Path | str | Endpoint | Served
-"""What another process opens a model from."""
+"""A description from which another process can open a model."""
 
 
 def elsewhere(model: Model, field: str) -> Elsewhere:
-    """Return what another process opens the same model from; ValueError, naming the field, for one that is here."""
+    """Return a description from which another process can open the same model.
+
+    Raises:
+        ValueError: If the model is open in this process only. The message names the field.
+    """
     if isinstance(model, str | Path):
         return model if is_url(model) or not Path(model).exists() else Path(model).absolute()
     if isinstance(model, Endpoint):
@@ -58,14 +62,14 @@ def elsewhere(model: Model, field: str) -> Elsewhere:
         config = SGLangConfig(urls=model.urls)
         return Served(model=model.model_name, config=config, policy=policy if policy.version else None)
     raise ValueError(
-        f"{field}: on Ray each worker opens the model itself, and this {type(model).__name__} is open here; give the "
-        "name or the folder of its model, an endpoint, or an engine on servers"
+        f"{field}: on Ray, each worker opens the model itself, but this {type(model).__name__} is open in this "
+        "process; pass its model's name or folder, an endpoint, or an engine on servers"
     )
 
 
 @asynccontextmanager
 async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
-    """Open an endpoint, or a client of servers; names and folders stay as they are."""
+    """Open an endpoint or a client of servers; yield names and folders unchanged."""
     if isinstance(given, str | Path):
         yield given
     elif isinstance(given, Endpoint):
@@ -80,7 +84,7 @@ async def opened(given: Elsewhere) -> AsyncIterator[Path | str | Engine]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an evaluation's workers are given alike."""
+    """The settings that all workers of an evaluation get."""
 
     env: str | dict[str, float]
     env_args: Mapping[str, Any]
@@ -89,11 +93,11 @@ class Job:
     sampling: Sampling | None
     seed: int
     at_once: int
-    """Rollouts of one worker at once."""
+    """Concurrent rollouts per worker."""
 
 
 class EvaluationWorker:
-    """Plays rollouts with a model, sandboxes and resources of its own; `open` comes first, and `close` last."""
+    """Runs rollouts with its own model, sandboxes and resources. Call `open` first and `close` last."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._stack = job, AsyncExitStack()
@@ -101,7 +105,7 @@ class EvaluationWorker:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> EngineFacts:
-        """Open the model, the named ones, sandboxes and resources."""
+        """Open the model, the model roles, sandboxes and resources."""
         job, enter = self._job, self._stack.enter_async_context
         env = open_envs(job.env, job.env_args, "auto")
         model = await enter(opened(job.model))
@@ -115,22 +119,22 @@ class EvaluationWorker:
         return await self._run(self._opened_now.play(task, rollout_id))
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with the rewards of their group."""
+        """Return a task's scored rollouts with the rewards of their group."""
         return await self._run(self._opened_now.judge(task, scored))
 
     async def tokenizers(self) -> dict[str, Any]:
-        """Return the tokenizers of the models by name, "" for the one that is evaluated."""
+        """Return the models' tokenizers by name, "" for the evaluated model."""
         return sendable_tokenizers(self._opened_now.engine, self._opened_now.models)
 
     async def close(self) -> None:
-        """End what is in play, and close all that was opened."""
+        """Cancel running rollouts, and close everything that was opened."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._stack.aclose()
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work in a task that `close` ends."""
+        """Run a coroutine in a task that `close` cancels."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -143,25 +147,25 @@ class EvaluationWorker:
 
 
 class RayPlaying:
-    """Has the worker with the least to do play each rollout; one whose worker is lost is played again by the next."""
+    """Sends each rollout to the least busy worker. If the worker is lost, its replacement runs the rollout again."""
 
     def __init__(self, workers: Workers, tokenizers: Mapping[str, Any]) -> None:
         self._workers, self._tokenizers = workers, tokenizers
         self._busy = [0] * len(workers.handles)
-        """Rollouts that each worker plays."""
+        """Rollouts that each worker is running."""
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        """Return a rollout of the task; a failed one if the task's own code canceled it."""
         rollout: Rollout = await self._ask("play", task, rollout_id)
         return rollout
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with the rewards of their group."""
+        """Return a task's scored rollouts with the rewards of their group."""
         judged: list[Rollout] = await self._ask("judge", task, list(scored))
         return judged
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
+        """Return a function that maps a model role ("" for the evaluated model) and token ids to the tokens' bytes."""
         return bytes_of(self._tokenizers)
 
     async def _ask(self, method: str, *values: Any) -> Any:
@@ -186,12 +190,14 @@ async def open_playing_on_ray(
     address: str,
     workers: int | None,
 ) -> AsyncIterator[RayPlaying]:
-    """Join the cluster and start the workers of an evaluation, each of which opens the model; they end with the block.
+    """Join the cluster and start an evaluation's workers, each of which opens the model. They end with the block.
 
-    :raises ValueError: for what cannot be opened in another process: sandboxes, an engine, a class inside a function.
+    Raises:
+        ValueError: If something can't be opened in another process: sandboxes, an engine, or a class inside a
+            function.
     """
     if sandboxes is not None:
-        raise ValueError("sandboxes: on Ray each worker opens its own; leave them out")
+        raise ValueError("sandboxes: on Ray, each worker opens its own sandboxes; leave them out")
     job = Job(
         env=portable_env(env),
         env_args=parameter_values(env),

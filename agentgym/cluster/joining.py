@@ -1,4 +1,4 @@
-"""The Ray cluster that is joined or started, the room that it has for workers, and names that hold on all its nodes."""
+"""Joining or starting a Ray cluster, its room for workers, and env names that are valid on all its nodes."""
 
 import asyncio
 import logging
@@ -25,17 +25,17 @@ from agentgym.run.tasks.envs import member_name
 
 AUTO = "auto"
 ANSWERS_S = 10.0
-"""Seconds in which a cluster that is there takes a connection."""
+"""Timeout in seconds for a connection to an existing cluster."""
 PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "DOCKER_HOST")
-"""Variables of this process that every actor has too, beside those that begin with AGENTGYM_."""
+"""Variables that every actor gets from this process's environment, besides those that begin with AGENTGYM_."""
 
 
 @asynccontextmanager
 async def joined(address: str, *, cpus: float) -> AsyncIterator[None]:
-    """Join the Ray cluster at the address, or for auto start one on this machine; what is started ends with the block.
+    """Join the Ray cluster at the address; for auto, start one on this machine if none is running.
 
-    One that is started has at least so many CPUs. A cluster that this process has joined already is used, and stays
-    joined.
+    A cluster started here has at least `cpus` CPUs and ends with the block. A cluster that this process had joined
+    before is used and stays joined.
     """
     started = not ray.is_initialized()
     if started:
@@ -59,33 +59,33 @@ def _connect(address: str, cpus: float) -> None:
             return
         try:
             ray.init("auto", **options)
-        except ConnectionError:  # none runs here
+        except ConnectionError:  # no cluster is running here
             here = max(os.cpu_count() or 1, math.ceil(cpus))
             ray.init("local", num_cpus=here, include_dashboard=False, **options)
     except (OSError, RuntimeError, ValueError) as error:
         said = str(error).splitlines()[0]
         raise AgentGymError(
-            f"ray: no cluster could be joined at {address!r} ({said}); start one with `ray start --head`, name its "
-            "HOST:PORT, or give auto, which starts one on this machine"
+            f"ray: could not join a cluster at {address!r} ({said}); start one with `ray start --head` and set its "
+            "HOST:PORT, or set auto, which starts one on this machine"
         ) from error
 
 
 def _take_back_sigterm() -> None:
-    """Leave SIGTERM to this process: Ray's handler would write a stack trace, and abort the process 3 s later."""
+    """Restore this process's SIGTERM handler. Ray's would write a stack trace and abort the process 3 s later."""
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def _refuse_silent(address: str) -> None:
-    """Raise OSError where nobody answers at HOST:PORT: Ray itself would try for many minutes, and not be stopped."""
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would try for many minutes and can't be stopped."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
 
 
 def worker_count(config: ClusterConfig, most: int) -> int:
-    """The number of rollout workers that a config names, or that the cluster has room for now, `most` at most."""
+    """Return the number of rollout workers in the config, or else what the cluster has room for, at most `most`."""
     if config.workers is not None:
         return config.workers
     sandboxes = ray.cluster_resources().get(SANDBOX, 0)
@@ -94,21 +94,24 @@ def worker_count(config: ClusterConfig, most: int) -> int:
 
 
 def worker_options(config: ClusterConfig) -> dict[str, Any]:
-    """What Ray sets aside for a rollout worker, and where it is put."""
+    """Return the Ray options of a rollout worker: its resources and its placement."""
     sandboxes = {SANDBOX: 1.0} if ray.cluster_resources().get(SANDBOX, 0) else {}
     return {"num_cpus": config.worker_cpus, "resources": sandboxes, "scheduling_strategy": "SPREAD"}
 
 
 def portable_env(env: type[Env[Any]]) -> str | dict[str, float]:
-    """Return the name by which another process finds an env class, or those of a mixture's members with their weights.
+    """Return the name by which another process finds an env class; for a mixture, its members' names and weights.
 
-    :raises ValueError: for a class that no other process can find.
+    Raises:
+        ValueError: If another process can't find the class.
     """
     if not issubclass(env, Mixture):
         return _portable(env)
     found = {name: _portable(member.env) for name, member in env.members.items()}
     if renamed := [name for name, portable in found.items() if member_name(portable) != name]:
-        raise ValueError(f"env: on Ray a member of a mixture has the name of its class; rename {renamed[0]}")
+        raise ValueError(
+            f"env: on Ray, the members of a mixture must be named after their classes; rename {renamed[0]}"
+        )
     return {found[name]: member.weight for name, member in env.members.items()}
 
 
@@ -116,12 +119,12 @@ def _portable(env: type[Env[Any]]) -> str:
     module, name = sys.modules[env.__module__], env.__qualname__
     if not name.isidentifier():
         raise ValueError(
-            f"env: {name} is defined inside a function or a class, where the workers of a Ray cluster cannot find it; "
-            "move it to the top of a module"
+            f"env: {name} is defined inside a function or a class, where Ray workers can't find it; move it to the top "
+            "level of a module"
         )
     file = getattr(module, "__file__", None)
     if file is None:
-        raise ValueError(f"env: {name} is in no file that the workers of a Ray cluster could import; put it in one")
+        raise ValueError(f"env: {name} isn't in a file that Ray workers can import; move it to one")
     path = Path(file).resolve()
     ours = [known for known, where in gallery().items() if where.resolve() == path]
     if len(ours) == 1:

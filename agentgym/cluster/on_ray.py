@@ -1,4 +1,4 @@
-"""A run's parts as Ray actors: the cluster that is joined or started, and the place of each actor on it."""
+"""A run's parts as Ray actors: the cluster, and the placement of each actor on it."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def joined_cluster(run: RunConfig, losses: Losses) -> AsyncIterator["Cluster"]:
-    """Join the Ray cluster that the run names, or start one on this machine; the run's actors end with the block."""
+    """Join the run's Ray cluster, or start one on this machine. The run's actors end with the block."""
     _refuse_unspreadable(run)
     parts = run.cluster
     cpus = parts.trainers * parts.trainer_cpus + ((parts.workers or 1) + parts.eval_workers) * parts.worker_cpus
@@ -48,20 +48,24 @@ async def joined_cluster(run: RunConfig, losses: Losses) -> AsyncIterator["Clust
 
 
 def _refuse_unspreadable(run: RunConfig) -> None:
-    """Raise ValueError, naming the field, for what a run on Ray does not have."""
+    """Raise ValueError, naming the field, if a setting isn't supported on Ray."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("ray: torchrun has started several processes; start one, and set cluster.trainers")
+        raise ValueError("ray: torchrun started several processes; start only one, and set cluster.trainers")
     if isinstance(run.engine, SGLangConfig) and run.engine.colocate != "off":
-        raise ValueError("engine.colocate: on Ray servers have GPUs of their own; leave it out")
+        raise ValueError("engine.colocate: on Ray, servers have their own GPUs; leave it out")
     if run.cluster.eval_workers and not isinstance(run.engine, TransformersConfig | CustomEngineConfig):
         raise ValueError(
-            "cluster.eval_workers: servers sample from the newest policy alone, and not from one before; leave it at 0"
+            "cluster.eval_workers: servers can only sample from the newest policy, not an earlier one; leave it at 0"
         )
     if run.cluster.eval_workers and not run.eval_every:
-        raise ValueError("cluster.eval_workers: there is no evaluation between steps; set eval_every, or leave it at 0")
+        raise ValueError(
+            "cluster.eval_workers: there are no evaluations between steps; set eval_every, or leave it at 0"
+        )
     servers = [name for name, named in run.models.items() if isinstance(named.engine, SGLangConfig)]
     if launched := [name for name in servers if not cast("SGLangConfig", run.models[name].engine).urls]:
-        raise ValueError(f"models.{launched[0]}.engine: on Ray its servers are not launched; start them, and give urls")
+        raise ValueError(
+            f"models.{launched[0]}.engine: on Ray, a run can't launch these servers; start them, and set urls"
+        )
 
 
 def _portable_envs(run: RunConfig) -> Any:
@@ -70,7 +74,7 @@ def _portable_envs(run: RunConfig) -> Any:
         return _portable(run.env)
     found = {name: _portable(name) for name in run.env}
     if renamed := [name for name, portable in found.items() if member_name(portable) != member_name(name)]:
-        raise ValueError(f"env: on Ray {renamed[0]} of a mixture is named as module:Class, here {found[renamed[0]]}")
+        raise ValueError(f"env: on Ray, set the mixture's {renamed[0]} as module:Class, here {found[renamed[0]]}")
     return {found[name]: weight for name, weight in run.env.items()}
 
 
@@ -88,12 +92,12 @@ class Cluster:
     losses: Losses = field(default_factory=Losses)
 
     def lost(self) -> dict[str, int]:
-        """Return the counts of what the run has lost so far."""
+        """Return the counts of the run's losses so far."""
         return self.losses.counts()
 
     @asynccontextmanager
     async def trainer(self) -> AsyncIterator["Trainer"]:
-        """Start the training processes side by side, and yield them as one trainer."""
+        """Start the training processes together, and yield them as one trainer."""
         run, world = self.run, self.run.cluster.trainers
         gpus = 1 if run.train.device != "cpu" and ray.cluster_resources().get("GPU", 0) else 0
         bundle = {"CPU": run.cluster.trainer_cpus, "GPU": float(gpus)}
@@ -129,7 +133,9 @@ class Cluster:
     ) -> AsyncIterator[Collector]:
         """Start the rollout workers, and yield them as one collector."""
         if engine is not None:
-            raise ValueError("engine: a run on Ray opens its engines in the workers; name one in the run's config")
+            raise ValueError(
+                "engine: a run on Ray opens its engines in the workers; set one in the run's config instead"
+            )
         run = self.run
         async with AsyncExitStack() as stack:
             servers = await stack.enter_async_context(self._servers(progress))
@@ -147,7 +153,7 @@ class Cluster:
 
     @asynccontextmanager
     async def evaluator(self, env: type[Env[Any]], progress: Callable[[str], None]) -> AsyncIterator[Collector | None]:
-        """Start the workers that play evaluations while training goes on; None where the run has none."""
+        """Start the workers that run evaluations during training; yield None if the run has none."""
         run, world = self.run, self.run.cluster.eval_workers
         if not world:
             yield None
@@ -173,7 +179,7 @@ class Cluster:
         world: Callable[[], int],
         tokenizers: Mapping[str, Any],
     ) -> Collector:
-        """Return what plays on these workers, which open their sandboxes themselves."""
+        """Return a collector for these workers, which open their sandboxes themselves."""
         return ClusterCollector(
             env,
             engines,
@@ -188,7 +194,7 @@ class Cluster:
 
     @asynccontextmanager
     async def _servers(self, progress: Callable[[str], None]) -> AsyncIterator[Servers | None]:
-        """Launch the servers of the run; None where none are launched."""
+        """Launch the run's servers; yield None if it launches none."""
         run, config = self.run, self.run.engine
         if not isinstance(config, SGLangConfig) or config.urls:
             yield None
@@ -205,7 +211,10 @@ class Cluster:
     async def _client(
         self, servers: Servers | None, tokenizer: ChatTokenizer | None
     ) -> AsyncIterator[SGLangEngine | None]:
-        """Open the driver's client of the servers, which pushes policies; None where the workers sample themselves."""
+        """Open the driver's client of the servers, which pushes policies.
+
+        Yields None if each worker has its own engine.
+        """
         run, config = self.run, self.run.engine
         if not isinstance(config, SGLangConfig):
             yield None
@@ -216,7 +225,7 @@ class Cluster:
             yield client
 
     def world(self) -> int:
-        """The number of rollout workers that the run has, or that the cluster has room for now."""
+        """Return the run's number of rollout workers, or else what the cluster currently has room for."""
         return worker_count(self.run.cluster, self.run.prompts_per_step)
 
     def _start_worker(self, urls: Callable[[], tuple[str, ...]], rank: int, world: int) -> Any:
@@ -225,6 +234,6 @@ class Cluster:
 
 
 async def _moved(client: SGLangEngine, workers: Workers, old: str, new: str) -> None:
-    """Tell the driver's client and all workers where a lost server is now."""
+    """Tell the driver's client and all workers the new URL of a lost server."""
     client.move(old, new)
     await workers.ask_all("move", old, new)

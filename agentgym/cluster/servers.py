@@ -1,4 +1,4 @@
-"""The SGLang servers of a run on Ray: each in an actor, started again where one is lost."""
+"""The SGLang servers of a run on Ray, each in an actor that is replaced if it is lost."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ServerActor:
-    """Launches one server on its node, on the GPUs that Ray gave it, and restarts it where it ends by itself."""
+    """Launches one server on its node, on the GPUs that Ray assigned, and restarts it if it ends by itself."""
 
     def __init__(self, model: Path | str, config: SGLangConfig) -> None:
         host = ray.util.get_node_ip_address()
@@ -29,40 +29,40 @@ class ServerActor:
         self._stack = AsyncExitStack()
 
     async def open(self) -> str:
-        """Launch the server; return its URL when it takes requests."""
+        """Launch the server; return its URL once it accepts requests."""
         engine = await self._stack.enter_async_context(self._engine)
         return engine.urls[0]
 
     async def close(self) -> None:
-        """End the server with all its processes."""
+        """Stop the server with all its processes."""
         await self._stack.aclose()
 
     async def serve(self) -> None:
-        """Wait for ever: whoever waits for the answer hears when this process ends."""
+        """Wait forever, so that the caller notices when this process ends."""
         await asyncio.Event().wait()
 
 
 @dataclass(slots=True, eq=False)
 class Servers:
-    """The servers of a run, by their URLs. One whose process or node is lost is started again, wherever there is room.
+    """The servers of a run, by URL. Lost servers are started again wherever the cluster has room.
 
-    `moved` is called with the URL that was lost and the one that serves in its place.
+    `moved` is called with the URL of the lost server and the URL of its replacement.
     """
 
     model: Path | str
     config: SGLangConfig
     restarts: int
     losses: Losses
-    """What counts the servers that are lost and those that take their places."""
+    """Counts lost servers and their replacements."""
     moved: Callable[[str, str], Awaitable[None]] | None = None
     lost: int = 0
-    """Servers that were lost: `restarts` of them are started again."""
+    """Number of lost servers; at most `restarts` are started again."""
     actors: dict[str, Any] = field(default_factory=dict)
     _watching: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of the servers."""
+        """The servers' URLs."""
         return tuple(self.actors)
 
     async def open(self) -> None:
@@ -79,7 +79,7 @@ class Servers:
             self._watching.append(asyncio.create_task(self._watch(url, actor)))
 
     async def close(self) -> None:
-        """End all servers."""
+        """Stop all servers."""
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
@@ -106,9 +106,9 @@ class Servers:
             self.lost += 1
             self.losses.servers_lost += 1
             if self.lost > self.restarts:
-                _LOG.error("cluster.restarts: %d servers were lost, and no more is started: %s", self.lost, said)
+                _LOG.error("cluster.restarts: %d servers were lost; not starting another one: %s", self.lost, said)
                 return
-            _LOG.warning("the server at %s is lost, and is started again: %s", url, said)
+            _LOG.warning("the server at %s was lost; starting it again: %s", url, said)
             actor = self._start()
             try:
                 fresh: str = await answer(actor.open.remote())

@@ -29,19 +29,19 @@ from agentgym.types.weights import Adapter, ModelWeights
 
 T = TypeVar("T")
 LOST_S = 10.0
-"""Seconds after the error of one training process in which another one is found to have ended."""
+"""Seconds after a training process's error within which the end of another process is considered its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerFacts:
-    """What the driver knows of the open trainers."""
+    """The driver's information about the open trainers."""
 
     on_gpu: bool
     dtype: str
 
 
 class TrainerProcess:
-    """One training process: a `Trainer`, unchanged; all processes get the same calls in the same order."""
+    """One training process with an ordinary `Trainer`. All processes get the same calls in the same order."""
 
     def __init__(self, share: Share) -> None:
         place = {"RANK": share.rank, "WORLD_SIZE": share.world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -50,36 +50,36 @@ class TrainerProcess:
         self._kept: Snapshot | None = None
 
     def address(self) -> tuple[str, int]:
-        """Return where the first process can be met by the others."""
+        """Return the host and port where the other processes can connect to the first one."""
         return ray.util.get_node_ip_address(), free_port()
 
     def open(self, master: tuple[str, int], model: Path | str, config: TrainConfig, seed: int) -> TrainerFacts:
-        """Meet the other processes and open the trainer."""
+        """Connect to the other processes and open the trainer."""
         os.environ |= {"MASTER_ADDR": master[0], "MASTER_PORT": str(master[1])}
         self._trainer = Trainer(model, config, seed=seed)
         self._trainer.__enter__()
         return TrainerFacts(on_gpu=self._trainer.on_gpu, dtype=self._trainer.dtype)
 
     def call(self, method: str, *values: Any, **named: Any) -> Any:
-        """Call a method of the trainer; the first process alone returns what it gives."""
+        """Call a method of the trainer; return its result on the first process and None on the others."""
         done = getattr(self._opened, method)(*values, **named)
         return done if self._opened.rank == 0 else None
 
     def step_and_logprobs(self, samples: Sequence[Sample]) -> Any:
-        """Do the trainer's `step_and_logprobs`; the first process alone returns what it gives."""
+        """Call the trainer's `step_and_logprobs`; return its result on the first process and None on the others."""
         done = asyncio.run(self._opened.step_and_logprobs(samples))
         return done if self._opened.rank == 0 else None
 
     def keep(self) -> None:
-        """Keep a snapshot in this process's memory, in the place of the one before."""
+        """Hold a snapshot in this process's memory, replacing the previous one."""
         self._kept = self._opened.snapshot()
 
     def kept(self) -> Snapshot | None:
-        """Return the snapshot, which is whole where an adapter is trained."""
+        """Return the held snapshot, which is complete if an adapter is trained."""
         return self._kept
 
     def write_part(self, folder: Path, step: int, run: Mapping[str, Any], keep: int) -> None:
-        """Write what this process has of the snapshot; the folder is the same one on every node."""
+        """Write this process's part of the snapshot. The folder must be the same one on every node."""
         assert self._kept is not None
         self._kept.write_checkpoint(folder, step, run=run, keep=keep)
 
@@ -102,19 +102,19 @@ class TrainerProcess:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterSnapshot:
-    """A snapshot that is in the memory of the training processes until it is written."""
+    """A snapshot that stays in the training processes' memory until it is written."""
 
     trainer: "ClusterTrainer"
 
     def write_checkpoint(self, folder: Path, step: int, *, run: Mapping[str, Any], keep: int) -> None:
-        """Write the checkpoint: an adapter's from here, a whole model's by each process into the same folder."""
+        """Write the checkpoint: an adapter's on the driver, a full model's by every process into the same folder."""
         if self.trainer.adapts:
             self._whole().write_checkpoint(folder, step, run=run, keep=keep)
         else:
             self.trainer.all_of("write_part", folder.absolute(), step, dict(run), keep)
 
     def write_policy(self, folder: Path, checkpoint: Path) -> None:
-        """Write the adapter, or the model as the checkpoint has it."""
+        """Write the adapter, or the model from its checkpoint."""
         if self.trainer.adapts:
             self._whole().write_policy(folder, checkpoint)
         else:
@@ -126,9 +126,9 @@ class ClusterSnapshot:
 
 
 class ClusterTrainer:
-    """Trains in processes of their own, and is used like a `Trainer` of a single process.
+    """Trains in separate processes, and is used like a `Trainer` of a single process.
 
-    A process that ends by itself is a TrainerLost, and so is every later call.
+    If a process ends by itself, the call raises TrainerLost, and so does every later call.
     """
 
     rank, world = 0, 1
@@ -157,7 +157,7 @@ class ClusterTrainer:
 
     @property
     def adapts(self) -> bool:
-        """Whether an adapter is trained, and not the model itself."""
+        """Whether an adapter is trained instead of the full model."""
         return self.config.method == "lora"
 
     @property
@@ -167,11 +167,11 @@ class ClusterTrainer:
 
     @property
     def dtype(self) -> str:
-        """The type that the model computes in, such as float32."""
+        """The data type that the model computes in, such as float32."""
         return self._opened.dtype
 
     async def gather(self, objects: list[T]) -> list[T]:
-        """Return the driver's objects: it collects what the processes of the run play itself."""
+        """Return the driver's objects, since the driver collects all processes' rollouts itself."""
         return objects
 
     def first(self, work: Callable[[], T]) -> T:
@@ -181,7 +181,7 @@ class ClusterTrainer:
     async def step_and_logprobs(
         self, samples: Sequence[Sample]
     ) -> tuple[dict[str, float], dict[SampleKey, ScoredSample]]:
-        """Do a step in all processes; the samples are in the object store once."""
+        """Run a step in all processes. The samples are put into the object store once."""
         done: tuple[dict[str, float], dict[SampleKey, ScoredSample]]
         done = await asyncio.to_thread(lambda: self.all_of("step_and_logprobs", ray.put(samples)))
         return done
@@ -197,7 +197,7 @@ class ClusterTrainer:
         return adapter
 
     def weights(self, *, first_only: bool = False) -> ModelWeights | None:
-        """Return a snapshot of the weights of a model that is trained whole."""
+        """Return a snapshot of the fully trained model's weights."""
         weights: ModelWeights | None = self._call("weights", first_only=True)
         return weights
 
@@ -207,7 +207,7 @@ class ClusterTrainer:
         return scores
 
     def save(self, path: Path | str, *, files: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Write the adapter from here, or the whole model by the first process into a folder that both see."""
+        """Write the adapter from the driver, or have the first process write the full model into a shared folder."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         if self.adapts:
             write_adapter(self.adapter(), Path(path), files)
@@ -215,12 +215,12 @@ class ClusterTrainer:
             self._call("save", Path(path).absolute(), files=dict(files))
 
     def snapshot(self) -> ClusterSnapshot:
-        """Have every process keep a copy of all that training goes on from."""
+        """Have every process hold a copy of everything that training resumes from."""
         self.all_of("keep")
         return ClusterSnapshot(self)
 
     def resume(self, folder: Path | str) -> tuple[int, dict[str, Any]]:
-        """Go on from the last whole checkpoint in `folder`, which every process must see."""
+        """Resume from the last complete checkpoint in `folder`, which every process must see."""
         found = last_checkpoint(Path(folder))
         self._call("resume", Path(folder).absolute())
         return found.step, found.state["run"]
@@ -230,7 +230,7 @@ class ClusterTrainer:
         return self._answers([getattr(self._processes[0], method).remote(*values)])
 
     def all_of(self, method: str, *values: Any) -> Any:
-        """Call a method of all processes at once; return the first one's answer."""
+        """Call a method of all processes at once; return the first process's result."""
         return self._answers([getattr(process, method).remote(*values) for process in self._processes])
 
     def _call(self, method: str, *values: Any, **named: Any) -> Any:
@@ -247,13 +247,13 @@ class ClusterTrainer:
             return ray.get(asked[0])
         except RayActorError as error:
             raise self._is_lost(error) from error
-        except RayTaskError as error:  # a process whose peer has ended fails, too, and may be heard first
+        except RayTaskError as error:  # a process whose peer ended fails too, and may report first
             for other in waiting:
                 try:
                     ray.get(other, timeout=LOST_S)
                 except RayActorError as ended:
                     raise self._is_lost(ended) from error
-                except Exception:  # of what the first one says there is no doubt
+                except Exception:  # the first process's error is the one to raise
                     continue
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
 

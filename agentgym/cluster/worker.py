@@ -1,4 +1,4 @@
-"""A process that plays one share of a run's rollouts, with an engine and sandboxes of its own."""
+"""A process that runs one share of a run's rollouts, with its own engine and sandboxes."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ from agentgym.weight_sync.sync import load
 
 _LOG = logging.getLogger(__name__)
 Policy: TypeAlias = Adapter | ModelWeights | None
-"""What an engine of a worker's own takes."""
+"""A policy that a worker's own engine can load; None for the base model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What the driver knows of a worker's engine."""
+    """The driver's information about a worker's engine."""
 
     context_tokens: int
     dtype: str
@@ -39,7 +39,7 @@ class EngineFacts:
 
 
 def facts_of(engine: Engine) -> EngineFacts:
-    """Return what the driver is told of an open engine."""
+    """Return an open engine's information for the driver."""
     return EngineFacts(
         context_tokens=engine.context_tokens,
         dtype=str(getattr(engine, "dtype", "")),
@@ -48,7 +48,7 @@ def facts_of(engine: Engine) -> EngineFacts:
 
 
 def sendable_tokenizers(policy: Engine, models: Mapping[str, Engine]) -> dict[str, Any]:
-    """Return the tokenizers of these models by name, "" for the policy; one that cannot be sent is warned of."""
+    """Return the models' tokenizers by name, "" for the policy; omit those that can't be sent, with a warning."""
     from ray import cloudpickle
 
     found = {}
@@ -56,9 +56,9 @@ def sendable_tokenizers(policy: Engine, models: Mapping[str, Engine]) -> dict[st
         try:
             cloudpickle.dumps(tokenizer)
             found[name] = tokenizer
-        except Exception as error:  # whatever an engine of the user's has for a tokenizer
+        except Exception as error:  # a custom engine's tokenizer can be anything
             _LOG.warning(
-                "the tokenizer of the model %r cannot be sent to the driver, and its tokens are kept without their "
+                "the tokenizer of the model %r cannot be sent to the driver, so its tokens are stored without their "
                 "texts: %s",
                 name,
                 error,
@@ -68,16 +68,16 @@ def sendable_tokenizers(policy: Engine, models: Mapping[str, Engine]) -> dict[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One worker's share of a batch, and where its tasks stand behind it: both arrive, or neither does."""
+    """One worker's share of a batch, with its sampler state after it, so that both arrive or neither does."""
 
     share: PlayedShare
     state: dict[str, Any]
 
 
 class RolloutWorker:
-    """Plays the rollouts of one share; `open` comes first, and `close` last.
+    """Runs the rollouts of one share. Call `open` first and `close` last.
 
-    `urls` are the servers that its engine asks; without them the engine is in this process.
+    `urls` are the servers that its engine uses. If there are none, the engine runs in this process.
     """
 
     def __init__(self, run: RunConfig, share: Share, urls: Sequence[str] = ()) -> None:
@@ -101,52 +101,52 @@ class RolloutWorker:
         return facts_of(self._collector.engine)
 
     async def tokenizers(self) -> dict[str, Any]:
-        """Return the tokenizers of the models by name, "" for the policy."""
+        """Return the models' tokenizers by name, "" for the policy."""
         return sendable_tokenizers(self._opened.engine, self._opened.models)
 
     async def begin(
         self, schedule: Schedule, states: Sequence[Mapping[str, Any]], *, alone: bool = False
     ) -> dict[str, Any]:
-        """Open the scheduler, from these states of all workers' samplers; return the state of this one's."""
+        """Open the scheduler from these states of all workers' samplers; return this worker's state."""
         opening = self._opened.schedule(schedule, states, alone=alone)
         self._scheduler = await self._scheduling.enter_async_context(opening)
         return await self.state()
 
     async def play_share(self, to_come: int | None) -> Played:
-        """Play this worker's share of the next batch."""
+        """Run this worker's share of the next batch."""
         assert self._scheduler is not None, "begin() comes first"
         [share] = await self._scheduler.play(to_come)
         return Played(share=share, state=await self.state())
 
     async def state(self) -> dict[str, Any]:
-        """Return where this worker's tasks stand, between two batches."""
+        """Return this worker's sampler state. Call it between two batches."""
         assert self._scheduler is not None, "begin() comes first"
         [state] = await self._scheduler.sampler_states()
         return state
 
     async def end_schedule(self) -> None:
-        """Close the scheduler: what is in play is cancelled."""
+        """Close the scheduler, which cancels running rollouts."""
         scheduling, self._scheduling = self._scheduling, AsyncExitStack()
         self._scheduler = None
         await scheduling.aclose()
 
     async def play(self, tasks: Sequence[Any], schedule: Schedule) -> list[Group]:
-        """Play a group of each of these tasks, and return them in the same order."""
+        """Run a group of each of these tasks, and return the groups in the same order."""
         return list(await replace(self._opened, peers=Share()).collect(tasks, schedule, must_score=False))
 
     async def load(self, policy: Policy, version: int) -> None:
-        """Sample from this policy with the engine of this process."""
+        """Sample from this policy with this process's engine."""
         with all_clocks_stopped():
             await load(self._opened.engine, policy, version=version)
 
     async def move(self, old: str, new: str) -> None:
-        """Ask the server at `new` in the place of the one at `old`, which is lost."""
+        """Use the server at `new` instead of the lost one at `old`."""
         engine = self._opened.engine
         if isinstance(engine, SGLangEngine):
             engine.move(old, new)
 
     async def hold(self) -> None:
-        """Send no request until `pull`, where a push changes what the servers' requests are sampled from."""
+        """Pause requests until `pull`, because a push changes the policy that the servers sample from."""
         await self._shared.hold()
 
     async def pull(self, pushed: Any) -> None:
@@ -160,7 +160,7 @@ class RolloutWorker:
             return await self._opened.engine.score(token_ids, sampling=sampling)
 
     async def close(self) -> None:
-        """End what is in play, and close all that was opened."""
+        """Cancel running rollouts, and close everything that was opened."""
         try:
             await self.end_schedule()
         finally:

@@ -1,4 +1,4 @@
-"""The rollout workers of a run on Ray: asked together, and replaced where one is lost."""
+"""The rollout workers of a run on Ray, which are called together and replaced if they are lost."""
 
 import asyncio
 import logging
@@ -18,9 +18,9 @@ from agentgym.run.lost import Losses, WorkersLost
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PLACE_S = 120.0
-"""Seconds for the cluster to make room for the run's actors."""
+"""Timeout in seconds for the cluster to make room for the run's actors."""
 CLOSE_S = 30.0
-"""Seconds for a worker to end its rollouts and its sandboxes before its process is ended."""
+"""Seconds for a worker to stop its rollouts and sandboxes before its process is killed."""
 
 
 Renew: TypeAlias = Callable[[int, Any], Awaitable[None]]
@@ -34,26 +34,26 @@ class Start(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Workers:
-    """Rollout workers by rank. One that is lost is replaced; what it had played of its share is played again."""
+    """Rollout workers by rank. A lost worker is replaced, and the replacement reruns its share."""
 
     start: Start
     restarts: int
     losses: Losses
-    """What counts the workers that end by themselves and those that take their places."""
+    """Counts workers that ended by themselves and their replacements."""
     kind: Literal["workers", "eval_workers"] = "workers"
-    """What they are called in the count of losses."""
+    """Their name in the counts of losses."""
     facts: EngineFacts | None = None
     lost: int = 0
-    """Workers that ended by themselves since `open`: `restarts` of them may."""
+    """Number of workers that ended by themselves since `open`; at most `restarts` are replaced."""
     handles: list[Any] = field(default_factory=list)
     renew_policy: Renew | None = None
-    """Gives a new worker the policy that the run has; it comes before all else that the worker is asked."""
+    """Sends a new worker the run's current policy, before any other call."""
     renew_schedule: Renew | None = None
-    """Brings a new worker's tasks to where those of the lost one stood; it comes next."""
+    """Restores the lost worker's sampler state in a new worker, after `renew_policy`."""
     _replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self, world: int) -> None:
-        """Start so many workers and open them; one that is lost meanwhile is replaced."""
+        """Start and open this many workers; replace those that are lost meanwhile."""
         self.handles = [self.start(rank, world) for rank in range(world)]
         await self._placed(self.handles)
         facts = await self.ask_all("open")
@@ -62,8 +62,8 @@ class Workers:
         self.facts = facts[0]
 
     async def resize(self, world: int) -> None:
-        """Start all workers anew, so many of them, each at the policy that the run has."""
-        _LOG.warning("the run goes on with %d rollout workers in the place of %d", world, len(self.handles))
+        """Restart all workers, in this number, each with the run's current policy."""
+        _LOG.warning("the run continues with %d rollout workers instead of %d", world, len(self.handles))
         await self.close()
         await self.open(world)
         if self.renew_policy is not None:
@@ -86,14 +86,18 @@ class Workers:
             ray.kill(handle)
 
     async def _placed(self, handles: Sequence[Any]) -> None:
-        """Wait until the processes run or have ended again; AgentGymError where the cluster has no room for them."""
+        """Wait until the processes run or have ended again.
+
+        Raises:
+            AgentGymError: If the cluster has no room for them in time.
+        """
         try:
             await asyncio.wait_for(together([_started(handle) for handle in handles]), PLACE_S)
         except TimeoutError:
             raise no_room(f"{len(handles)} rollout workers") from None
 
     async def ask(self, rank: int, method: str, *values: Any) -> Any:
-        """Return a worker's answer, of its replacement where it is lost meanwhile."""
+        """Call a worker's method and return its result. If the worker is lost meanwhile, call its replacement."""
         while True:
             handle = self.handles[rank]
             try:
@@ -102,11 +106,15 @@ class Workers:
                 await self.replace(rank, handle, error)
 
     async def ask_all(self, method: str, *values: Any) -> list[Any]:
-        """Return the answers of all workers, by rank."""
+        """Call a method of all workers and return the results by rank."""
         return await together([self.ask(rank, method, *values) for rank in range(len(self.handles))])
 
     async def replace(self, rank: int, handle: Any, error: Exception) -> None:
-        """Start a worker in the place of one that has ended, unless that is done already."""
+        """Start a replacement for a worker that has ended, unless that was done already.
+
+        Raises:
+            WorkersLost: If more than `restarts` workers have ended.
+        """
         async with self._replacing:
             if self.handles[rank] is not handle:
                 return
@@ -115,10 +123,10 @@ class Workers:
             self.losses.count(f"{self.kind}_lost")
             if self.lost > self.restarts:
                 raise WorkersLost(
-                    f"cluster.restarts: {self.lost} rollout workers have ended, and {self.restarts} may be replaced; "
-                    f"the last one: {said}"
+                    f"cluster.restarts: {self.lost} rollout workers have ended, but only {self.restarts} may be "
+                    f"replaced; the last error: {said}"
                 ) from error
-            _LOG.warning("rollout worker %d of %d has ended and is replaced: %s", rank, len(self.handles), said)
+            _LOG.warning("rollout worker %d of %d has ended; replacing it: %s", rank, len(self.handles), said)
             fresh = self.start(rank, len(self.handles))
             try:
                 await self._placed([fresh])
@@ -128,28 +136,28 @@ class Workers:
             except RayActorError as again:
                 self.handles[rank] = fresh
                 _LOG.warning("its replacement has ended, too: %s", str(again).splitlines()[0])
-                return  # whoever asks it next meets that, and counts it
+                return  # the next call to it notices and counts that
             self.handles[rank] = fresh
             self.losses.count(f"{self.kind}_replaced")
 
 
 async def _started(handle: Any) -> None:
-    """Wait until the process of an actor runs, or has ended: whoever asks it next meets that."""
+    """Wait until an actor's process runs or has ended; the next call to it notices the latter."""
     with suppress(RayActorError):
         await answer(handle.__ray_ready__.remote())
 
 
 def no_room(wanted: str) -> AgentGymError:
-    """Say that actors found no place on the cluster, and what to do."""
+    """Return an error that says that the cluster has no room for actors, and what to do."""
     there = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU", SANDBOX)}
     return AgentGymError(
-        f"cluster: there was no room for {wanted} within {PLACE_S:g} s; the cluster has {there or 'nothing'}. Set "
-        "cluster.workers, cluster.trainers or the CPUs of each lower, or add nodes"
+        f"cluster: there was no room for {wanted} within {PLACE_S:g} s; the cluster has {there or 'nothing'}. Lower "
+        "cluster.workers, cluster.trainers or the CPUs of each, or add nodes"
     )
 
 
 async def answer(asked: Any) -> Any:
-    """Wait for an answer; an error of the worker's own code is raised as that code raised it."""
+    """Wait for a result. Raise an error of the worker's code as that code raised it."""
     try:
         return await asked
     except RayTaskError as error:
@@ -157,12 +165,15 @@ async def answer(asked: Any) -> Any:
 
 
 async def answers(asked: Sequence[Any]) -> list[Any]:
-    """Wait for all answers; the first error ends the wait."""
+    """Wait for all results; the first error ends the wait."""
     return await together([answer(each) for each in asked])
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do it all at once and return the results in their order; the first error ends the rest and is raised as it is."""
+    """Run all coroutines at once, and return their results in order.
+
+    The first error cancels the rest and is raised unwrapped.
+    """
     try:
         async with asyncio.TaskGroup() as doing:
             tasks = [doing.create_task(each) for each in work]

@@ -1,4 +1,4 @@
-"""Evaluations: a model played on tasks that it is not trained on, kept, scored and compared."""
+"""Evaluations: running a model on held-out tasks, and storing, scoring and comparing the results."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

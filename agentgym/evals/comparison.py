@@ -1,4 +1,4 @@
-"""`ag.compare`: two evaluations beside each other, task by task."""
+"""`ag.compare`: a comparison of two evaluations, task by task."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -17,27 +17,27 @@ from agentgym.store.run_settings import begun_eval_seed
 from agentgym.types.task import Task
 
 BEFORE, AFTER = "before", "after"
-"""The evaluations before and after the training of a run."""
+"""The names of a run's evaluations before and after training."""
 _EVALUATIONS = "SELECT DISTINCT phase, step FROM rollouts WHERE phase GLOB 'eval*' ORDER BY step, phase = 'eval_after'"
-"""Phase and steps done of each evaluation in a store; of two after as many steps, that after training is the last."""
+"""Phase and step of each evaluation in a store. If two have the same step, the one after training comes last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Holds the mean rewards of the tasks that two evaluations have in common, and says whether they differ."""
+    """The mean rewards of the tasks that two evaluations have in common, and statistics of their difference."""
 
     rewards: Mapping[str, tuple[float, float]]
-    """The mean reward of each task in the first and in the second, by the task's id."""
+    """Each task's mean reward in the first and in the second evaluation, by task id."""
     left_out: int = 0
-    """How many tasks have a scored rollout in only one of the two."""
+    """Number of tasks that are left out because only one side has a scored rollout of them."""
     attempts_left_out: int = 0
-    """How many scored attempts were left out because the other side has fewer at their task."""
+    """Number of scored attempts that are left out because the other side has fewer at their task."""
     seeds: tuple[int | None, int | None] = (None, None)
-    """The seeds of the first and of the second; None if it is not known."""
+    """The seeds of the first and the second evaluation; None if unknown."""
     sides: tuple[str, str] = ("", "")
-    """Which evaluation of a run each of the two is; empty for a separate evaluation."""
+    """Which evaluation of a run each side is; empty for a separate evaluation."""
     bounds: tuple[float, float] = (0.0, 1.0)
-    """The least and the largest reward that is possible, as far as is known."""
+    """The smallest and largest possible reward, as far as known."""
 
     def __repr__(self) -> str:
         one, other = self.means
@@ -48,21 +48,21 @@ class Comparison:
 
     @property
     def luck(self) -> str:
-        """Whether both were played with the same seed, so that an attempt met the same luck in its env, in words."""
+        """A text about whether both have the same seed, with which attempts have the same random draws in the env."""
         one, other = ("unknown" if seed is None else str(seed) for seed in self.seeds)
         if one == other != "unknown":
             return f"seed {one} in both"
-        return f"seeds {one} and {other}: tasks are paired, and luck is not"
+        return f"seeds {one} and {other}: tasks are paired, but random draws are not"
 
     @property
     def means(self) -> tuple[float, float]:
-        """The mean over tasks of the first and of the second; each task counts the same."""
+        """The mean rewards of the first and the second evaluation. Each task has the same weight."""
         pairs = np.array(list(self.rewards.values()))
         return float(pairs[:, 0].mean()), float(pairs[:, 1].mean())
 
     @property
     def differences(self) -> dict[str, float]:
-        """How much more each task earned in the second than in the first."""
+        """Each task's mean reward in the second evaluation minus that in the first."""
         return {name: other - one for name, (one, other) in self.rewards.items()}
 
     @property
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def least_p(self) -> float:
-        """The least p that these tasks could give: if every task that differs did so in the same direction."""
+        """The smallest p that these tasks could give: the p if all differing tasks differed in the same direction."""
         return least_p(list(self.differences.values()))
 
 
@@ -94,27 +94,27 @@ def compare(
     phase: str | Sequence[str] = AFTER,
     common: bool = False,
 ) -> Comparison:
-    """Compare two evaluations, or the folders that they were kept in.
+    """Compare two evaluations, or the folders in which they are stored.
 
     The seeds may differ; `Comparison.luck` says whether they do.
 
     Args:
-        one: The first evaluation, or its folder, or that of a training run.
+        one: The first evaluation, its folder, or a training run's folder.
         other: The second one.
-        phase: Which evaluation of a training run is meant: `after` training, `before` it, or a number of steps; or two
+        phase: Which evaluation of a training run to use: `after` training, `before` it, or a number of steps; or two
             of these, for the first and the second.
-        common: Whether only the tasks that both have played are compared, instead of refusing other ones.
+        common: Whether to compare only the tasks that both have, instead of raising an error if their tasks differ.
 
     Returns:
         The mean rewards by task, their difference with its interval, and p.
 
     Raises:
-        ValueError: The tasks are not the same, a task's fields differ, or no task has a scored rollout in both.
-        AgentGymError: A folder holds no such evaluation.
+        ValueError: If the tasks aren't the same, a task's fields differ, or no task has a scored rollout in both.
+        AgentGymError: If a folder holds no such evaluation.
     """
     phases = (phase, phase) if isinstance(phase, str) else tuple(phase)
     if len(phases) not in (1, 2):
-        raise ValueError(f"phase: give one, or one for each of the two, got {phase!r}")
+        raise ValueError(f"phase: expected one phase, or one for each evaluation, got {phase!r}")
     first, second = _Side.of(one, phases[0]), _Side.of(other, phases[-1])
     if not common:
         _refuse_other_tasks(first, second)
@@ -123,7 +123,9 @@ def compare(
         raise ValueError("other: no task has a scored rollout in both evaluations")
     changed = [name for name in both if first.differs(second, name)]
     if changed:
-        raise ValueError(f"other: task {changed[0]!r} is another one than in the first evaluation; play the same tasks")
+        raise ValueError(
+            f"other: task {changed[0]!r} differs from that in the first evaluation; evaluate the same tasks"
+        )
     left_out = len(first.played ^ second.played) if common else 0
     left_out += len((first.played & second.played) - set(both))
     paired = {name: _as_many(first.attempts[name], second.attempts[name]) for name in both}
@@ -140,10 +142,10 @@ def compare(
 
 
 def _as_many(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list[float], list[float]]:
-    """Return the rewards of as many attempts at a task from each side; those with a number that both have come first.
+    """Return the rewards of equally many attempts from each side, preferring attempt numbers that both have.
 
-    A mean over more attempts varies less. With unequal numbers the differences of two equal models would not be
-    symmetric around 0, as the sign-flip test has it.
+    A mean over more attempts varies less. With unequal numbers of attempts, the differences between two equal
+    models wouldn't be symmetric around 0, as the sign-flip test assumes.
     """
     shared = [number for number in one if number in other]
     many = min(len(one), len(other))
@@ -152,26 +154,26 @@ def _as_many(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[list
 
 
 def _refuse_other_tasks(first: "_Side", second: "_Side") -> None:
-    """Raise ValueError if the two have not played the same tasks."""
+    """Raise ValueError if the two don't have the same tasks."""
     if not first.played ^ second.played or not first.played & second.played:
         return
     alone = [sorted(a - b) for a, b in ((first.played, second.played), (second.played, first.played))]
     named = ", ".join(repr(name) for name in [*alone[0][:1], *alone[1][:1]])
     raise ValueError(
-        f"other: the two have not played the same tasks: {len(alone[0])} are in the first alone and {len(alone[1])} in "
-        f"the second, such as {named}; play the same, or compare the {len(first.played & second.played)} that both "
-        "have with common=True (--common)"
+        f"other: the evaluations have different tasks: {len(alone[0])} are only in the first and {len(alone[1])} only "
+        f"in the second, such as {named}; evaluate the same tasks, or compare the "
+        f"{len(first.played & second.played)} that both have with common=True (--common)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of two evaluations: the rewards of each task, and the tasks' fields if they are known."""
+    """One of two evaluations: the rewards of each task, and the tasks' fields if known."""
 
     attempts: Mapping[str, Mapping[int, float]]
-    """The rewards of the scored attempts at each task that has one, by the attempt's number."""
+    """The rewards of each task's scored attempts, by attempt number; without tasks that have none."""
     played: Set[str]
-    """The tasks that were played, those without a scored rollout too."""
+    """All evaluated tasks, including those without a scored rollout."""
     bounds: tuple[float, float]
     tasks: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
@@ -187,20 +189,20 @@ class _Side:
 
     @classmethod
     def holding(cls, found: Mapping[str, Mapping[int, float | None]], **known: Any) -> "_Side":
-        """Return a side by the reward of each attempt, None for one that failed."""
+        """Return a side from the reward of each attempt, which is None for a failed one."""
         scored = {name: {n: r for n, r in sorted(of.items()) if r is not None} for name, of in found.items()}
         rewards = [reward for of in scored.values() for reward in of.values()]
         attempts = {name: of for name, of in scored.items() if of}
         return cls(attempts, set(found), (min([0.0, *rewards]), max([1.0, *rewards])), **known)
 
     def differs(self, other: "_Side", name: str) -> bool:
-        """Whether both know the fields of the task, and these differ."""
+        """Return whether both sides know the fields of the task and these differ."""
         one, two = self.tasks.get(name), other.tasks.get(name)
         return one is not None and two is not None and not same_fields(one, two)
 
 
 def _fields(task: Task) -> Mapping[str, Any] | None:
-    """Return the fields of a task; None for a task that has no form by which it is known."""
+    """Return a task's fields, or None if they can't be stored."""
     try:
         return task_fields(task)
     except ValueError:
@@ -214,7 +216,7 @@ def _read(folder: Path, phase: str) -> _Side:
             found: dict[str, dict[int, float | None]] = {}
             for row in store.summaries(phase=of_phase, step=step, order="written"):
                 of = found.setdefault(row.group_id, {})
-                of[_number(row.rollout_id, len(of))] = row.reward  # of two with one number the later
+                of[_number(row.rollout_id, len(of))] = row.reward  # of two with the same number, the later one
             tasks = {name: task for name in found if (task := store.task(name)) is not None}
     except (FileNotFoundError, ValueError) as error:
         raise AgentGymError(f"run: {error}") from error
@@ -222,28 +224,28 @@ def _read(folder: Path, phase: str) -> _Side:
 
 
 def _number(rollout_id: str, otherwise: int) -> int:
-    """Return the number of an attempt, the last part of its rollout's id; `otherwise` for an id of another form."""
+    """Return an attempt's number, the last part of its rollout's id, or `otherwise` if the id has another form."""
     last = rollout_id.rpartition("/")[2]
     return int(last) if last.isdecimal() and len(last) < 19 else otherwise
 
 
 def _chosen(folder: Path, held: Sequence[tuple[str, int]], phase: str, *, trained: bool) -> tuple[str, int | None, str]:
-    """Return the phase and the step of the evaluation that is meant, and its name; "" for a separate evaluation."""
+    """Return the requested evaluation's phase, step and name; the name of a separate evaluation is ""."""
     if not held:
-        raise AgentGymError(f"run: {folder} holds no evaluation; name the folder of one")
+        raise AgentGymError(f"run: {folder} holds no evaluation; give the folder of one")
     if not trained and [of for of, _ in held] == [PHASE]:
         return PHASE, None, ""
     names = {name: (of, step) for of, step in held for name in _names(of, step)}
     if phase not in names:
         raise AgentGymError(
-            f"phase: {folder} is of a training run, and holds no evaluation {phase!r}; it holds {', '.join(names)}; "
-            "name one with phase= (--phase)"
+            f"phase: {folder} is a training run's folder and has no evaluation {phase!r}; it has {', '.join(names)}; "
+            "choose one with phase= (--phase)"
         )
     of_phase, step = names[phase]
     return of_phase, step, f"{phase} training" if phase == BEFORE else f"after {step} steps of training"
 
 
 def _names(phase: str, step: int) -> list[str]:
-    """The words by which an evaluation of a run is asked for."""
+    """Return the names by which an evaluation of a run can be requested."""
     word = {"eval_before": [BEFORE], "eval_after": [AFTER]}.get(phase, [])
     return [*word, str(step)]

@@ -1,4 +1,4 @@
-"""The result of an evaluation: its rollouts, and their scores."""
+"""The result of an evaluation: its rollouts and their scores."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,40 +14,42 @@ from agentgym.types.rollout import Group, Rollout
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "requests", "uncounted_requests", "cost")
 COUNTED = tuple(f"usage/{name}" for name in _COUNTS)
-"""The metrics of a rollout that hold an endpoint's own counts."""
+"""The metrics of a rollout that hold an endpoint's usage counts."""
 CALLS = ("tool_calls", "tool_errors", "malformed_calls", "retries")
-"""The metrics of a rollout that say how its calls went, and how often it was begun again."""
+"""The metrics of a rollout that count its tool calls and its retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
-    """Holds the rollouts of an evaluation and gives its scores; a failed rollout has no reward and is counted apart."""
+    """The rollouts of an evaluation, and its scores. Failed rollouts have no reward and are counted separately."""
 
     groups: Groups
     k: int
-    """How many rollouts of each task were started."""
+    """Number of rollouts started per task."""
     envs: Mapping[str, EnvVersion] = field(default_factory=dict)
-    """What the env was, or each member of a mixture, by name."""
+    """The version of the env, or of each member of a mixture, by name."""
     seed: int | None = None
-    """The seed of its draws and of the luck in its env; None if it is not known."""
+    """Seed of the sampling and of the env's random draws; None if unknown."""
     solved: float = 1.0
-    """The least reward of an attempt that solves its task."""
+    """Minimum reward of an attempt that solves its task."""
     resumed: int | None = None
-    """How many of the rollouts were in the folder already and were not played again; None without `resume`."""
+    """Number of rollouts that the folder already had and that weren't run again; None without `resume`."""
     not_kept: int = 0
-    """How many of the rollouts could not be written to `out`, such as on a full disk; `resume` plays them again."""
+    """Number of rollouts that couldn't be written to `output_dir`, for example because the disk is full; `resume`
+    runs them again.
+    """
 
     def __repr__(self) -> str:
         return f"Evaluation(reward={self.reward}, tasks={len(self.groups)}, k={self.k}, failed={self.failed})"
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """All rollouts, task by task, failed ones too."""
+        """All rollouts, task by task, including failed ones."""
         return self.groups.rollouts
 
     @property
     def rewards(self) -> dict[str, tuple[float | None, ...]]:
-        """The rewards of each task, by its id; None for a rollout that failed."""
+        """The rewards of each task by its id; None for a failed rollout."""
         return {group.group_id: tuple(r.reward for r in group.rollouts) for group in self.groups}
 
     @property
@@ -58,72 +60,97 @@ class Evaluation:
 
     @property
     def failed(self) -> int:
-        """How many rollouts have no reward."""
+        """Number of rollouts without a reward."""
         return sum(r.reward is None for r in self.rollouts)
 
     @property
     def failures(self) -> list[tuple[str, int]]:
-        """The kinds of failures and how often each occurred, the most frequent first.
+        """The kinds of failures and how often each occurred, most frequent first.
 
-        Failures of the same type and place are one kind, whatever their texts say; the text of the first stands for it.
+        Failures of the same type and place are one kind, whatever their messages; the first message represents the
+        kind.
         """
         counts = FailureCounts()
         counts.add(self.rollouts)
         return counts.most_common()
 
     def metrics(self) -> dict[str, float]:
-        """Return the scores under names for a log."""
+        """Return the scores under the names that logs use."""
         passes = {f"eval/pass@{k}": self.pass_at(k) for k in sorted({1, self.k})}
         counts = {"eval/rollouts": float(len(self.rollouts)), "eval/failed": float(self.failed)}
         named = {f"eval/reward/{name}": value for name, value in self.named_rewards().items()}
         return {"eval/reward": round(self.reward, 4), **named, **passes, **counts}
 
     def named_rewards(self) -> dict[str, float]:
-        """Return the mean of each named reward, without its weight, over the rollouts that have it."""
+        """Return the unweighted mean of each named reward over the rollouts that have it."""
         means = self.groups.metrics()
         return {name.removeprefix("reward/"): of for name, of in means.items() if name.startswith("reward/")}
 
     def calls(self) -> dict[str, float]:
-        """Return the mean number of tool calls, errors, malformed calls and retries of a scored rollout."""
+        """Return the mean number of tool calls, errors, malformed calls and retries per scored rollout."""
         means = self.groups.metrics()
         return {name: means.get(f"rollout/{name}", 0.0) for name in CALLS}
 
     def ids_solved(self, least: float, most: float, *, solved: float | None = None) -> list[str]:
-        """Return the ids of the tasks that a share of `least` to `most` of their scored rollouts solves.
+        """Return the ids of the tasks whose share of solved rollouts is between `least` and `most`, inclusive.
 
-        Tasks without a scored rollout are left out. Written to a file, one id a line, they are a run's `tasks_from`.
+        Only scored rollouts count, and tasks without any are left out. The ids, written to a file with one per line,
+        can be a run's `tasks_from`.
 
         Args:
-            least: The least share, from 0 to 1.
+            least: The smallest share, from 0 to 1.
             most: The largest share, from 0 to 1.
-            solved: The least reward that solves a task; by default that of the evaluation.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Raises:
+            ValueError: If the shares aren't from 0 to 1, or `least` is greater than `most`.
         """
         if not 0 <= least <= most <= 1:
-            raise ValueError(f"least, most: must be shares from 0 to 1, the lesser first, got {least} and {most}")
+            raise ValueError(f"least, most: must be shares from 0 to 1, the smaller one first, got {least} and {most}")
         counts = {group.group_id: (self.solved_in(group, solved), len(group.scored)) for group in self.groups}
         shares = {name: count / scored for name, (count, scored) in counts.items() if scored}
         return [name for name, share in shares.items() if least <= share <= most]
 
     def pass_at(self, k: int, *, solved: float | None = None) -> float:
-        """Estimate the chance, mean over tasks, that one of `k` attempts has a reward of at least `solved`; unbiased.
+        """Estimate the probability, averaged over tasks, that at least one of `k` attempts solves the task.
 
-        `solved` is by default that of the evaluation. The formula is that of `pass_at_k` (Chen et al., 2021). Tasks
-        with fewer than k scored rollouts are left out; nan if all are.
+        The estimate is unbiased; see `pass_at_k` for the formula (Chen et al., 2021). Tasks with fewer than k scored
+        rollouts are left out.
+
+        Args:
+            k: Number of attempts, from 1 to the evaluation's `k`.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Returns:
+            The estimate; nan if all tasks are left out.
+
+        Raises:
+            ValueError: If `k` is out of range.
         """
         return _mean(self._chances(pass_at_k, k, solved))
 
     def pass_hat(self, k: int, *, solved: float | None = None) -> float:
-        """Estimate the chance, mean over tasks, that all of `k` attempts have a reward of at least `solved`; unbiased.
+        """Estimate the probability, averaged over tasks, that all of `k` attempts solve the task.
 
-        `solved` is by default that of the evaluation. The formula is that of `pass_hat_k` (tau-bench, 2024). Tasks with
-        fewer than k scored rollouts are left out; nan where all are.
+        The estimate is unbiased; see `pass_hat_k` for the formula (tau-bench, 2024). Tasks with fewer than k scored
+        rollouts are left out.
+
+        Args:
+            k: Number of attempts, from 1 to the evaluation's `k`.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Returns:
+            The estimate; nan if all tasks are left out.
+
+        Raises:
+            ValueError: If `k` is out of range.
         """
         return _mean(self._chances(pass_hat_k, k, solved))
 
     def interval(self) -> Interval:
         """Return the 95 % interval of `reward`, over tasks.
 
-        Rewards are assumed to lie between 0 and 1; observed rewards outside widen that range.
+        Rewards are assumed to be between 0 and 1; observed rewards outside widen that range.
         """
         means = [mean_reward(group) for group in self.groups if group.scored]
         rewards = [r.reward for r in self.rollouts if r.reward is not None]
@@ -131,18 +158,34 @@ class Evaluation:
         return interval_over_tasks(means, attempts, least=min([0.0, *rewards]), most=max([1.0, *rewards]))
 
     def pass_at_interval(self, k: int, *, solved: float | None = None) -> Interval:
-        """Return the 95 % interval of `pass_at`, over tasks."""
+        """Return the 95 % interval of `pass_at`, over tasks.
+
+        Args:
+            k: Number of attempts, from 1 to the evaluation's `k`.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Raises:
+            ValueError: If `k` is out of range.
+        """
         return interval_over_tasks(self._chances(pass_at_k, k, solved))
 
     def pass_hat_interval(self, k: int, *, solved: float | None = None) -> Interval:
-        """Return the 95 % interval of `pass_hat`, over tasks."""
+        """Return the 95 % interval of `pass_hat`, over tasks.
+
+        Args:
+            k: Number of attempts, from 1 to the evaluation's `k`.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+
+        Raises:
+            ValueError: If `k` is out of range.
+        """
         return interval_over_tasks(self._chances(pass_hat_k, k, solved))
 
     def account(self) -> dict[str, float]:
-        """Return the sampled tokens of all rollouts, and what an endpoint counted: tokens, requests and cost.
+        """Return the sampled tokens of all rollouts, and an endpoint's counts of tokens, requests and cost.
 
-        What a judge or another model role cost is in `model_cost/NAME`, beside what the policy cost in `cost`. Of an
-        attempt that a retry of the env's took the place of, nothing is in it.
+        `cost` is the policy's cost, and `model_cost/NAME` that of a judge or another model role. Attempts that the
+        env's retries replaced aren't included.
         """
         counted = {
             name.removeprefix("usage/"): sum(r.metrics.get(name, 0.0) for r in self.rollouts) for name in COUNTED
@@ -154,20 +197,25 @@ class Evaluation:
         return sampled | {name: total for name, total in (counted | dict(models)).items() if total}
 
     def solved_in(self, group: Group, solved: float | None = None) -> int:
-        """Count the scored rollouts of a task that solve it."""
+        """Return the number of a task's scored rollouts that solve it.
+
+        Args:
+            group: The task's rollouts.
+            solved: Minimum reward that solves a task; None uses the evaluation's.
+        """
         least = self.solved if solved is None else solved
         return sum(r.reward is not None and r.reward >= least for r in group.scored)
 
     def _chances(self, estimate: Callable[[int, int, int], float], k: int, solved: float | None) -> list[float]:
-        """The estimate for each task that has as many scored rollouts."""
+        """Return the estimate for each task that has at least `k` scored rollouts."""
         if not 1 <= k <= self.k:
-            raise ValueError(f"k: must be in 1..{self.k}, the rollouts of each task, got {k}")
+            raise ValueError(f"k: must be from 1 to {self.k}, the number of rollouts per task, got {k}")
         counts = [(len(group.scored), self.solved_in(group, solved)) for group in self.groups]
         return [estimate(n, c, k) for n, c in counts if n >= k]
 
 
 def mean_reward(group: Group) -> float:
-    """Return the mean reward of the scored rollouts of a task; nan if there is none."""
+    """Return the mean reward of a task's scored rollouts; nan if there are none."""
     return _mean([r.reward for r in group.scored if r.reward is not None])
 
 

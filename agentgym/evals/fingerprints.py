@@ -1,4 +1,4 @@
-"""Fingerprints of an evaluation's models: a resumed evaluation must have the same ones."""
+"""Fingerprints of an evaluation's models, which must be the same when the evaluation is resumed."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.tools.tool_threads import in_own_thread
 
 Fingerprints: TypeAlias = Mapping[str, Mapping[str, str]]
-"""For each model by name, the parts that its answers depend on; "" is the model that is evaluated."""
+"""For each model by name ("" is the evaluated model), the digests of the parts that its outputs depend on."""
 KEPT = "fingerprints"
-"""The key of the fingerprints in the settings of an evaluation."""
+"""The key of the fingerprints in an evaluation's settings."""
 PARTS = {
     "files": "the content of the model's files",
     "weights": "the content of the engine's weights",
     "adapter_files": "the content of the adapter's files",
-    "adapter": "the adapter, or the weights that were given to the engine,",
+    "adapter": "the engine's adapter or loaded weights",
     "chat": "the chat template",
     "context_tokens": "the engine's context_tokens",
     "served": "the model that the endpoint serves",
@@ -30,16 +30,18 @@ PARTS = {
 }
 """The parts of a fingerprint, in words."""
 _OPENED = ("weights", "adapter")
-"""The parts that an open engine adds for a model given by name, so that an open engine may play the rest."""
+"""The parts that an opened engine adds for a model given by name, so that an open engine may resume the
+evaluation.
+"""
 
 
 async def fingerprints(models: Mapping[str, Model]) -> Fingerprints:
-    """Return the fingerprints of the models before those given by name are opened."""
+    """Return the models' fingerprints before those given by name are opened."""
     return {name: await _fingerprint_of(model) for name, model in models.items()}
 
 
 async def fingerprints_now(models: Mapping[str, Model], playing: Playing) -> Fingerprints:
-    """Return the fingerprints of models that were opened by name: the model of an endpoint, files that were fetched."""
+    """Return the fingerprints of models given by name after they were opened and their files downloaded."""
     named = {name: model for name, model in models.items() if isinstance(model, str | Path)}
     found = {name: await _fingerprint_of(model) for name, model in named.items()}
     if isinstance(playing, OwnPlaying):
@@ -63,10 +65,10 @@ async def _fingerprint_of(model: Model) -> dict[str, str]:
 
 
 def hold_models(folder: Path, found: Fingerprints) -> None:
-    """Write the fingerprints to the folder of an evaluation, unless they are there already.
+    """Add the fingerprints to the settings in an evaluation's folder, unless they are there already.
 
     Raises:
-        ValueError: A part of a model differs from the one that was kept; the message names the part.
+        ValueError: If a part of a model differs from the stored one. The message names the part.
     """
     path = folder / SETTINGS
     begun = read_object(path, within=folder)
@@ -77,19 +79,18 @@ def hold_models(folder: Path, found: Fingerprints) -> None:
         for part, now in parts.items():
             if (was := kept.setdefault(name, {}).setdefault(part, now)) != now:
                 raise ValueError(
-                    f"{f'models[{name!r}]' if name else 'model'}: {PARTS.get(part, part)} is not what it was when "
-                    f"{folder} was begun ({was or 'none'} then, {now or 'none'} now); give the same, or name another "
-                    "folder"
+                    f"{f'models[{name!r}]' if name else 'model'}: {PARTS.get(part, part)} changed since {folder} was "
+                    f"started ({was or 'none'} then, {now or 'none'} now); use the same model, or another folder"
                 )
     if json.dumps(kept) != before:
         write_whole(path, json.dumps(begun, indent=2) + "\n")
 
 
 def _refuse_unknown(folder: Path, name: str, kept: Mapping[str, str], parts: Mapping[str, str]) -> None:
-    """Raise ValueError for a model of which no part is known both from before and now."""
+    """Raise ValueError if a model's stored and current fingerprints have no part in common."""
     if kept and parts and not kept.keys() & parts.keys():
         raise ValueError(
-            f"{f'models[{name!r}]' if name else 'model'}: it cannot be told whether this is the model that {folder} "
-            f"was begun with: {', '.join(kept)} known then, {', '.join(parts)} now; give it as it was given then, by "
-            "name or as an engine, or name another folder"
+            f"{f'models[{name!r}]' if name else 'model'}: can't tell whether this is the model with which {folder} was "
+            f"started: then, {', '.join(kept)} was known, but now {', '.join(parts)} is; pass the model in the same "
+            "way, by name or as an engine, or use another folder"
         )

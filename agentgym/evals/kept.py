@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 PHASE = "eval"
 """The phase of an evaluation's rollouts in its store."""
 SUMMARY = "summary.json"
-"""The file in the folder that holds the scores once everything is played."""
+"""The file in the folder that holds the scores after all rollouts have ended."""
 MUST_AGREE = ("env", "env_args", "model", "models", "split", "seed", "sampling", "group_size")
 """Settings that must be the same in a resumed evaluation, which may have more tasks and more rollouts."""
 
@@ -52,9 +52,16 @@ def settings_of(
     sampling: Sampling | None,
     group_size: int | None,
 ) -> dict[str, Any]:
-    """Return what an evaluation was begun with, as its folder keeps it.
+    """Return an evaluation's settings as stored in its folder.
 
-    `split` is None if the tasks were given, `group_size` if no reward depends on the other rollouts of a task.
+    Args:
+        env: The env class.
+        model: Name of the evaluated model.
+        models: Names of the model roles' models.
+        split: The split; None if tasks were given instead.
+        seed: The seed.
+        sampling: The sampling settings; None means the defaults.
+        group_size: Rollouts per task if a reward depends on the task's other rollouts, else None.
     """
     return {
         "env": f"{env.__module__}:{env.__qualname__}",
@@ -69,7 +76,7 @@ def settings_of(
 
 
 class KeptRollouts:
-    """Writes each rollout of an evaluation into the folder's store as it ends, and knows those that are there."""
+    """Stores each rollout of an evaluation in the folder as it ends, and has the rollouts that were there before."""
 
     def __init__(self, held: LockedFolder, store: RolloutWriter, played: dict[str, Rollout]) -> None:
         self._held, self._store = held, store
@@ -77,13 +84,17 @@ class KeptRollouts:
         self._disk = Refusals(_LOG.warning)
         self._turn = threading.Lock()
         self._gone = False
-        """Whether the folder was removed and could not be made again, so that the store has no file any more."""
+        """Whether the folder was removed and couldn't be created again, so that the store has no file."""
         self._given = len(played)
         self.played = played
-        """Rollouts that an earlier process played, by their ids."""
+        """Rollouts that an earlier process ran, by their ids."""
 
     def hold_models(self, found: Fingerprints) -> None:
-        """Keep the fingerprints of the models; ValueError if one differs from what the folder was begun with."""
+        """Store the fingerprints of the models.
+
+        Raises:
+            ValueError: If one differs from those with which the folder was started.
+        """
         if not self._follow() or not self._has_settings():
             return
         write = partial(hold_models, self._held.path, found)
@@ -91,13 +102,13 @@ class KeptRollouts:
         self._settings = read_bytes(self._held.path / SETTINGS, within=self._held.path)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
-        """Keep the bytes of each token id that occurs in the rollouts from now on."""
+        """Store the bytes of each token id that occurs in rollouts added after this call."""
         self._store.vocabulary.token_bytes = token_bytes
 
     def add(self, task: Task, rollouts: Sequence[Rollout]) -> None:
         """Write rollouts of a task, and block until all of them are on disk, so that they survive the process.
 
-        Rollouts that cannot be written are held in memory, and tried again with the next ones.
+        Rollouts that can't be written stay in memory and are retried with the next ones.
         """
         self._follow()
         self._given += len(rollouts)
@@ -106,32 +117,33 @@ class KeptRollouts:
         self._store.flush()
 
     def sign(self, group: Group) -> None:
-        """Write the signs of a task's rollouts once all were added, because signs come from comparing them."""
+        """Write the signs of a task's rollouts after all were added, because signs result from comparing them."""
         self._store.sign(group, phase=PHASE, step=0)
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Write the summary, or report that it cannot be written; the evaluation returns its result either way."""
+        """Write the summary, or report that it can't be written; the evaluation returns its result either way."""
         if not self._follow():
             return
         text = json.dumps(_finite(summary_of(evaluation)), allow_nan=False, indent=2) + "\n"
         path = self._held.path / SUMMARY
-        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is returned nevertheless")
+        self._disk.attempt(str(path), lambda: write_whole(path, text), then="the result is still returned")
 
     @property
     def lost(self) -> int:
-        """How many rollouts could not be kept; known once the folder is closed."""
+        """Number of rollouts that couldn't be stored; final once the folder is closed."""
         return self._given if self._gone else self._store.lost
 
     def _follow(self) -> bool:
-        """Go on where the folder is now, or in a new one if it was removed or another process has taken it.
+        """Follow the folder to its current path, or to a new one if it was removed or another process has taken it.
 
-        Return whether there is one; if it cannot be made now, report that, and the next call tries again.
+        Returns:
+            Whether there is a folder. If it can't be created now, that is reported, and the next call tries again.
         """
         with self._turn:
             try:
                 change = self._followed()
             except OSError as error:
-                said = "it is tried again with the next rollout, and the evaluation goes on"
+                said = "it is retried with the next rollout, and the evaluation continues"
                 self._disk.refused(str(self._held.path), str(error), then=said)
                 return False
             if change is not None:
@@ -151,10 +163,10 @@ class KeptRollouts:
         return change
 
     def _has_settings(self) -> bool:
-        """Whether the folder has its settings; if not, write them, or report that they cannot be written."""
+        """Return whether the folder has its settings. If not, try to write them, and report a failure."""
         path = self._held.path / SETTINGS
         write = partial(write_whole, path, self._settings)
-        return path.is_file() or self._disk.attempt(SETTINGS, write, then="it cannot be resumed without it")
+        return path.is_file() or self._disk.attempt(SETTINGS, write, then="the evaluation cannot be resumed without it")
 
 
 @contextmanager
@@ -169,40 +181,41 @@ def kept_in(
     resume: bool,
     retry_failed: bool,
 ) -> Iterator[KeptRollouts]:
-    """Hold the folder of an evaluation, and keep its rollouts there.
+    """Lock an evaluation's folder, and yield an object that stores its rollouts there.
 
-    Without `resume` the folder must hold no evaluation. With it, rollouts that are there are not played again, except
-    for those without a reward if `retry_failed` is set. A warning is logged if the version or the files of the env have
-    changed.
+    Without `resume`, the folder must not hold an evaluation. With it, stored rollouts aren't run again, except
+    those without a reward if `retry_failed` is set. A warning is logged if the version or the files of the env
+    have changed.
 
     Raises:
-        ValueError: Settings, tasks or fingerprints are not those that the folder was begun with, it holds more tasks or
-            more than `k` rollouts of one, or a store does not give a task back unchanged; the message names the field.
+        ValueError: If settings, tasks or fingerprints differ from those with which the folder was started, if it
+            holds other tasks or more than `k` rollouts of a task, or if a store couldn't return a task unchanged. The
+            message names the field.
     """
     refuse_unkept(tasks)
     make_folder(folder)
     with hold_folder(folder) as held:
         if (folder / FILE).is_file() and not resume:
-            raise ValueError(f"output_dir: {folder} holds rollouts already; resume it, or name another folder")
+            raise ValueError(f"output_dir: {folder} already holds rollouts; resume it, or use another folder")
         if resume and (folder / SETTINGS).is_file():
             _check_settings(folder, settings)
             refuse_other_format(folder)
             warn_of_other_envs(begun_envs(folder), envs)
         elif (folder / FILE).is_file():
             raise ValueError(
-                f"output_dir: {folder} holds rollouts, but its {SETTINGS} is missing, so nothing says what they were "
-                "played with; name another folder"
+                f"output_dir: {folder} holds rollouts, but its {SETTINGS} is missing, so it's unknown how they were "
+                "made; use another folder"
             )
         else:
             if files := files_in(folder):
                 raise ValueError(
-                    f"output_dir: {folder} holds {files[0]!r}, and no evaluation; name a new folder, or an empty one"
+                    f"output_dir: {folder} contains {files[0]!r} but no evaluation; use a new or an empty folder"
                 )
             seeds = {"derivation": DERIVATION, "evaluation": settings["seed"]}
             content = {**settings, "format": FORMAT, "versions": versions(), "seeds": seeds, "envs": as_json(envs)}
             write_whole(folder / SETTINGS, json.dumps(content, indent=2) + "\n")
         hold_models(folder, fingerprints)
-        with RolloutWriter(folder, done=1) as store:  # the rollouts of step 0 stay
+        with RolloutWriter(folder, done=1) as store:  # keeps the rollouts of step 0
             played = _played(folder, {task.id: task for task in tasks}, k, retry_failed)
             yield KeptRollouts(held, store, played)
 
@@ -211,20 +224,20 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     try:
         begun = read_object(folder / SETTINGS, within=folder)
     except ValueError as error:
-        raise ValueError(f"output_dir: {folder / SETTINGS} cannot be read ({error}); name another folder") from error
+        raise ValueError(f"output_dir: {folder / SETTINGS} cannot be read ({error}); use another folder") from error
     for name in MUST_AGREE:
         if name == "split" and (begun.get(name) is None) != (settings[name] is None):
-            named = "tasks that were named" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"
-            raise ValueError(f"tasks: {folder} was begun with {named}; give the same, or name another folder")
+            named = "tasks given by the caller" if begun.get(name) is None else f"tasks of the split {begun[name]!r}"
+            raise ValueError(f"tasks: {folder} was started with {named}; use the same tasks, or another folder")
         if begun.get(name) != settings[name]:
             raise ValueError(
-                f"{name}: {folder} was begun with {begun.get(name)!r}, and this is {settings[name]!r}; "
-                "give the same, or name another folder"
+                f"{name}: {folder} was started with {begun.get(name)!r}, but this is {settings[name]!r}; "
+                "use the same value, or another folder"
             )
 
 
 def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool) -> dict[str, Rollout]:
-    """Return the rollouts of these tasks by their ids; of two with the same id, the later one."""
+    """Return the stored rollouts of these tasks by their ids; of two with the same id, the later one."""
     found: dict[str, Rollout] = {}
     with RolloutStore(folder, one_read=True) as store:
         _refuse_fewer(folder, {s.rollout_id: s.group_id for s in store.summaries(phase=PHASE)}, tasks, k)
@@ -232,30 +245,28 @@ def _played(folder: Path, tasks: Mapping[str, Task], k: int, retry_failed: bool)
             found[stored.rollout.rollout_id] = stored.rollout
         for name in {rollout.group_id for rollout in found.values()}:
             if not same_fields(store.task(name) or {}, task_fields(tasks[name])):
-                raise ValueError(
-                    f"tasks: task {name!r} is not what it was when {folder} was begun; name another folder"
-                )
+                raise ValueError(f"tasks: task {name!r} has changed since {folder} was started; use another folder")
     return {name: one for name, one in found.items() if one.reward is not None or not retry_failed}
 
 
 def _refuse_fewer(folder: Path, played: Mapping[str, str], tasks: Collection[str], k: int) -> None:
-    """Raise ValueError if rollouts of the folder, given with their tasks, would be left out of the scores."""
+    """Raise ValueError if the scores would omit rollouts that the folder has."""
     if others := sorted(set(played.values()) - set(tasks)):
         all_of = len(others) + len(tasks)
         raise ValueError(
             f"n, tasks: {folder} holds rollouts of {len(others)} tasks that are not among these {len(tasks)}, such as "
-            f"{others[0]!r}; give them too (n={all_of}, if they are the first of the split), or name another folder"
+            f"{others[0]!r}; include them (n={all_of} if they are the first of the split), or use another folder"
         )
     asked = {f"{name}/{number}" for name in set(played.values()) for number in range(k)}
     if more := sorted(set(played) - asked):
         raise ValueError(
-            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; give a larger k, or name "
-            "another folder"
+            f"k: {folder} holds more than {k} rollouts of a task, such as {more[0]!r}; use a larger k, or another "
+            "folder"
         )
 
 
 def summary_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the scores of an evaluation, with their intervals, and those of each task."""
+    """Return an evaluation's scores with their intervals, and the scores of each task."""
     ks = sorted({1, evaluation.k})
     return {
         "reward": evaluation.reward,
@@ -282,7 +293,7 @@ def _summary_of_task(group: Group, solved: int) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """Return the value with None for each number that JSON cannot express, such as the mean of no rollouts."""
+    """Return the value with None for each number that JSON can't express, such as the mean of no rollouts."""
     if isinstance(value, dict):
         return {name: _finite(of) for name, of in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The engine of an evaluation: the one that is given, or one that is opened for a model or a URL."""
+"""The engine of an evaluation: a given one, or one that is opened for a model or a URL."""
 
 import os
 from collections.abc import AsyncIterator, Iterable
@@ -20,15 +20,19 @@ from agentgym.types.messages import SEE_ELSEWHERE
 from agentgym.types.task import Task
 
 Model: TypeAlias = Engine | Path | str
-"""An engine that is open; the folder or hub name of a model, or the folder of an adapter; or the URL of an endpoint."""
+"""An open engine; a model's folder or hub name, or an adapter's folder; or an endpoint's URL."""
 
 
 @asynccontextmanager
 async def open_engine(model: Model) -> AsyncIterator[Engine]:
-    """Open the engine of a model or a URL, and close it at the end; an engine that is given stays as it is.
+    """Open the engine of a model or a URL, and close it after the block; yield a given engine unchanged.
 
-    An adapter's folder is a model: its base is opened and takes the adapter; so is the folder of a run that has one.
-    Raises TypeError for anything else, and ValueError for a URL that serves more than one model.
+    For an adapter's folder, or the folder of a run that has an adapter, the base model is opened and the adapter
+    is loaded.
+
+    Raises:
+        TypeError: If it isn't an engine, a path or a name.
+        ValueError: If a URL serves more than one model.
     """
     if not isinstance(model, str | Path):
         check_engine(model)
@@ -46,24 +50,24 @@ async def open_engine(model: Model) -> AsyncIterator[Engine]:
 
 
 def refuse_images(model: Model, env: type[Env[Any]], tasks: Iterable[Task]) -> None:
-    """Raise ValueError if the env shows images but the model reads token ids, so that it would see none."""
+    """Raise ValueError if the env shows images but the model reads token ids and so can't see them."""
     reads = is_url(model) if isinstance(model, str | Path) else isinstance(model, MessageEngine)
     if reads:
         return
     for task in tasks:
         if (found := image_in(member_of(env, task), [task])) is not None:
-            raise ValueError(f"model: {name_of(model)} reads text alone, and {found}; {SEE_ELSEWHERE}")
+            raise ValueError(f"model: {name_of(model)} reads only text, but {found}; {SEE_ELSEWHERE}")
 
 
 def name_of(model: Model) -> str:
-    """Name a model as its evaluation keeps it."""
+    """Return a model's name as stored by its evaluation."""
     if isinstance(model, Endpoint):
         return model.name_as_given
     return _whole(model if isinstance(model, str | Path) else model_name(model))
 
 
 def opened_name(model: Model) -> str:
-    """Name a model as its engine does when it is open."""
+    """Return a model's name as its open engine has it."""
     if not isinstance(model, str | Path) or is_url(model):
         return name_of(model)
     adapter = adapter_folder(Path(model))
@@ -72,24 +76,30 @@ def opened_name(model: Model) -> str:
 
 
 def _whole(name: str | Path) -> str:
-    """Return the whole path of a folder, which is the same from every working folder, and any other name as it is."""
+    """Return a folder's absolute path, which is valid from every working folder, and any other name unchanged."""
     is_folder = os.path.isdir(name)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
     return str(Path(name).resolve() if is_folder else name)
 
 
 def is_url(model: str | Path) -> bool:
-    """Whether the name of a model is the URL of an endpoint."""
+    """Return whether a model's name is the URL of an endpoint."""
     return str(model).startswith(("http://", "https://"))
 
 
 def adapter_folder(folder: Path) -> Path | None:
-    """Return the folder of an adapter: this one, or `adapter` in the folder of a run; None if neither is one."""
+    """Return the adapter's folder: this one, or `adapter` in a run's folder; None if neither is one."""
     return next((path for path in (folder, folder / "adapter") if is_file(path / CONFIG)), None)
 
 
 def base_of(adapter: Path) -> str:
-    """Return the base model of an adapter; ValueError if its config names none."""
+    """Return an adapter's base model.
+
+    Raises:
+        ValueError: If the adapter's config names none.
+    """
     base = adapter_config(adapter).get("base_model_name_or_path")
     if not base:
-        raise ValueError(f"model: the adapter {adapter} names no base model; open an engine and give it the adapter")
+        raise ValueError(
+            f"model: the adapter {adapter} names no base model; open an engine and load the adapter into it"
+        )
     return str(base)

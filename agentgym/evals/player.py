@@ -1,4 +1,4 @@
-"""The playing of all rollouts of an evaluation, each kept when it ends."""
+"""Running of all rollouts of an evaluation, each stored when it ends."""
 
 import asyncio
 import logging
@@ -16,32 +16,32 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlayer:
-    """Plays the rollouts of an evaluation, and reports and keeps each when it ends."""
+    """Runs the rollouts of an evaluation, and reports and stores each when it ends."""
 
     playing: Playing
     k: int
     judged: Set[str]
-    """The ids of the tasks whose rollouts have rewards of their group."""
+    """The ids of the tasks whose rollouts have group rewards."""
     kept: KeptRollouts | None
     told: Callable[[Rollout], None]
     ended: dict[str, Rollout]
-    """Every rollout by its id."""
+    """Every finished rollout by its id."""
     kept_ids: set[str]
-    """The ids of the rollouts that were kept."""
+    """The ids of the stored rollouts."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
 
     async def play_all(self, left: Sequence[tuple[Task, int]], concurrency: int) -> None:
-        """Play these rollouts, at most `concurrency` at once."""
+        """Run these rollouts, at most `concurrency` at once."""
         jobs = iter(left)
         try:
             async with asyncio.TaskGroup() as players:
                 for _ in range(min(concurrency, len(left))):
                     players.create_task(self._play_next(jobs))
-        except ExceptionGroup as failed:  # such as one of the disk; what a rollout raises is in the rollout
+        except ExceptionGroup as failed:  # such as a disk error; errors of a rollout are in the rollout
             raise failed.exceptions[0] from None
 
     async def _play_next(self, jobs: Iterator[tuple[Task, int]]) -> None:
-        """Play one rollout after the other, until none is left."""
+        """Run one rollout after the other until none is left."""
         for task, number in jobs:
             done = await self.playing.play(task, rollout_id(task, number))
             self.ended[done.rollout_id] = done
@@ -51,7 +51,7 @@ class EvaluationPlayer:
                 await self._end(task, await self._judged(task))
 
     async def _judged(self, task: Task) -> list[Rollout]:
-        """Return all rollouts of a task, those that are scored with their group rewards."""
+        """Return all rollouts of a task, with group rewards added to the scored ones."""
         rollouts = [self.ended[name] for name in rollout_ids(task, self.k)]
         scored = [done for done in rollouts if done.reward is not None]
         added = await self.playing.judge(task, scored) if scored else []
@@ -59,7 +59,7 @@ class EvaluationPlayer:
         return [self.ended[name] for name in rollout_ids(task, self.k)]
 
     async def _end(self, task: Task, rollouts: Sequence[Rollout]) -> None:
-        """Keep rollouts that have ended, and say so."""
+        """Store and report rollouts that have ended."""
         if self.kept is not None:
             await asyncio.to_thread(self.kept.add, task, rollouts)
             self.kept_ids.update(done.rollout_id for done in rollouts)
@@ -73,7 +73,7 @@ class EvaluationPlayer:
 
 
 def rollout_ids(task: Task, k: int) -> list[str]:
-    """Return the ids of the rollouts of a task."""
+    """Return the ids of a task's rollouts."""
     return [rollout_id(task, number) for number in range(k)]
 
 

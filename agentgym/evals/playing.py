@@ -1,4 +1,4 @@
-"""The playing of an evaluation's rollouts, one at a time: what is opened for it, in this process or in another one."""
+"""Running of an evaluation's single rollouts, in this process or in another one, and opening what they need."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -25,24 +25,24 @@ T = TypeVar("T")
 
 
 class Playing(Protocol):
-    """Plays single rollouts of one env with one model."""
+    """Runs single rollouts of one env with one model."""
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        """Return a rollout of the task; a failed one if the task's own code canceled it."""
         ...
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with the rewards of their group."""
+        """Return a task's scored rollouts with the rewards of their group."""
         ...
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
+        """Return a function that maps a model role ("" for the evaluated model) and token ids to the tokens' bytes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPlaying:
-    """Plays in this process."""
+    """Runs rollouts in this process."""
 
     env: type[Env[Any]]
     engine: Engine
@@ -52,7 +52,7 @@ class OwnPlaying:
     seed: int
 
     async def play(self, task: Task, rollout_id: str) -> Rollout:
-        """Return a rollout of the task; a failed one where its own code has cancelled it."""
+        """Return a rollout of the task; a failed one if the task's own code canceled it."""
         playing = rollout(
             self.env,
             task,
@@ -66,7 +66,7 @@ class OwnPlaying:
         return await _apart(playing) or failed_rollout(task, rollout_id, CANCELLED)
 
     async def judge(self, task: Task, scored: Sequence[Rollout]) -> list[Rollout]:
-        """Return the scored rollouts of a task with the rewards of their group."""
+        """Return a task's scored rollouts with the rewards of their group."""
         rewards: GroupRewards[Any] = GroupRewards(self.env, self.models)
         added = await _apart(rewards.added(task, scored, seed=self.seed))
         if added is None:
@@ -74,7 +74,7 @@ class OwnPlaying:
         return added
 
     def token_bytes(self) -> Callable[[str, Sequence[int]], dict[int, bytes]]:
-        """Return a function that gives the bytes of token ids of a model role, "" for the one that is evaluated."""
+        """Return a function that maps a model role ("" for the evaluated model) and token ids to the tokens' bytes."""
         return bytes_by_model(self.engine, self.models)
 
 
@@ -89,7 +89,10 @@ async def open_playing(
     *,
     at_once: int,
 ) -> AsyncIterator[OwnPlaying]:
-    """Open the model, the named ones, the env's resources, and sandboxes for `at_once` rollouts if none are given."""
+    """Open the model, the model roles and the env's resources, and a sandbox pool unless one is given.
+
+    The pool has sandboxes for `at_once` rollouts.
+    """
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(open_engine(model))
         named: dict[str, Engine] = {}
@@ -103,7 +106,7 @@ async def open_playing(
 
 
 async def _apart(work: Coroutine[Any, Any, T]) -> T | None:
-    """Return the work's result; None if it was cancelled, unless the task that waits for it was cancelled, too."""
+    """Return the coroutine's result, or None if it was canceled although the task that awaits it was not."""
     try:
         return await asyncio.create_task(work)
     except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""The progress of an evaluation on stderr: rollouts that have ended, their mean reward, and the time that is left."""
+"""Progress of an evaluation on stderr: rollouts that have ended, their mean reward, and the remaining time."""
 
 import math
 import sys
@@ -9,15 +9,22 @@ from contextlib import contextmanager
 from agentgym.types.rollout import Rollout
 
 LINES = 10
-"""The maximum number of lines of one evaluation if stderr is not a terminal."""
+"""Maximum number of lines per evaluation if stderr isn't a terminal."""
 
 
 @contextmanager
 def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Rollout], None]]:
-    """Show a bar on stderr during the block if `shown`; call what it yields with each rollout that ends.
+    """Show a progress bar on stderr while the block runs, if `shown`.
 
-    If stderr is not a terminal, there are a few plain lines instead. `done` of the `total` rollouts were there before,
-    and are left out of the estimate of the remaining time.
+    If stderr isn't a terminal, a few plain lines are printed instead.
+
+    Args:
+        total: Number of rollouts of the evaluation.
+        done: Number of rollouts that already existed; they don't count for the estimate of the remaining time.
+        shown: Whether to show anything.
+
+    Yields:
+        A callback that takes each finished rollout.
     """
     if not shown:
         yield lambda rollout: None
@@ -49,7 +56,7 @@ def progress_bar(total: int, done: int, *, shown: bool) -> Iterator[Callable[[Ro
 
 
 class _Played:
-    """Counts rollouts and their rewards; as text it says both."""
+    """Counts rollouts and their rewards; as a string, a description of both."""
 
     def __init__(self) -> None:
         self.ended = self.failed = 0
@@ -67,7 +74,7 @@ class _Played:
 
 
 def _lines(played: _Played, total: int, done: int) -> Callable[[Rollout], None]:
-    """A line on stderr for each tenth of the rollouts, with their rate and the time that is left."""
+    """Return a callback that prints a line for each tenth of the rollouts, with their rate and the remaining time."""
     began, every = time.monotonic(), max(math.ceil((total - done) / LINES), 1)
 
     def ended(rollout: Rollout) -> None:
@@ -78,7 +85,7 @@ def _lines(played: _Played, total: int, done: int) -> Callable[[Rollout], None]:
         rate = played.ended / took if took else math.inf
         left = (total - done - played.ended) / rate
         said = f"{took:.0f} s, {rate:.1f} rollouts/s, about {left:.0f} s left"
-        sys.stderr.write(f"played {done + played.ended} of {total}  {played}  {said}\n")
+        sys.stderr.write(f"finished {done + played.ended} of {total}  {played}  {said}\n")
         sys.stderr.flush()
 
     return ended

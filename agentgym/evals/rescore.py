@@ -1,4 +1,4 @@
-"""Rewards of stored rollouts, computed again with the env's present reward functions, without playing."""
+"""Rewards of stored rollouts, computed again with the env's current reward functions, without running the env."""
 
 import asyncio
 import json
@@ -43,32 +43,34 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Change:
-    """Holds a reward before and after, over the rollouts that were scored both times."""
+    """A reward before and after, over the rollouts that were scored both times."""
 
     before: list[float] = field(default_factory=list)
     after: list[float] = field(default_factory=list)
 
     @property
     def changed(self) -> int:
-        """How many rollouts have another value."""
+        """Number of rollouts whose value has changed."""
         return sum(a != b for a, b in zip(self.before, self.after, strict=True))
 
 
 @dataclass(slots=True)
 class Rescored:
-    """Holds what a rescore changed; the rollouts with their new rewards are in the folder `output_dir`."""
+    """The changes of a rescore; the rollouts with their new rewards are in the folder `output_dir`."""
 
     output_dir: Path
     rollouts: int = 0
     kept: int = 0
-    """Rollouts without a reward, which stay without one."""
+    """Number of rollouts without a reward, which stay without one."""
     not_kept: int = 0
-    """Rollouts that could not be written: if any could not, there is no folder, and this counts all of them."""
+    """Number of rollouts that couldn't be written. If any couldn't, there is no folder, and this counts all of
+    them.
+    """
     failures: list[str] = field(default_factory=list)
-    """The errors of rollouts that had a reward before and have none now."""
+    """The errors of rollouts that had a reward before but have none after."""
     reward: Change = field(default_factory=Change)
     rewards: dict[str, Change] = field(default_factory=lambda: defaultdict(Change))
-    """The named rewards, without their weights; 0 for a rollout without one of that name."""
+    """The unweighted named rewards; 0 for a rollout without one of that name."""
 
     def add(self, before: Rollout, after: Rollout) -> None:
         """Count a rollout that had a reward."""
@@ -94,31 +96,33 @@ async def rescore(
 ) -> Rescored:
     """Score the rollouts of a run or an evaluation again, and write them with their new rewards to a folder.
 
-    Conversations, metrics and the rewards that steps gave stay the same; the old folder is only read. Rollouts without
-    a reward stay as they are.
+    Conversations, metrics and the rewards of steps stay the same, and so do rollouts without a reward. The old
+    folder is only read.
 
     Args:
         run: The folder of the run or the evaluation.
         env: The env whose rewards are computed.
         output_dir: The folder to write to, which must be new or empty.
-        models: The models that the rewards ask by name.
-        phase: The phase of the rollouts to score; all by default.
-        step: The step of the rollouts to score; all by default.
-        concurrency: The most rollouts that are scored at once.
+        models: Engines of the model roles that the rewards use, by name.
+        phase: Phase of the rollouts to score; None scores all.
+        step: Step of the rollouts to score; None scores all.
+        concurrency: Maximum number of rollouts that are scored at once.
 
     Returns:
         The rewards before and after.
 
     Raises:
-        EnvError: A reward needs more than the task, the answer and the attributes that `restore_played` sets; the
-            message names the reward and what it reads.
-        AgentGymError: No rollout could be scored.
+        ValueError: If `output_dir` isn't new or empty, if no rollouts match, or if a task isn't stored or doesn't fit
+            the env.
+        EnvError: If a reward needs more than the task, the answer and the attributes that `restore_played` sets. The
+            message names the reward and the attribute that it reads.
+        AgentGymError: If no rollout could be scored.
     """
     run, output_dir, named = whole_path(run), whole_path(output_dir), check_models(models)
     _refuse_taken(output_dir)
     done = Rescored(output_dir)
     part = output_dir.with_name(f"{output_dir.name}.part")
-    remove(part)  # of a rescore that was killed, or a link that a stranger has put there
+    remove(part)  # left by a killed rescore, or a link that somebody else has put there
     try:
         await _write(run, env, part, done, named, phase, step, concurrency)
         if not done.not_kept:
@@ -129,11 +133,11 @@ async def rescore(
 
 
 def _refuse_taken(output_dir: Path) -> None:
-    """Raise ValueError if anything but an empty folder is at this path, such as a link to nothing."""
+    """Raise ValueError if anything but an empty folder exists at this path, including a dangling link."""
     if os.path.lexists(output_dir) and (
         output_dir.is_symlink() or not output_dir.is_dir() or any(output_dir.iterdir())
     ):
-        raise ValueError(f"output_dir: {output_dir} exists already; name another folder")
+        raise ValueError(f"output_dir: {output_dir} already exists; use another folder")
 
 
 async def _write(
@@ -150,7 +154,7 @@ async def _write(
     with RolloutStore(run, one_read=True) as store:
         batches = sorted({(row.phase, row.step) for row in store.summaries(phase=phase, step=step, order="written")})
         if not batches:
-            raise ValueError("run: it has no rollout of this phase and step")
+            raise ValueError("run: it has no rollouts of this phase and step")
         seed = begun_seed(run)
         async with open_resources(env) as resources:
             scorer = _Scorer(env, models, resources, asyncio.Semaphore(concurrency))
@@ -166,12 +170,12 @@ async def _write(
         raise AgentGymError(f"all {len(done.failures)} rollouts failed; the first one: {done.failures[0]}")
     disk = Refusals(_LOG.warning)
     write = partial(_write_settings, run, part, env)
-    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, but not kept"):
+    if writer.lost or not disk.attempt(SETTINGS, write, then="the new rewards are returned, but not stored"):
         done.not_kept = done.rollouts
 
 
 def _bytes_kept_in(run: Path, model: str, ids: Sequence[int]) -> dict[int, bytes]:
-    """Return the bytes that the run kept of its tokens; called in the thread of the writer."""
+    """Return the stored bytes of the run's tokens. Runs in the writer's thread."""
     with RolloutStore(run) as store:
         return store.token_bytes(model, ids)
 
@@ -201,7 +205,7 @@ async def _rescored(
 
 
 async def _gathered(jobs: Sequence[Coroutine[Any, Any, list[Rollout]]]) -> list[list[Rollout]]:
-    """Await all; the first error cancels the others and is raised as it is."""
+    """Await all jobs; the first error cancels the others and is raised unwrapped."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(job) for job in jobs]
@@ -212,7 +216,7 @@ async def _gathered(jobs: Sequence[Coroutine[Any, Any, list[Rollout]]]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Scorer:
-    """Scores stored rollouts with an env that does not play."""
+    """Scores stored rollouts without running the env."""
 
     env: type[Env[Any]]
     models: Mapping[str, Engine]
@@ -220,20 +224,24 @@ class _Scorer:
     places: asyncio.Semaphore
 
     def task(self, name: str, fields: Mapping[str, Any] | None) -> Any:
-        """Return a stored task as the env's own; ValueError where it was not kept, or is none of the env's."""
+        """Return a stored task as an instance of the env's task class.
+
+        Raises:
+            ValueError: If the task wasn't stored, or doesn't fit the env.
+        """
         if fields is None:
-            raise ValueError(f"run: it did not keep the task {name!r}, which the rewards are computed from")
+            raise ValueError(f"run: it didn't store the task {name!r}, from which the rewards are computed")
         cls = self.env
         if issubclass(cls, Mixture):
             cls = cls.members[name.partition("/")[0]].env
         try:
-            task_fields(task := task_of(task_type(cls), fields))  # which refuses what was stored as stars
+            task_fields(task := task_of(task_type(cls), fields))  # raises for fields that were stored as stars
             return task
         except ValueError as error:
-            raise ValueError(f"env: the task {name!r} of the run is none of {cls.__name__}: {error}") from error
+            raise ValueError(f"env: the run's task {name!r} isn't a task of {cls.__name__}: {error}") from error
 
     async def group(self, task: Any, rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
-        """Return the scored rollouts of a task with their new rewards; `seed` is that of their batch."""
+        """Return a task's scored rollouts with their new rewards. `seed` is the seed of their batch."""
         scored = [await self._scored(task, rollout, seed) for rollout in rollouts if rollout.reward is not None]
         judge = GroupRewards(self.env, self.models)
         again = [rollout for rollout in scored if rollout.reward is not None]
@@ -255,7 +263,7 @@ class _Scorer:
                 return replace(rollout, reward=None, rewards={}, failure=failure, stop_reason=StopReason.ERROR)
 
     async def _asked(self, cls: type[Env[Any]], task: Any, rollout: Rollout, seed: int) -> Rollout:
-        """Ask a new instance for its score."""
+        """Call the `score` of a new env instance, and return the rollout with its new rewards."""
         name = cls.__name__
         with boundary(EnvError, f"{name}(task), or its restore_played"):
             env = unplayed(cls, task, rollout)
@@ -288,27 +296,27 @@ class _Scorer:
 
 
 def _check_scores(cls: type[Env[Any]]) -> None:
-    """Raise UnplayedError for an env whose rewards all come from its steps."""
+    """Raise UnplayedError if all of the env's rewards come from its steps."""
     owner: type = cls
     if not rewards_of(owner) and cls.score in (Env.score, ToolEnv.score):
         raise UnplayedError(
-            f"{cls.__name__}: its rewards come from its steps, and none is computed at the end; play the tasks again, "
+            f"{cls.__name__}: its rewards come from its steps, and none is computed at the end; run the tasks again "
             "with agentgym eval"
         )
 
 
 def _check_given(cls: type[Env[Any]], rollout: Rollout, scores: Mapping[str, float]) -> None:
-    """Raise UnplayedError if a step gave a reward by name, because `score` may not have been asked."""
+    """Raise UnplayedError if a step may have given a named reward, since `score` may not have been called then."""
     given = [name for name in rollout.rewards if name not in scores and name != NAME]
     if given and cls.step is not ToolEnv.step:
         raise UnplayedError(
-            f"{cls.__name__}: the reward {given[0]!r} is none of `score`, so a step may have given it; play the tasks "
-            "again, with agentgym eval"
+            f"{cls.__name__}: the reward {given[0]!r} isn't one of `score`'s, so a step may have given it; run the "
+            "tasks again with agentgym eval"
         )
 
 
 def _write_settings(run: Path, output_dir: Path, env: type[Env[Any]]) -> None:
-    """Write the settings of the run, with the env that its rewards come from now."""
+    """Write the run's settings, with the env that its rewards now come from."""
     try:
         begun = read_object(run / SETTINGS, within=run)
     except (OSError, ValueError):

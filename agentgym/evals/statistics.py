@@ -1,4 +1,4 @@
-"""Estimates of an evaluation: pass@k, pass^k, intervals over tasks, and the paired test of two evaluations."""
+"""Estimates for evaluations: pass@k, pass^k, intervals over tasks, and a paired test of two evaluations."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 10_000
-"""Random flips of a permutation test that is not exact."""
+"""Number of random sign flips in a permutation test that isn't exact."""
 EXACT_TASKS = 13
-"""Up to so many tasks, all flips of their differences are tried."""
+"""Maximum number of tasks for which all sign flips are tried."""
 Array: TypeAlias = NDArray[np.float64]
 Z = 1.959963984540054
 """The 97.5 % quantile of the standard normal distribution."""
@@ -20,22 +20,23 @@ MOST_TRIALS = 1e6
 _TAIL = 0.025
 """The probability that a bound is on the wrong side of the true value."""
 _CHUNK = 1 << 22
-"""Draws that are in memory at once."""
+"""Maximum number of draws in memory at once."""
 
 
 def pass_at_k(scored: int, solved: int, k: int) -> float:
-    """Estimate without bias the chance that at least one of `k` attempts solves a task; nan for fewer scored than k.
+    """Estimate without bias the probability that at least one of `k` attempts solves a task.
 
-    It is 1 - C(n - c, k) / C(n, k) for c of n attempts solved (Chen et al., 2021, https://arxiv.org/abs/2107.03374).
+    The estimate is 1 - C(n - c, k) / C(n, k) if c of n attempts are solved (Chen et al., 2021,
+    https://arxiv.org/abs/2107.03374); nan if fewer than k attempts are scored.
     """
     return 1 - comb(scored - solved, k) / comb(scored, k) if scored >= k else float("nan")
 
 
 def pass_hat_k(scored: int, solved: int, k: int) -> float:
-    """Estimate without bias the chance that all of `k` attempts solve a task; nan for fewer scored than k.
+    """Estimate without bias the probability that all of `k` attempts solve a task.
 
-    It is C(c, k) / C(n, k) for c of n attempts solved, which tau-bench calls pass^k (Yao et al., 2024,
-    https://arxiv.org/abs/2406.12045).
+    The estimate is C(c, k) / C(n, k) if c of n attempts are solved, which tau-bench calls pass^k (Yao et al.,
+    2024, https://arxiv.org/abs/2406.12045); nan if fewer than k attempts are scored.
     """
     return comb(solved, k) / comb(scored, k) if scored >= k else float("nan")
 
@@ -53,16 +54,16 @@ class Interval(NamedTuple):
 def interval_over_tasks(
     values: Sequence[float], weights: Sequence[float] | None = None, *, least: float = 0.0, most: float = 1.0
 ) -> Interval:
-    """Return the 95 % interval of the mean over all tasks, of which those that were played are a sample.
+    """Return the 95 % interval of the mean over all tasks, of which the evaluated ones are a sample.
 
     Args:
-        values: One value for each task.
-        weights: The number of rollouts that each value is the mean of; equal by default.
-        least: The least possible value; smaller values lower it.
+        values: One value per task.
+        weights: The number of rollouts that each value averages; None weights all values equally.
+        least: The smallest possible value; smaller values lower it.
         most: The largest possible value; larger values raise it.
 
     Returns:
-        The bounds; nan if there is no value.
+        The bounds; nan if there are no values.
     """
     value = np.asarray(values, np.float64)
     if not len(value):
@@ -73,12 +74,12 @@ def interval_over_tasks(
 
 
 def intervals(values: Array, weights: Array | None = None, *, least: float, most: float) -> tuple[Array, Array]:
-    """Return the lower and the upper bounds for each row of task values; see `interval_over_tasks`.
+    """Return the lower and upper bounds for each row of task values; see `interval_over_tasks`.
 
-    The bounds are those of Clopper and Pearson (1934) for as many trials as would give the variance of the mean, which
-    Korn and Graubard (1998) call the effective sample size; for values of 0 and 1 it is the number of tasks, and the
-    interval is exact. The sample may miss a rare kind of task: each bound is at least as far from the mean as a kind
-    can move it that a sample of this size misses in 2.5 % of all cases.
+    The bounds are those of Clopper and Pearson (1934) for the number of trials that would give the variance of the
+    mean, which Korn and Graubard (1998) call the effective sample size. For values of 0 and 1, it is the number of
+    tasks, and the interval is exact. Since the sample may miss a rare kind of task, each bound is at least as far
+    from the mean as it can be moved by a kind that a sample of this size misses in 2.5 % of all cases.
     """
     unit = (values - least) / (most - least)
     weight = np.ones_like(unit) if weights is None else weights / weights.mean(1, keepdims=True)
@@ -97,7 +98,7 @@ def intervals(values: Array, weights: Array | None = None, *, least: float, most
 
 
 def _fewer(tasks: Array) -> Array:
-    """Return the factor for the effective sample size that allows for an estimated variance (Student's t)."""
+    """Return the factor by which an estimated variance reduces the effective sample size (Student's t)."""
     free = np.maximum(tasks - 1, 1.0)
     more = [  # Abramowitz and Stegun, 26.7.5
         (Z**3 + Z) / 4,
@@ -109,7 +110,7 @@ def _fewer(tasks: Array) -> Array:
 
 
 def _upper(mean: Array, trials: Array) -> Array:
-    """Return Clopper and Pearson's upper bounds of shares, for numbers of trials that need not be whole."""
+    """Return Clopper and Pearson's upper bounds of shares, for numbers of trials that needn't be integers."""
     solved = mean * trials
     beyond = solved >= trials - 1e-9
     rest = np.where(beyond, 1.0, trials - solved)
@@ -117,7 +118,7 @@ def _upper(mean: Array, trials: Array) -> Array:
 
 
 def beta_quantile(share: float, a: Array, b: Array) -> Array:
-    """Return the values below which the Beta(a, b) distributions have that share, by Newton's steps and halving."""
+    """Return the quantiles of the Beta(a, b) distributions at `share`, by Newton's method and bisection."""
     low, high = np.zeros_like(a), np.ones_like(a)
     log_beta = np.array([lgamma(x) + lgamma(y) - lgamma(x + y) for x, y in zip(a, b, strict=True)])
     spread = np.sqrt(a * b / (a + b + 1)) / (a + b)
@@ -139,10 +140,10 @@ def beta_quantile(share: float, a: Array, b: Array) -> Array:
 
 
 def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
-    """Return the shares of the Beta(a, b) distributions below x, for 0 < x < 1: the regularized incomplete beta.
+    """Return the shares of the Beta(a, b) distributions below x, for 0 < x < 1.
 
-    It is the continued fraction of Lentz's method (Press et al., Numerical Recipes, 6.4), with `log_beta` the logarithm
-    of B(a, b).
+    This is the regularized incomplete beta function, by the continued fraction of Lentz's method (Press et al.,
+    Numerical Recipes, 6.4). `log_beta` is the logarithm of B(a, b).
     """
     turned = x > (a + 1) / (a + b + 2)
     p, q, y = np.where(turned, b, a), np.where(turned, a, b), np.where(turned, 1 - x, x)
@@ -162,10 +163,11 @@ def beta_share(x: Array, a: Array, b: Array, log_beta: Array) -> Array:
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of a paired permutation test: how often flipped signs give as large a mean.
+    """Return the two-sided p-value of a paired permutation test: how often random signs give as large a mean.
 
-    If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). Up to
-    EXACT_TASKS tasks all flips are tried, beyond that RESAMPLES random ones and the given one; nan for no task.
+    If both sides are equal, each task's difference could just as well have had the other sign (Fisher, 1935). Up
+    to EXACT_TASKS tasks, all sign flips are tried; for more, RESAMPLES random ones and the given one. Returns nan
+    if there are no tasks.
     """
     difference = np.asarray(differences, np.float64)
     if not len(difference):
@@ -184,6 +186,6 @@ def sign_flip_p(differences: Sequence[float]) -> float:
 
 
 def least_p(differences: Sequence[float]) -> float:
-    """Return the least value that `sign_flip_p` could have for differences of these sizes: that of equal signs."""
+    """Return the smallest value that `sign_flip_p` could have for differences of these sizes: that of equal signs."""
     differing = sum(difference != 0 for difference in differences)
     return float(min(1.0, 2.0 ** (1 - differing))) if differences else float("nan")

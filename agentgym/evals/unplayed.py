@@ -1,4 +1,4 @@
-"""Instances of an env that have not played: reading an attribute that only a play sets is an error."""
+"""Instances of an env that hasn't run, for which reading an attribute that only a run sets is an error."""
 
 import dis
 import inspect
@@ -18,19 +18,19 @@ from agentgym.types.rollout import Rollout, StopReason
 GIVEN = frozenset(
     {"task", "metrics", "role_rewards", "answer", "_models", "_forks", "_resources", "_threads", "_sandbox"}
 )
-"""The attributes that are set without a play, or that agentgym's own methods provide."""
+"""The attributes that are set without running the env, or that agentgym's own methods provide."""
 
 
 class UnplayedError(EnvError):
-    """A reward reads something that is only set while the env is played."""
+    """A reward reads an attribute that is only set while the env runs."""
 
 
 def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
-    """Return an instance in its state at the end of the rollout, as far as that can be known without playing it.
+    """Return an instance in its state at the end of the rollout, as far as that is known without running the env.
 
-    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise reading the sandbox, or an
-    attribute that the env's own code assigns, raises UnplayedError, which `reads_of` also returns if the env swallows
-    it.
+    If the env restores the rest itself (`restore_played`), it is trusted. Otherwise, reading the sandbox, or an
+    attribute that the env's own code assigns, raises UnplayedError; `reads_of` also returns it, in case the env
+    swallows it.
     """
     restores = env.restore_played is not Env.restore_played
     cls: type = env
@@ -48,12 +48,12 @@ def unplayed(env: type[Env[Any]], task: Any, rollout: Rollout) -> Env[Any]:
 
 
 def reads_of(made: Env[Any]) -> UnplayedError | None:
-    """Return the first error of a read that was refused, even if the env's code has caught it."""
+    """Return the first error of a refused read, even if the env's code has caught it."""
     return next(iter(made.__dict__.get("_reads", ())), None)
 
 
 def _last_message(rollout: Rollout) -> str:
-    """The text of the last turn of the first conversation."""
+    """Return the text of the last turn of the first conversation."""
     segment = rollout.segments[0]
     while following := [
         s for s in rollout.segments if s.parent == segment.index and s.kind in ("compaction", "rerender")
@@ -64,7 +64,7 @@ def _last_message(rollout: Rollout) -> str:
 
 @cache
 def _watched(env: Any) -> Any:
-    """Return a subclass of the env whose instances raise UnplayedError if one of their `_unplayed` is read."""
+    """Return a subclass of the env whose instances raise UnplayedError on reading one of their `_unplayed` names."""
 
     def read(self: Any, name: str) -> Any:
         if name in object.__getattribute__(self, "__dict__").get("_unplayed", ()):
@@ -85,16 +85,16 @@ def _refused(env: type[Env[Any]], name: str) -> UnplayedError:
     what = f"{env.__name__}: {f'reward {asking!r}' if asking else 'its score'} reads self.{name}"
     if name == "sandbox":
         return UnplayedError(
-            f"{what}, and a rollout's sandbox is gone with it; play the tasks again, with agentgym eval"
+            f"{what}, but a rollout's sandbox doesn't outlive it; run the tasks again with agentgym eval"
         )
     return UnplayedError(
-        f"{what}, which is only set while the env is played; write `def restore_played(self, rollout)` in the env, "
-        "which sets it from the rollout's messages, or play the tasks again, with agentgym eval"
+        f"{what}, which is only set while the env runs; define `def restore_played(self, rollout)` in the env to set "
+        "it from the rollout's messages, or run the tasks again with agentgym eval"
     )
 
 
 def _asking(names: set[str]) -> str | None:
-    """The reward method that runs, as the stack has it."""
+    """Return the name of the running reward method, from the call stack; None if none is running."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -104,7 +104,7 @@ def _asking(names: set[str]) -> str | None:
 
 
 def _assigned(env: type[Env[Any]]) -> set[str]:
-    """The names of attributes that the env's own code assigns, in `setup`, in tools or anywhere else."""
+    """Return the names of attributes that the env's own code assigns, in `setup`, in tools or anywhere else."""
     own = [owner for owner in env.__mro__ if owner not in (Env, ToolEnv, object) and issubclass(owner, Env)]
     functions = [found for owner in own for value in vars(owner).values() for found in _functions(value)]
     return {name for function in functions for name in _stored(function.__code__)} - (GIVEN - {"answer"})

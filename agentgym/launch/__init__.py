@@ -1,1 +1,1 @@
-"""Starts runs and evaluations, and chooses where their parts are: in the processes that were started, or on Ray."""
+"""Starting of runs and evaluations, in the current processes or on Ray."""

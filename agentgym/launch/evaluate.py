@@ -1,4 +1,4 @@
-"""`ag.evaluate`: a model played on the tasks of an env."""
+"""`ag.evaluate`: evaluation of a model on an env's tasks."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ from agentgym.types.task import Task
 
 _LOG = logging.getLogger(__name__)
 TASKS = 128
-"""The number of tasks of an evaluation that is not told how many to play."""
+"""Default number of tasks of an evaluation."""
 
 
 async def evaluate(
@@ -61,47 +61,48 @@ async def evaluate(
     ray: str = OFF,
     workers: int | None = None,
 ) -> Evaluation:
-    """Play `k` rollouts of each task on any model, and return them with their scores.
+    """Run `k` rollouts of each task on any model, and return them with their scores.
 
     Args:
-        env: The env's class, its registered name, or where it is, such as `"my_env:Pointers"`.
-        model: An open engine, the folder or hub name of a model, the folder of an adapter, or the URL of a chat
-            endpoint.
-        n: How many tasks to play, the first of the split or of `tasks`; 128 by default. A warning says if there are
-            fewer.
-        k: The attempts at each task.
-        seed: The same seed gives the same draws; each attempt at a task has luck of its own.
-        solved: The least reward with which an attempt solves its task.
-        tasks: The tasks to play instead of those of the split.
+        env: The env's class, its registered name, or its location, such as `"my_env:Pointers"`.
+        model: An open engine, a model's folder or hub name, an adapter's folder, or the URL of a chat endpoint.
+        n: Number of tasks to run, from the start of the split or of `tasks`; None runs 128. Logs a warning if there
+            are fewer.
+        k: Number of attempts per task.
+        seed: Seed of all random draws. Each attempt at a task has different draws; the same seed repeats them.
+        solved: Minimum reward of an attempt that solves its task.
+        tasks: Tasks to run instead of the split's.
         split: The split to take the tasks from.
-        sandboxes: An open pool of sandboxes; without it, a pool is opened and closed if the env asks for a sandbox.
-        concurrency: The most rollouts that are played at once.
-        sampling: How the model is sampled.
-        output_dir: The folder that each rollout is kept in when it ends, in a store like that of training.
-        resume: Whether rollouts that the folder has are not played again. With group rewards, all attempts at a task
-            are played again unless all are there.
-        retry_failed: Whether failed rollouts of the folder are played again after all.
-        progress: Whether a bar is shown on stderr.
-        models: The models that the env asks by name, each given as `model` is.
-        ray: Where to play instead of this process: `auto` joins a running Ray cluster or starts one here, HOST:PORT
-            joins that one. Each worker opens the model itself, so `model` must be a name, a folder, an endpoint, or an
-            engine on servers. A lost worker is replaced, and its rollouts are played again.
-        workers: The number of processes on the cluster, by default one for each node.
+        sandboxes: An open sandbox pool. If None, a pool is opened and closed if the env needs a sandbox.
+        concurrency: Maximum number of concurrent rollouts.
+        sampling: Sampling settings; None uses the defaults.
+        output_dir: Folder in which each rollout is stored when it ends, in the same format as training. None stores
+            nothing.
+        resume: Whether to skip rollouts that the folder already has. With group rewards, all attempts at a task are
+            run again unless the folder has all of them.
+        retry_failed: Whether to run the folder's failed rollouts again.
+        progress: Whether to show a progress bar on stderr.
+        models: Models that the env uses by name, each given like `model`.
+        ray: Ray cluster to run on: `auto` joins a running one or starts one on this machine, HOST:PORT joins that
+            one, `off` runs in this process. Each worker opens the model itself, so `model` must be a name, a folder,
+            an endpoint, or an engine on servers. If a worker is lost, it is replaced and its rollouts are run again.
+        workers: Number of worker processes on the cluster; None starts one per node, or one per unit of the Ray
+            resource "sandbox" if the cluster has any.
 
     Returns:
         The rollouts and their scores.
 
     Raises:
-        ValueError: There is no task, or an argument or the folder does not fit.
-        TypeError: An argument has another type.
-        AgentGymError: All rollouts failed.
+        ValueError: If there are no tasks, or if an argument or the folder doesn't fit.
+        TypeError: If an argument has the wrong type.
+        AgentGymError: If all rollouts failed.
     """
     _check_types(n=n, k=k, seed=seed, concurrency=concurrency, tasks=tasks, sampling=sampling)
-    k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy's whole numbers are no JSON
+    k, seed, concurrency = int(k), int(seed), int(concurrency)  # NumPy integers aren't JSON
     if k < 1 or (n is not None and n < 1):
         raise ValueError(f"n, k: must be at least 1, got {n} and {k}")
     if isinstance(solved, bool) or not isinstance(solved, int | float) or not math.isfinite(solved):
-        raise ValueError(f"solved: must be a finite number, the least reward that solves a task, got {solved!r}")
+        raise ValueError(f"solved: must be a finite number, the minimum reward of a solved task, got {solved!r}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed: must be from 0 to 2^63 - 1, got {seed}")
     if not isinstance(ray, str):
@@ -111,9 +112,9 @@ async def evaluate(
     if concurrency < 1:
         raise ValueError(f"concurrency: must be at least 1, got {concurrency}")
     if output_dir is None and (resume or retry_failed):
-        raise ValueError("resume, retry_failed: need the folder of the evaluation in `output_dir`")
+        raise ValueError("resume, retry_failed: set `output_dir` to the evaluation's folder")
     if retry_failed and not resume:
-        raise ValueError("retry_failed: only an evaluation that is resumed has failed rollouts; set `resume` too")
+        raise ValueError("retry_failed: only a resumed evaluation has failed rollouts to retry; set `resume` too")
     check_sandboxes(sandboxes)
     asked = _checked_models(models)
     if ray == OFF and workers is not None:
@@ -167,44 +168,46 @@ async def evaluate(
             await asyncio.to_thread(kept.finish, played)
     if kept is not None and kept.lost:
         played = replace(played, not_kept=kept.lost)
-        _LOG.warning("output_dir: %d rollouts are not in %s; `resume` plays them again", kept.lost, place_now(folder))
+        _LOG.warning(
+            "output_dir: %d rollouts are not stored in %s; `resume` runs them again", kept.lost, place_now(folder)
+        )
     shows = "" if kept is None else f"; `{command('show', place_now(folder), '--failed')}` shows them"
     raise_if_all_failed(played.groups, then=shows)
     return played
 
 
 def _checked_models(models: Mapping[str, Model] | None) -> dict[str, Model]:
-    """Return the model roles; TypeError or ValueError, naming the entry, for anything else."""
+    """Return the model roles. Raise TypeError or ValueError, naming the entry, for an invalid one."""
     if not isinstance(models, Mapping | None):
-        return dict(check_models(models))  # which refuses it
+        return dict(check_models(models))  # raises
     opened = check_models({name: each for name, each in (models or {}).items() if not isinstance(each, str | Path)})
     return {name: opened.get(name, each) for name, each in (models or {}).items()}
 
 
 def _check_types(*, tasks: Sequence[Any] | None, sampling: Sampling | None, **numbers: int | None) -> None:
-    """Raise ValueError or TypeError, naming the argument, for one that is of another type."""
+    """Raise ValueError or TypeError, naming the argument, if one has the wrong type."""
     for name, value in numbers.items():
         check_whole(name, value, may_be_none=name == "n")
     if isinstance(tasks, str):
-        raise TypeError(f"tasks: must be a sequence of tasks, as `MyEnv.tasks('train')` returns it, got {tasks!r}")
+        raise TypeError(f"tasks: must be a sequence of tasks, such as `MyEnv.tasks('train')`, got {tasks!r}")
     if sampling is not None and not isinstance(sampling, Sampling):
         raise TypeError(f"sampling: must be an ag.Sampling, such as ag.Sampling(temperature=0.7), got {sampling!r}")
 
 
 def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, split: Split) -> list[Task]:
-    """The tasks to play."""
+    """Return the tasks to run."""
     if split not in get_args(Split):
         raise ValueError(f"split: must be one of {', '.join(get_args(Split))}, got {split!r}")
     found = split_tasks(cls, split) if tasks is None else as_tasks(cls, tasks)
     chosen: list[Task] = [as_task(cls, row) for row in first_tasks(found, TASKS if n is None else n)]
     if not chosen:
-        what = f'{cls.__name__}.tasks("{split}") has no task' if tasks is None else "the sequence is empty"
+        what = f'{cls.__name__}.tasks("{split}") has no tasks' if tasks is None else "the sequence is empty"
         raise ValueError(f"tasks: {what}; an evaluation needs at least one")
     if n is not None and len(chosen) < n:
-        _LOG.warning("%s: n is %d, but there are only %d tasks; all of them are played", cls.__name__, n, len(chosen))
+        _LOG.warning("%s: n is %d, but there are only %d tasks; running all of them", cls.__name__, n, len(chosen))
     if n is None and tasks is not None and len(found) > len(chosen):
         _LOG.warning(
-            "%s: of the %d tasks that were given the first %d are played; n=%d plays all",
+            "%s: of %d given tasks, only the first %d are run; n=%d runs all",
             cls.__name__,
             len(found),
             len(chosen),
@@ -215,7 +218,7 @@ def _chosen(cls: type[Env[Any]], n: int | None, tasks: Sequence[Any] | None, spl
 
 
 def _usable(played: Mapping[str, Rollout], tasks: Sequence[Task], k: int, judged: Set[str]) -> dict[str, Rollout]:
-    """Return the kept rollouts that are not played again: if a group is judged, only those of whole groups."""
+    """Return the stored rollouts that needn't run again. For tasks with group rewards, only complete groups count."""
     names = {task.id: rollout_ids(task, k) for task in tasks}
     whole = {name for name, ids in names.items() if name not in judged or all(one in played for one in ids)}
     return {name: done for name, done in played.items() if done.group_id in whole}

@@ -1,4 +1,4 @@
-"""`ag.train_policy`: a whole run."""
+"""`ag.train_policy`: a complete training run."""
 
 import asyncio
 import logging
@@ -32,17 +32,27 @@ T = TypeVar("T")
 async def train_policy(
     run: RunConfig, *, callbacks: Iterable[Callback] = (), engine: Engine | None = None
 ) -> dict[str, Any]:
-    """Train an adapter or a whole model on an env; return the summary, which is also the run's summary.json.
+    """Train an adapter or a full model on an env, and return the run's summary.
 
-    `engine` samples in the place of the one that the config names; it is open, and stays so.
+    From the start, the run's folder holds settings.json. During the run, it gets metrics.jsonl, rollouts.sqlite
+    (every rollout with its task and the task's answers; `agentgym show FOLDER` prints them) and a checkpoint every
+    `save_every` steps and at the end. At the end, it gets the adapter in PEFT's format in `adapter/`, or the full
+    model in `model/`, and summary.json. If the run is canceled or fails, at any moment, it leaves the checkpoint
+    and the adapter or model of the last finished step, and every collected rollout.
 
-    The run's folder holds settings.json from the start, metrics.jsonl and rollouts.sqlite (every rollout, with its task
-    and the answers in it; `agentgym show FOLDER` prints them) as it goes, a checkpoint every `save_every` steps and at
-    the end, and at the end the adapter, in PEFT's format, in `adapter/`, or the whole model in `model/`. When the run
-    is cancelled or fails, at any moment, it leaves the checkpoint and the adapter or the model of the last finished
-    step, and every rollout that was collected.
-    The run's first process tells `callbacks` of rollouts, steps and evaluations. A folder in which another process runs
-    is refused.
+    Args:
+        run: The settings.
+        callbacks: Called with rollouts, steps and evaluations, on the run's first process.
+        engine: An open engine that samples instead of the one in the settings, and stays open. None opens the one in
+            the settings.
+
+    Returns:
+        The summary, which is also written to summary.json.
+
+    Raises:
+        ValueError: If a setting doesn't fit the other settings, the env, the machine or the folder.
+        AgentGymError: If another process uses the folder, or if the run fails, for instance because all rollouts of a
+            batch failed.
     """
     heard = checked_callbacks(callbacks)
     require_instance("run", run, RunConfig)
@@ -58,18 +68,18 @@ async def train_policy(
         with hold_checked(run, env, folder) as held:
             play = partial(run_loop, opened_parts=open_parts, env=env, held=held, callbacks=heard, engine=engine)
             return await with_restarts(run, held, play)
-    except asyncio.CancelledError as stopped:  # what it interrupted is of no use to whoever stopped it
+    except asyncio.CancelledError as stopped:  # what it interrupted doesn't help whoever stopped it
         raise stopped.with_traceback(None) from None
     finally:
         if made is not None:
-            drop_unused(made)  # of a run that was refused
+            drop_unused(made)  # still empty if the run was refused
 
 
 @asynccontextmanager
 async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
-    """Yield the parts of the run; with `ray` the cluster is joined, or one is started on this machine.
+    """Yield the run's parts. With `ray`, join the cluster, or start one on this machine.
 
-    What is lost there is counted in `losses`.
+    Losses on the cluster are counted in `losses`.
     """
     if run.ray == OFF:
         yield LocalParts(run)
@@ -83,13 +93,13 @@ async def open_parts(run: RunConfig, losses: Losses) -> AsyncIterator[Parts]:
 async def with_restarts(
     run: RunConfig, held: LockedFolder | None, play: Callable[[RunConfig, Losses], Awaitable[T]]
 ) -> T:
-    """Play the run; where a trainer on Ray is lost, go on from the last checkpoint, `cluster.restarts` times."""
+    """Run `play`. If a trainer on Ray is lost, continue from the last checkpoint, up to `cluster.restarts` times."""
     losses = Losses()
     for _ in range(run.cluster.restarts if run.ray != OFF else 0):
         try:
             return await play(run, losses)
         except TrainerLost as lost:
-            _LOG.warning("%s; the run goes on from its last checkpoint", lost)
+            _LOG.warning("%s; the run continues from its last checkpoint", lost)
             losses.trainers_lost += 1
             losses.trainers_replaced += 1
             run = replace(run, resume=None if held is None else held.path, output_dir=None)

@@ -1,4 +1,4 @@
-"""A training run: its settings, its loop, its log and what it needs to go on after a stop."""
+"""A training run: its settings, its loop, its log, and its state for resuming."""
 
 from agentgym.errors.extras import lazy_names as _lazy_names
 

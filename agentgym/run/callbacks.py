@@ -1,4 +1,4 @@
-"""Callbacks: what hears the events of a run, such as a tracker of experiments or code of the user's."""
+"""Callbacks that receive a run's events, such as experiment trackers or user code."""
 
 import asyncio
 import inspect
@@ -21,94 +21,122 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.types.rollout import Rollout
 
 GRACE_S = 30.0
-"""Seconds that callbacks in threads have at the end of a run that failed or was stopped."""
+"""Seconds that threaded callbacks get to return after a run failed or was stopped."""
 Event: TypeAlias = Literal["on_run_start", "on_rollout", "on_step", "on_evaluation", "on_run_end"]
-"""The name of a method of `Callback`."""
+"""The name of a `Callback` method."""
 
 
 class Callback:
-    """Hears the events of a run, on its first process; override the methods that you need.
+    """Receives a run's events on its first process. Override the methods that you need.
 
-    If a method raises, this is reported once and counted in the summary's `callback_errors`, and the run goes on. The
-    rollouts are those that the run trains on and stores: read them, and change nothing in them.
+    If a method raises, its first error is shown as a warning, all errors are counted in the summary's
+    `callback_errors`, and the run continues. The run trains on and stores the same rollout objects that callbacks get:
+    read them, but don't change them.
     """
 
     in_thread: ClassVar[bool] = False
-    """Call the methods in a thread, one at a time, because they block; `on_rollout` is always called on the event loop,
-    where code that blocks holds up all rollouts."""
+    """Whether to call the methods in a thread, one at a time, because they block. `on_rollout` always runs on the
+    event loop, where blocking code delays all rollouts.
+    """
 
     def on_run_start(self, run: RunConfig, folder: Path) -> None:
-        """Take the settings of a run that begins, or goes on, in this folder."""
+        """Handle the start of a run, or its resumption.
+
+        Args:
+            run: The run's settings.
+            folder: The run's output folder.
+        """
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """Take a rollout for training when it has ended."""
+        """Handle a training rollout that has ended.
+
+        Args:
+            rollout: The rollout, with its reward or its failure.
+        """
 
     def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
-        """Take the number of a step that is done, the groups that were trained on, and the step's metrics."""
+        """Handle a finished training step.
+
+        Args:
+            step: Number of the step, from 0.
+            groups: The groups that the step trained on.
+            metrics: The step's metrics.
+        """
 
     def on_evaluation(self, step: int, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
-        """Take a held-out evaluation after so many steps, and its metrics, whose names begin with `eval/`."""
+        """Handle the result of a held-out evaluation.
+
+        Args:
+            step: Number of steps finished before the evaluation.
+            evaluation: The evaluation and its rollouts.
+            metrics: Its metrics, whose names begin with `eval/`.
+        """
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:
-        """Take the summary of a run that has ended; it is empty if the run failed or was stopped."""
+        """Handle the end of the run.
+
+        Args:
+            summary: The run's summary; empty if the run failed or was stopped.
+        """
 
 
 def checked_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return the callbacks of a run.
+    """Return a run's callbacks as a list.
 
     Raises:
-        ValueError: One is not a callback, has a method that is async or a generator, or one for an event that there is
-            not.
+        ValueError: If `callbacks` isn't iterable, or if an item isn't a callback instance, has an event method
+            that is async or a generator, or has an `on_...` method that doesn't match any event.
     """
     if not isinstance(callbacks, Iterable):
-        raise ValueError(f"callbacks: must be a list of ag.Callback, got {callbacks!r:.80}")
+        raise ValueError(f"callbacks: expected a list of ag.Callback, got {callbacks!r:.80}")
     checked = list(callbacks)
     events = get_args(Event)
     for callback in checked:
         if isinstance(callback, type):
-            raise ValueError(f"callbacks: {callback.__name__} is a class; make an instance, {callback.__name__}()")
+            raise ValueError(f"callbacks: {callback.__name__} is a class; pass an instance, {callback.__name__}()")
         require_instance("callbacks", callback, Callback)
         named = type(callback).__name__
         for event in events:
             method = getattr(callback, event)
             if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
                 raise ValueError(
-                    f"callbacks: {named}.{event} is async, and is called, not awaited; make it a plain method"
+                    f"callbacks: {named}.{event} is async, but callbacks aren't awaited; make it a plain method"
                 )
             if inspect.isgeneratorfunction(method):
-                raise ValueError(f"callbacks: {named}.{event} yields, so that calling it does nothing; return instead")
+                raise ValueError(f"callbacks: {named}.{event} yields, so calling it does nothing; return instead")
         for name in (each for each in dir(callback) if each.startswith("on_") and each not in events):
             if callable(getattr(callback, name)):
-                raise ValueError(f"callbacks: {named}.{name} is no event of a run; {nearest(name, events)}")
+                raise ValueError(f"callbacks: {named}.{name} isn't a run event; {nearest(name, events)}")
     return checked
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """Calls every callback of a run; one that raises is counted in `errors` and reported once, and the run goes on."""
+    """Calls every callback of a run. Errors are counted in `errors` and the first one of each method is logged."""
 
     alert: Callable[[str], None]
-    """A function that tells the user a sentence."""
+    """A function that shows the user a warning."""
     callbacks: list[Callback] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
-    """How often each method has raised, by its class and its name."""
+    """How often each method raised, by "Class.method"."""
     _ended: list[Callback] = field(default_factory=list)
-    """Those that were told that the run has ended, which each is told once."""
+    """The callbacks whose `on_run_end` was called; each is called once."""
     _one: defaultdict[int, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
-    """By callback, held while a method of it is called in a thread: a call that the run no longer waits for goes on
-    until it returns."""
+    """A lock per callback id, held while a thread runs one of its methods. A call that the run has stopped waiting
+    for still holds it until the method returns.
+    """
     _in_threads: set[str] = field(default_factory=set)
-    """The methods that threads are in."""
+    """The methods that threads are running."""
 
     async def call(self, event: Event, *told: Any) -> None:
-        """Tell all of them of an event."""
+        """Call every callback's method for an event."""
         for callback in self.callbacks:
             await self._tell(callback, event, *told)
 
     async def failed(self) -> None:
-        """Tell those that have not heard the end that the run has failed or was stopped.
+        """Call `on_run_end` with an empty summary on the callbacks that haven't had it yet.
 
-        What blocks in threads is left after `GRACE_S` seconds.
+        Callbacks in threads that still block after `GRACE_S` seconds are abandoned, with a warning.
         """
         left = [each for each in self.callbacks if not any(each is told for told in self._ended)]
         for callback in (each for each in left if not each.in_thread):
@@ -119,7 +147,7 @@ class Callbacks:
                 await _in_daemon(self._wait)
         except TimeoutError:
             inside = ", ".join(sorted(self._in_threads))
-            self.alert(f"{inside} has not returned in {GRACE_S:g} seconds; the run ends without it.")
+            self.alert(f"{inside} has not returned in {GRACE_S:g} seconds; ending the run without waiting for it.")
 
     async def _tell(self, callback: Callback, event: Event, *told: Any) -> None:
         if event == "on_run_end":
@@ -130,13 +158,13 @@ class Callbacks:
             self._call(callback, event, *told)
 
     def _wait(self) -> None:
-        """Return when no thread is in a method any more; it blocks."""
+        """Block until no thread is running a method."""
         for lock in list(self._one.values()):
             with lock:
                 pass
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """Tell all of them of a rollout that has ended."""
+        """Call every callback's `on_rollout` for a rollout that has ended."""
         for callback in self.callbacks:
             self._call(callback, "on_rollout", rollout)
 
@@ -152,25 +180,25 @@ class Callbacks:
     def _call(self, callback: Callback, event: Event, *told: Any) -> None:
         method = getattr(callback, event)
         if getattr(method, "__func__", None) is getattr(Callback, event):
-            return  # the class does not hear this event
+            return  # the class doesn't override this method
         try:
             method(*map(_own, told))
-        except (Exception, asyncio.CancelledError) as error:  # a plain method is never cancelled by others
+        except (Exception, asyncio.CancelledError) as error:  # nobody cancels a plain method
             name = f"{type(callback).__name__}.{event}"
             self.errors[name] += 1
             if self.errors[name] == 1:
-                self.alert(f"{name} raised {describe(error)}; it is called again, and the run goes on.")
+                self.alert(f"{name} raised {describe(error)}; the run continues and keeps calling it.")
 
 
 def _own(told: Any) -> Any:
-    """Return a copy of a mapping or a config for a callback, which may change it."""
+    """Return a copy of a mapping or config, so that a callback may change it; return other values unchanged."""
     if isinstance(told, Mapping):
         return deepcopy(dict(told))
     return deepcopy(told) if isinstance(told, RunConfig) else told
 
 
 async def _in_daemon(work: Callable[[], None]) -> None:
-    """Do the work in a thread that does not hold up the end of the program."""
+    """Run `work` in a daemon thread, which doesn't keep the program alive, and wait for it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -184,7 +212,7 @@ async def _in_daemon(work: Callable[[], None]) -> None:
             work()
         except BaseException as error:  # such as SystemExit, which ends the run
             failure = error
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the event loop has closed
             loop.call_soon_threadsafe(end, failure)
 
     threading.Thread(target=copy_context().run, args=(run,), name="agentgym-callback", daemon=True).start()

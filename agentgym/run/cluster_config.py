@@ -1,28 +1,33 @@
-"""The settings of a run whose parts are Ray actors."""
+"""Settings of a run whose parts are Ray actors."""
 
 from agentgym.config_fields import Above0, Count, Positive, config
 
 OFF = "off"
-"""The address in whose place a run or an evaluation is in this process alone."""
+"""The Ray address that means no cluster: the run or evaluation stays in this process."""
 SANDBOX = "sandbox"
-"""The custom resource of nodes that run sandboxes; where the cluster has any, each rollout worker takes one of it."""
+"""Custom Ray resource of nodes that run sandboxes. If the cluster has any, each rollout worker takes one unit."""
 
 
 @config(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Says how the parts of a run are spread over a Ray cluster; without --ray they are all in this process."""
+    """Sets how a run's parts are spread over a Ray cluster. Without --ray, all parts are in this process."""
 
     workers: Positive | None = None
-    """Processes that play rollouts; None: one for each unit of the resource "sandbox", or else one for each node. With
-    None, workers join and leave with their nodes, between two batches."""
+    """Number of rollout worker processes. None starts one per unit of the Ray resource "sandbox" that eval_workers
+    leave, or one per node if no node has it, at most prompts_per_step; workers then join and leave with their
+    nodes, between batches.
+    """
     worker_cpus: Above0 = 1.0
-    """CPUs that Ray sets aside for each worker."""
+    """CPUs that Ray reserves for each rollout worker."""
     eval_workers: Count = 0
-    """Processes that play the evaluations between two steps (eval_every) while training goes on, each with an engine of
-    its own in it; 0: the workers of the training play them, and training waits."""
+    """Number of processes that run the evaluations between steps (eval_every) while training continues, each with
+    its own engine in the process. With 0, the rollout workers run them and training waits.
+    """
     trainers: Positive = 1
-    """Processes that train together, each with a GPU of its own where it trains on GPUs."""
+    """Number of processes that train together. On GPUs, each gets its own."""
     trainer_cpus: Above0 = 1.0
-    """CPUs that Ray sets aside for each trainer."""
+    """CPUs that Ray reserves for each trainer."""
     restarts: Count = 5
-    """Times that lost workers, servers or trainers are replaced, each kind counted alone; then the run fails."""
+    """How many times lost workers, servers or trainers are replaced, counted separately for each kind, before the
+    run fails.
+    """

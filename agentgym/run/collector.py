@@ -1,4 +1,4 @@
-"""The rollouts of all training processes, collected as one batch."""
+"""Collection of rollouts from all training processes into one batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -27,28 +27,35 @@ from agentgym.types.completion import Sampling
 from agentgym.types.rollout import Group, Rollout
 
 PlayedShare: TypeAlias = tuple[Sequence[Group], BatchStats | None]
-"""The groups of a batch that one process played, in the order of their tasks, and their account."""
+"""The groups of a batch that one process ran, in task order, and their statistics or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Plays rollouts with an env, an engine and sandboxes; under torchrun each process has one, and plays its share."""
+    """Runs rollouts with an env, an engine and sandboxes. Under torchrun, each process has one and runs its share."""
 
     env: type[Env[Any]]
     engine: Engine
     peers: Peers
-    """The processes that play with this one, such as those of an open `Trainer`."""
+    """The processes that share the rollouts with this one, such as those of an open `Trainer`."""
     sandboxes: SandboxPool | None
     sampling: Sampling
     concurrency: int = 64
-    """The most rollouts that this process plays at once."""
+    """Maximum number of rollouts that this process runs at once."""
     models: Mapping[str, Engine] = field(default_factory=dict)
-    """What the env asks by name."""
+    """Engines of the env's model roles, by name."""
 
     async def collect(self, tasks: Sequence[Any], schedule: Schedule, *, must_score: bool = True) -> Groups:
-        """Play a group of every task, shared out over the processes; every process gets all of them.
+        """Run a group of every task, split across the processes, and return all groups on every process.
 
-        Raises AgentGymError where all rollouts failed, unless `must_score` is False.
+        Args:
+            tasks: The tasks, in the order of the returned groups.
+            schedule: Group size, seed and other settings. Its `sampling` and `concurrency` default to the
+                collector's.
+            must_score: Whether to raise if every rollout failed.
+
+        Raises:
+            AgentGymError: If all rollouts failed and `must_score` is true.
         """
         found = {group.group_id: group for group in await self._played(tasks, schedule)}
         whole = Groups([found[task.id] for task in tasks])
@@ -57,18 +64,18 @@ class Collector:
         return whole
 
     async def _played(self, tasks: Sequence[Any], schedule: Schedule) -> Iterable[Group]:
-        """Play the groups of these tasks, on all processes."""
+        """Run the groups of these tasks on all processes."""
         mine, schedule = tasks[self.peers.rank :: self.peers.world], self._completed(schedule)
         groups = await play_groups(self.env, mine, self.engine, schedule, sandboxes=self.sandboxes, models=self.models)
         return await self.peers.gather(list(groups))
 
     def _completed(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with what the collector says where it says nothing itself."""
+        """Return the schedule with the collector's sampling and concurrency if it sets none."""
         sampling, concurrency = schedule.sampling or self.sampling, schedule.concurrency or self.concurrency
         return replace(schedule, sampling=sampling, concurrency=concurrency)
 
     def token_bytes(self) -> TokenBytes:
-        """Return a function that gives the bytes of token ids of a model role, "" for the policy."""
+        """Return a function that maps a model role ("" for the policy) and token ids to the tokens' bytes."""
         return bytes_by_model(self.engine, self.models)
 
     @asynccontextmanager
@@ -80,11 +87,21 @@ class Collector:
         alone: bool = False,
         on_rollout: Callable[[Rollout], None] | None = None,
     ) -> AsyncIterator["BatchScheduler"]:
-        """Open a scheduler whose every `collect` gives a batch of the env's training tasks; see `Scheduler`.
+        """Open a scheduler whose `collect` returns batches of the env's training tasks; see `Scheduler`.
 
-        `sampler_states` are what `sampler_states()` gave in a run that was stopped: this one goes on from there; with
-        `alone` this process was lost, and the others go on. Raises ValueError, naming the field, where the states are
-        wrong or of another run, and where the sampling is from a part of the distribution, which cannot be trained on.
+        Args:
+            schedule: What to run. Its `sampling` and `concurrency` default to the collector's.
+            sampler_states: The result of `sampler_states()` in a run that was stopped; this scheduler resumes from
+                there.
+            alone: Whether only this process was lost, and rejoins others that kept running.
+            on_rollout: Called with each rollout of this process when it ends.
+
+        Yields:
+            The scheduler.
+
+        Raises:
+            ValueError: If the states are malformed or belong to another run, or if the sampling truncates the
+                distribution, which can't be trained on. The message names the field.
         """
         schedule = self._completed(schedule)
         if schedule.sampling is not None and not schedule.sampling.whole:
@@ -111,7 +128,20 @@ class Collector:
     async def evaluate(
         self, count: int, *, n: int = 1, seed: int = 0, must_score: bool = True, sampling: Sampling | None = None
     ) -> Evaluation:
-        """Play the first `count` held-out tasks, `n` attempts each; with one seed, `ag.evaluate` has the same luck."""
+        """Evaluate the first `count` held-out tasks.
+
+        `ag.evaluate` with the same seed runs the same attempts.
+
+        Args:
+            count: Number of tasks.
+            n: Attempts per task.
+            seed: Seed of the attempts.
+            must_score: Whether to raise if every rollout failed.
+            sampling: Sampling settings; None uses the collector's.
+
+        Raises:
+            AgentGymError: If all rollouts failed and `must_score` is true.
+        """
         tasks = first_tasks(split_tasks(self.env, "test"), count)
         envs = await in_own_thread(lambda: env_versions(self.env), name="agentgym-versions")
         schedule = Schedule(group_size=n, seed=seed, same_instance=False, sampling=sampling)
@@ -120,13 +150,17 @@ class Collector:
 
 
 class BatchScheduler(ABC):
-    """Plays the batches of a run, a share of each on every process."""
+    """Runs a training run's batches; every process runs its share of each."""
 
     async def collect(self, *, to_come: int | None = None, must_score: bool = True) -> Groups:
-        """Play the next batch; every process gets all of its groups, in the order of their tasks.
+        """Run the next batch and return all of its groups on every process, in task order.
 
-        `to_come` is how many batches will follow, where that is known. Raises AgentGymError where all rollouts failed,
-        unless `must_score` is False.
+        Args:
+            to_come: Number of batches that will follow; None if unknown.
+            must_score: Whether to raise if every rollout failed.
+
+        Raises:
+            AgentGymError: If all rollouts failed and `must_score` is true.
         """
         whole = joined(await self.play(to_come))
         if must_score:
@@ -135,21 +169,21 @@ class BatchScheduler(ABC):
 
     @abstractmethod
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
-        """Play the next batch, and return its shares in the order of their ranks."""
+        """Run the next batch and return every process's share, in rank order."""
 
     @abstractmethod
     async def sampler_states(self) -> list[dict[str, Any]]:
-        """The state of every process's sampler, by rank, on every process; between two batches."""
+        """Return every process's sampler state, in rank order, on every process. Call it between batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class DistributedScheduler(BatchScheduler):
-    """Plays this process's share; the others play theirs."""
+    """Runs this process's share of each batch; the other processes run theirs."""
 
     scheduler: Scheduler[Any]
     peers: Peers
     wanted: int
-    """How many groups of a batch this process plays."""
+    """Number of groups per batch that this process runs."""
 
     async def play(self, to_come: int | None) -> Sequence[PlayedShare]:
         mine = await self.scheduler.collect(self.wanted, to_come=to_come) if self.wanted else Groups([])
@@ -160,7 +194,7 @@ class DistributedScheduler(BatchScheduler):
 
 
 def joined(shares: Iterable[PlayedShare]) -> Groups:
-    """Join the shares of all processes, by rank, to one batch in the order of its tasks."""
+    """Join the shares of all processes, given in rank order, into one batch in task order."""
     known = list(shares)
     rows = zip_longest(*(groups for groups, _ in known))
     stats = [of_one for _, of_one in known if of_one is not None]

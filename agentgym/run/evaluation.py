@@ -1,4 +1,4 @@
-"""The held-out evaluations of a run: played between two steps, or by workers of their own while training goes on."""
+"""Held-out evaluations of a run, between two steps or on separate workers while training continues."""
 
 import asyncio
 import shutil
@@ -20,31 +20,32 @@ from agentgym.run.tasks.envs import env_metrics
 from agentgym.scheduling.accounting import raise_if_all_failed
 from agentgym.weight_sync.sync import load_policy
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an early Ctrl-C stay fast
     from agentgym.train.trainer import Trainer
 
 PREFIX = ".evaluating-"
-"""What the names of the folders begin with that hold a policy until its evaluation has ended."""
+"""Prefix of the folders that hold a policy until its evaluation has ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
-    """An evaluation that is played while training goes on."""
+    """An evaluation that runs while training continues."""
 
     done: int
-    """Steps that were done before it."""
+    """Number of steps finished before it."""
     playing: "asyncio.Task[Evaluation]"
     policy: Path
-    """The folder of the policy that is evaluated."""
+    """The folder of the evaluated policy."""
     checkpoints: CheckpointManager
 
 
 class Evaluations:
-    """Plays the held-out tasks with the policies of a run, and records the results; open inside `async with`.
+    """Evaluates a run's policies on the held-out tasks, and records the results. Use it inside `async with`.
 
-    With `beside`, which has workers of its own, the evaluations of `begin` are played while training goes on, one at a
-    time. A result is recorded between two steps, under the step that it belongs to. A block that ends in an error
-    leaves what was under way, and the run that is resumed says which result is missing.
+    With `beside`, a collector that has separate workers, the evaluations that `begin` starts run while training
+    continues, one at a time. A result is recorded between two steps, under the step that it belongs to. If the
+    block ends with an error, a running evaluation is canceled, and the resumed run reports which result is
+    missing.
     """
 
     def __init__(
@@ -74,20 +75,30 @@ class Evaluations:
             await asyncio.wait([self._pending.playing])
 
     def say_missing(self, steps: int) -> None:
-        """Say which evaluations of the first `steps` steps a run that was stopped had under way; it blocks."""
+        """Report which evaluations of the first `steps` steps were running when the run stopped.
+
+        Deletes the policies of all unfinished evaluations. Blocks on disk I/O.
+        """
         folder = self._record.log.folder
         for left in sorted(folder.glob(f"{PREFIX}*")):
             done = int(left.name.removeprefix(PREFIX))
             if done < steps:
                 self._record.log.alert(
-                    f"The evaluation after {done} steps was under way when the run stopped, and is missing."
+                    f"The evaluation after {done} steps was running when the run stopped; its result is missing."
                 )
             shutil.rmtree(left, ignore_errors=True)
 
     async def now(self, phase: str, done: int, checkpoints: CheckpointManager | None = None) -> float | None:
-        """Play the held-out tasks after `done` steps and record them; their mean reward, None where the run has none.
+        """Run the held-out tasks after `done` steps, record them, and return their mean reward.
 
-        With `checkpoints`, the policy is kept where it is the best of a run that evaluates it more than once.
+        Args:
+            phase: The phase under which rollouts are stored.
+            done: Number of finished steps.
+            checkpoints: If given, it saves the policy if this evaluation is the run's best so far, unless the run
+                only evaluates before and after training.
+
+        Returns:
+            The mean reward, or None if the run has no held-out tasks.
         """
         run = self._run
         if not run.eval_tasks:
@@ -101,15 +112,15 @@ class Evaluations:
         return reward
 
     async def begin(self, done: int, checkpoints: CheckpointManager) -> None:
-        """Play the held-out tasks after `done` steps: beside training where there are workers for it, or else now.
+        """Start an evaluation after `done` steps, to run during training if there are workers for it, or now.
 
-        What is still under way of the evaluation before is waited for.
+        Waits first for the evaluation that is still running, if any.
         """
         if self._beside is None:
             await self.now("eval", done, checkpoints)
             return
         await self.end()
-        self._record.log.note(f"held-out evaluation after {done} steps, beside training")
+        self._record.log.note(f"held-out evaluation after {done} steps, during training")
         name, then = f"{PREFIX}{done:06}", f"the evaluation after {done} steps is missing"
         save = lambda folder: self._trainer.save(folder / name)  # noqa: E731
         if not await asyncio.to_thread(checkpoints.write, "a policy to evaluate", save, then=then):
@@ -124,14 +135,15 @@ class Evaluations:
         self._pending = _Pending(done, playing, policy, checkpoints)
 
     async def settle(self) -> None:
-        """Record the evaluation that was under way, where it has ended."""
+        """Record the running evaluation if it has ended."""
         if self._pending is not None and self._pending.playing.done():
             await self.end()
 
     async def end(self) -> None:
-        """Wait for the evaluation that is under way, and record it; where its workers are lost, say that it is missing.
+        """Wait for the running evaluation and record it. If its workers were lost, report that it is missing.
 
-        Raises AgentGymError where all of its rollouts failed.
+        Raises:
+            AgentGymError: If all of its rollouts failed.
         """
         if (pending := self._pending) is None:
             return
@@ -147,7 +159,7 @@ class Evaluations:
         await pending.checkpoints.evaluated(reward, pending.done, saved=self._place(pending.policy))
 
     def _place(self, policy: Path) -> Path:
-        """Return where a policy's folder is now: the run's may have been moved."""
+        """Return the policy folder's current path, since the run's folder may have been moved."""
         return self._record.log.folder / policy.name
 
     def _miss(self, done: int, policy: Path, lost: WorkersLost) -> None:

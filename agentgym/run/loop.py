@@ -1,6 +1,6 @@
-"""The training loop: collect, credit, train, sync, log.
+"""The training loop: collect, assign credit, train, sync, log.
 
-`ag.train_policy(run)` is a whole run; its parts are public, for a loop you write yourself::
+`ag.train_policy(run)` is a complete run. Its parts are public, for a loop of your own::
 
     collector = Collector(env, engine, trainer, sandboxes, sampling)
     sync = WeightSync(trainer, engine, probe, sampling)
@@ -57,11 +57,13 @@ from agentgym.store.schema import FILE as STORE
 from agentgym.types.rollout import Rollout
 from agentgym.weight_sync.sync import WeightSync
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an early Ctrl-C stay fast
     from agentgym.train.trainer import Trainer
 
 PROBE = 256
-"""The most ids that trainer and engine both score after a sync; a server may sample one token behind each of them."""
+"""Maximum number of ids that trainer and engine both score after a sync. A server may sample one token after
+each of them.
+"""
 
 
 async def run_loop(
@@ -73,12 +75,12 @@ async def run_loop(
     callbacks: Sequence[Callback],
     engine: Engine | None,
 ) -> dict[str, Any]:
-    """Run the loop from the state of the run's folder to its last step, and return the summary."""
+    """Run the loop from the state in the run's folder to its last step, and return the summary."""
     start = time.perf_counter()
     async with AsyncExitStack() as stack:
         parts = await stack.enter_async_context(opened_parts(run, losses))
         trainer = await stack.enter_async_context(parts.trainer())
-        run = replace(run, max_steps=await asyncio.to_thread(trainer.first, lambda: run.max_steps))  # as it read them
+        run = replace(run, max_steps=await asyncio.to_thread(trainer.first, lambda: run.max_steps))  # as rank 0 read it
         folder = await asyncio.to_thread(trainer.first, lambda: None if held is None else held.path)  # on all ranks
         assert folder is not None
         state = await asyncio.to_thread(load_run_state, trainer, folder, resume=run.resume is not None)
@@ -91,7 +93,7 @@ async def run_loop(
         told = await stack.enter_async_context(open_callbacks(run, record, callbacks, first=first))
         if first:
             write = partial(write_surroundings, folder)
-            await asyncio.to_thread(log.disk.attempt, SURROUNDINGS, write, then="the run goes on without it")
+            await asyncio.to_thread(log.disk.attempt, SURROUNDINGS, write, then="the run continues without it")
             await asyncio.to_thread(record.follow)
         log.note("loading")
         tokenizer = await asyncio.to_thread(own_template, run)
@@ -137,7 +139,7 @@ async def run_loop(
         await told.call("on_run_end", summary)
     folder = await asyncio.to_thread(record.last_place)
     summary |= {
-        **record.summary(),  # complete now that the record is closed
+        **record.summary(),  # complete, since the recorder is closed
         "output_dir": str(folder),
         "store": str(folder / STORE),
         "callback_errors": dict(told.errors),
@@ -159,14 +161,14 @@ class _Steps:
     record: Recorder
     callbacks: Callbacks
     teacher: Engine | None
-    """Scores what the student sampled; None where advantages come from rewards."""
+    """Scores the policy's tokens; None if advantages come from rewards."""
     evaluations: Evaluations
     clock: StepClock
     sync: WeightSync | None = None
-    """Gives the engine each policy; None before the first, while the engine is at the base model."""
+    """Sends each policy to the engine; None before the first sync, while the engine has the base model."""
 
     async def train(self, checkpoints: CheckpointManager) -> None:
-        """Collect, credit, train, sync, log: each step of the run, from the one that its state stands at."""
+        """Run the remaining steps, starting with the one at which the run's state is."""
         run, begun, trainer, log = self.run, checkpoints.state, self.trainer, self.record.log
         env = self.collector.env
         part = self.clock.part
@@ -214,7 +216,7 @@ class _Steps:
                 await self.callbacks.call("on_step", step, groups, whole)
 
     async def credit(self, groups: Groups) -> tuple[SampleBatch, dict[str, float]]:
-        """Cut a batch into samples, with advantages of rewards or of the teacher; return them and its metrics."""
+        """Return a batch's samples, with advantages from rewards or the teacher, and the teacher's metrics."""
         run = self.run
         if self.teacher is not None:
             with self.clock.part("teacher"):
@@ -228,18 +230,18 @@ class _Steps:
         return batch, {}
 
     def rollout_ended(self, rollout: Rollout) -> None:
-        """Show that a rollout for training has ended, and tell the callbacks."""
+        """Display that a training rollout has ended, and call the callbacks."""
         self.record.log.rollout_ended()
         self.callbacks.on_rollout(rollout)
 
     def new_sync(self, probe: Sequence[int], base: Sequence[float] = ()) -> WeightSync:
-        """Return the way of the policies to the engine, which is at the base model."""
+        """Return a weight sync to the engine, which still has the base model."""
         trainer, engine = self.trainer, self.collector.engine
         return WeightSync(trainer, engine, probe, self.run.sampling, tolerance=self.run.probe_tolerance, base=base)
 
 
 def schedule_of(run: RunConfig) -> Schedule:
-    """Return what a run plays."""
+    """Return the schedule of a run's rollouts."""
     return Schedule(
         prompts_per_step=run.prompts_per_step,
         group_size=run.group_size,
@@ -254,19 +256,23 @@ def schedule_of(run: RunConfig) -> Schedule:
 
 
 def _probe(groups: Groups) -> list[int]:
-    """The first ids of the first rollout that has any of the policy."""
+    """Return the first ids of the first rollout segment that belongs to the policy.
+
+    Raises:
+        AgentGymError: If no rollout has one.
+    """
     for segment in (segment for rollout in groups.rollouts for segment in rollout.segments):
         if not segment.model:
             ids: list[int] = segment.token_ids[:PROBE].tolist()
             return ids
-    raise AgentGymError("rollouts: the policy has not spoken in any of the first batch, so nothing can be trained on")
+    raise AgentGymError("rollouts: the first batch has no sampled tokens, so there is nothing to train on")
 
 
 @asynccontextmanager
 async def open_callbacks(
     run: RunConfig, record: Recorder, given: Sequence[Callback], *, first: bool
 ) -> AsyncIterator[Callbacks]:
-    """Open a run's trackers, and tell all callbacks of its start and its failure; on its first process alone."""
+    """Open a run's trackers, and notify all callbacks of its start and its failure, on its first process only."""
     folder, alert = record.log.folder, record.log.alert
     told = Callbacks(alert)
     try:
@@ -282,16 +288,16 @@ async def open_callbacks(
 
 
 def new_folder(recipe: str) -> Path:
-    """Make the folder of a run whose settings name none: runs/RECIPE/TIME, which no other run gets."""
+    """Create the folder runs/RECIPE/TIME for a run whose settings name none. No other run gets the same folder."""
     return names.new_folder(Path("runs") / recipe)
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks for the run."""
+    """Return whether this is the process that reports for the run."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _cpu_seconds() -> float:
-    """Count the CPU seconds of this process and of the children that it has waited for, sandboxes included."""
+    """Return the CPU seconds of this process and of the children that it has waited for, sandboxes included."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)

@@ -1,4 +1,4 @@
-"""What a run on a cluster loses on its way: the count of it, and the loss that sends the run back to its checkpoint."""
+"""Losses of a run on a cluster: their counts, and the errors that they raise."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -6,20 +6,20 @@ from dataclasses import asdict, dataclass
 from agentgym.errors import AgentGymError
 
 PREFIX = "cluster/"
-"""What the names of the metrics begin with."""
+"""Prefix of the metrics' names."""
 
 
 class TrainerLost(AgentGymError):
-    """A training process of a cluster has ended by itself: the run goes on from its last checkpoint."""
+    """A training process of a cluster ended by itself; the run continues from its last checkpoint."""
 
 
 class WorkersLost(AgentGymError):
-    """More workers of a cluster have ended by themselves than may be replaced."""
+    """More workers of a cluster ended by themselves than may be replaced."""
 
 
 @dataclass(slots=True)
 class Losses:
-    """Counts the processes of a run that ended by themselves, those that took their places, and rollouts lost so."""
+    """Counts of a run's lost processes (those that ended by themselves), replacements, and lost rollouts."""
 
     workers_lost: int = 0
     workers_replaced: int = 0
@@ -29,12 +29,12 @@ class Losses:
     servers_replaced: int = 0
     trainers_lost: int = 0
     trainers_replaced: int = 0
-    """Times that all training processes started again from a checkpoint."""
+    """How often all training processes were restarted from a checkpoint."""
     rollouts_lost: int = 0
-    """Rollouts for training that were in play on a worker that was lost; they are played again."""
+    """Training rollouts that were running on a lost worker; they are run again."""
 
     def begin(self, row: Mapping[str, float]) -> None:
-        """Go on from the metrics of the last step that a resumed run has kept, where those are higher."""
+        """Continue from the counts in the metrics of a resumed run's last logged step, if those are higher."""
         for name, count in self.counts().items():
             setattr(self, name, max(count, int(row.get(f"{PREFIX}{name}") or 0)))
 
@@ -43,5 +43,5 @@ class Losses:
         setattr(self, name, getattr(self, name) + 1)
 
     def counts(self) -> dict[str, int]:
-        """Return all counts by name, those that are 0 too."""
+        """Return all counts by name, including zeros."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""The log of a run's metrics: lines on disk, and a progress bar or lines on the screen."""
+"""Logging of a run's metrics: JSON lines on disk, and a progress bar or lines on stderr."""
 
 import json
 import math
@@ -23,39 +23,46 @@ from agentgym.files.foreign.values import numbers, whole
 from agentgym.files.names import whole_path
 
 METRICS = "metrics.jsonl"
-"""The file in the run's folder that holds its metrics."""
+"""The metrics file in the run's folder."""
 EACH_STEP = ("rollouts", "training")
-"""The parts of every step: the bar shows them, and lines leave them out."""
+"""The parts of every step. The progress bar shows them; plain lines omit them."""
 QUIET_S = 30.0
-"""Seconds without a line, after which a line says how far a batch is where stderr is no terminal."""
+"""Seconds without a line after which, if stderr isn't a terminal, a line reports a batch's progress."""
 LONGEST_LINE = 1 << 24
-"""Bytes of the longest line of metrics that is read."""
+"""Maximum length in bytes of a metrics line that is read."""
 HELD_OUT = "eval/reward"
-"""The name of the held-out score, which has lines of its own in metrics.jsonl."""
+"""The name of the held-out score, which has separate lines in metrics.jsonl."""
 
 
 class MetricsLogger:
-    """Writes a run's metrics: one JSON line a step in metrics.jsonl, and a progress bar on stderr.
+    """Writes a run's metrics: one JSON line per step in metrics.jsonl, and a progress bar on stderr.
 
-    Where stderr is no terminal it writes a line a step there. Metrics that are not finite are null in metrics.jsonl,
-    and `metrics_not_finite` counts them. `done` is how many steps of a resumed run are done; lines of later
-    steps, which the stopped run left behind, are cut. `rollouts` is how many of a batch this process plays. A line that
-    the disk does not take is held in memory and tried again with the next one; no line is half written.
+    If stderr isn't a terminal, it prints a line per step there instead. Non-finite metrics are null in
+    metrics.jsonl and are counted in `metrics_not_finite`. If the disk doesn't accept a line, the line stays in
+    memory and is retried with the next one; no line is left half written.
+
+    Args:
+        folder: The run's folder.
+        steps: Total number of steps of the run.
+        shown: Whether this process writes the file and prints.
+        done: Number of steps that a resumed run has finished. Lines of later steps, which the stopped run left, are
+            removed from the file.
+        rollouts: Number of rollouts per batch that this process runs; 0 if unknown.
     """
 
     def __init__(self, folder: Path, *, steps: int, shown: bool = True, done: int = 0, rollouts: int = 0) -> None:
         self.folder = whole_path(folder)
         self.disk = Refusals(self.alert)
-        """Counts what the disk did not take of this run."""
+        """Counts this run's failed disk writes."""
         self.rows: list[dict[str, float]] = []
         self.held_out_rewards: dict[int, float] = {}
-        """The held-out scores, those before a resume too, by the steps done before them."""
+        """The held-out scores, including those before a resume, by the number of steps finished before them."""
         self._steps, self._shown, self._done = steps, shown, done
         self._rollouts, self._ended = rollouts, 0
         self._said_at = time.monotonic()
         self._file: int | None = None
         self._unwritten = b""
-        """What the disk has not taken of the file yet."""
+        """The file's bytes that the disk hasn't accepted yet."""
         self._console = Console(file=sys.stderr)
         self._lines = shown and not self._console.is_terminal
         self._bar = Progress(
@@ -93,18 +100,27 @@ class MetricsLogger:
             self._file = None
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """Write into this folder from now on: the file was moved there, or is `lost` and is written again."""
+        """Write into this folder from now on.
+
+        Args:
+            folder: The folder's new path.
+            lost: Whether the file is gone and has to be written again; otherwise it was moved along.
+        """
         self.folder = folder
         if lost and self._file is not None:
             self._open_again(_content(self._file) + self._unwritten)
 
     def follow_file(self) -> str | None:
-        """Go on in the file that is at its path now, and write it again if there is none; return what has happened."""
+        """Continue in the file that is at the path now, or write it again if it is gone.
+
+        Returns:
+            A sentence about what happened to the file, or None if nothing did or it couldn't be opened.
+        """
         path = self.folder / METRICS
         try:
             return self._followed(path)
         except (OSError, UnreadableFileError) as error:
-            self.disk.refused(METRICS, str(error), then="its lines go where they went before")
+            self.disk.refused(METRICS, str(error), then="its lines still go to the file opened before")
             return None
 
     def _followed(self, path: Path) -> str | None:
@@ -113,17 +129,17 @@ class MetricsLogger:
         try:
             if os.path.samestat(path.stat(), os.fstat(self._file)):
                 return None
-            said = f"{path} was replaced by another file; the lines that it lacks are added to it."
+            said = f"{path} was replaced by another file; adding the lines that it lacks."
         except FileNotFoundError:
-            said = f"{path} was removed; it is written again."
+            said = f"{path} was removed; writing it again."
         there = {_key(row) for line in _lines(path) if (row := _row(line)) is not None}
-        whole = _content(self._file) + self._unwritten  # the disk may have taken half of a line
+        whole = _content(self._file) + self._unwritten  # the disk may have accepted half of a line
         lines = [line for line in whole.splitlines() if (row := _row(line)) and _key(row) not in there]
         self._open_again(b"".join(line + b"\n" for line in lines))
         return said
 
     def _open_again(self, lacks: bytes) -> None:
-        """Go on in the file that is at its path, with what it lacks."""
+        """Reopen the file at its path and append what it lacks."""
         assert self._file is not None
         before, self._file = self._file, _opened(self.folder / METRICS)
         os.close(before)
@@ -132,13 +148,20 @@ class MetricsLogger:
         self._write_rest()
 
     def note(self, doing: str) -> None:
-        """Show what the run is doing."""
+        """Display what the run is doing.
+
+        Args:
+            doing: The activity, such as "loading".
+        """
         self._bar.update(self._job, description=doing)
         if doing not in EACH_STEP:
             self._line(doing)
 
     def rollout_ended(self) -> None:
-        """Show how many rollouts have ended since the last step; as a line where nothing was said for a while."""
+        """Display how many rollouts have ended since the last step.
+
+        If stderr isn't a terminal, print a line if none was printed for `QUIET_S` seconds.
+        """
         self._ended += 1
         of = f"rollouts {self._ended}" + (f" of {self._rollouts}" if self._rollouts else "")
         self._bar.update(self._job, description=of)
@@ -146,17 +169,30 @@ class MetricsLogger:
             self._line(f"{of}  {self._pace(len(self.rows))}")
 
     def say(self, said: str) -> None:
-        """Write a line on stderr; only the first process does."""
+        """Print a line on stderr. Only the first process does.
+
+        Args:
+            said: The line.
+        """
         if self._shown:
             self._console.print(said, markup=False, highlight=False, soft_wrap=True)
 
     def alert(self, said: str) -> None:
-        """Write on stderr what a user must not overlook; only the first process does."""
+        """Print a warning on stderr. Only the first process does.
+
+        Args:
+            said: The warning.
+        """
         if self._shown:
             self._console.print(f"WARNING: {said}", style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record one step; the line is on disk when this returns, if the disk takes it."""
+        """Record one step. When this returns, its line is on disk if the disk accepts it.
+
+        Args:
+            step: Number of the step, from 0.
+            metrics: The step's metrics by name.
+        """
         self.rows.append(dict(metrics))
         self._ended = 0
         self._write({"step": step, **metrics})
@@ -168,21 +204,26 @@ class MetricsLogger:
         self._line(f"step {step}, {step + 1}/{self._steps} done  reward {last}  {self._pace(step + 1)}{speed}")
 
     def held_out(self, done: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of an evaluation after `done` steps, `eval/reward` among them, in a line of its own."""
+        """Record the metrics of an evaluation on a separate line.
+
+        Args:
+            done: Number of steps finished before the evaluation.
+            metrics: Its metrics by name, including `eval/reward`, `eval/rollouts` and `eval/failed`.
+        """
         self.held_out_rewards[done] = metrics[HELD_OUT]
         self._write({"step": done, **metrics})
         rollout, failed = metrics["eval/rollouts"], metrics["eval/failed"]
-        counted = f"{rollout:.0f} rollouts" + (f", {failed:.0f} of them failed," if failed else "")
-        self._line(f"held out: reward {metrics[HELD_OUT]:.4f} of {counted} after {done} steps")
+        counted = f"{rollout:.0f} rollouts" + (f" ({failed:.0f} failed)" if failed else "")
+        self._line(f"held-out reward {metrics[HELD_OUT]:.4f} over {counted} after {done} steps")
 
     def sync(self) -> None:
-        """Return when the lines so far outlive a power cut."""
+        """Block until the lines so far would survive a power failure."""
         if self._file is not None:
             self._write_rest()
             os.fsync(self._file)
 
     def summary(self) -> dict[str, Any]:
-        """Give the mean reward of the first and of the last five steps, and totals."""
+        """Return totals, and the mean reward of the first five and of the last five steps."""
         rewards = [reward for row in self.rows if (reward := row.get("reward")) is not None]
         calls = sum((row.get("rollout/tool_calls") or 0) * (row.get("rollouts/finished") or 0) for row in self.rows)
         return {
@@ -199,7 +240,7 @@ class MetricsLogger:
             self._write_rest()
 
     def _write_rest(self) -> None:
-        """Write what is not written yet, as far as the disk takes it."""
+        """Write the pending bytes, as far as the disk accepts them."""
         assert self._file is not None
         try:
             while self._unwritten:
@@ -207,7 +248,7 @@ class MetricsLogger:
         except OSError as error:
             if (why := disk_trouble(error)) is None:
                 raise
-            self.disk.refused(METRICS, why, then="its lines are held in memory and tried again at the next step")
+            self.disk.refused(METRICS, why, then="its lines are kept in memory and retried at the next step")
 
     def _line(self, said: str) -> None:
         self._said_at = time.monotonic()
@@ -215,7 +256,7 @@ class MetricsLogger:
             print(said, file=self._console.file, flush=True)
 
     def _pace(self, done: int) -> str:
-        """Say how many seconds have passed, and about how many are left, once a step has been taken."""
+        """Return the elapsed seconds, and an estimate of the remaining ones once a step is finished."""
         took = time.monotonic() - self._began
         if done <= self._done:
             return f"{took:.0f} s"
@@ -228,22 +269,23 @@ def _opened(path: Path, more: int = 0) -> int:
 
 
 def _content(file: int) -> bytes:
-    """The whole content of an open file, which may have no name any more."""
+    """Return the whole content of an open file, which may have been unlinked."""
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
 def strict(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace metrics that are not finite by None, and count them in `metrics_not_finite`."""
+    """Replace non-finite metrics by None, and count them in `metrics_not_finite`."""
     odd = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     return {**row, **dict.fromkeys(odd), "metrics_not_finite": len(odd)} if odd else dict(row)
 
 
 def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, float]]:
-    """Cut the lines of later steps from the file at `path`; return the metrics of the first `steps` steps.
+    """Remove the lines of later steps from the file at `path`.
 
-    With them come the held-out scores, by the steps that were done before each.
+    Warns if metrics of one of the first `steps` steps are missing.
 
-    Warns where metrics of one of them are missing.
+    Returns:
+        The metrics of the first `steps` steps, and the held-out scores by the number of steps finished before each.
     """
     lines = _lines(path)
     kept = [line for line in lines if (row := _row(line)) is not None and row["step"] < steps]
@@ -251,21 +293,21 @@ def cut_back(path: Path, steps: int) -> tuple[list[dict[str, float]], dict[int, 
     held_out = {int(row["step"]): row[HELD_OUT] for row in found if row.get(HELD_OUT) is not None}
     rows = {int(row.pop("step")): row for row in found if HELD_OUT not in row}
     if len(rows) < steps:
-        warnings.warn(f"{path} has {len(rows)} of the {steps} steps that were done", stacklevel=2)
+        warnings.warn(f"{path} has only {len(rows)} of the {steps} finished steps", stacklevel=2)
     write_whole(path, b"".join(line + b"\n" for line in kept))
     return list(rows.values()), held_out
 
 
 def steps_in(path: Path) -> int:
-    """Count the steps that the file at `path` has metrics of."""
+    """Return the number of steps that have metrics in the file at `path`."""
     rows = map(_row, _lines(path))
     return sum(row is not None and HELD_OUT not in row for row in rows)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The lines of the file at `path`, however long the run has been; none if there is no file.
+    """Yield the lines of the file at `path` one by one; none if the file doesn't exist.
 
-    A line that is longer than any of a run comes in pieces, which are no metrics.
+    A line longer than `LONGEST_LINE` is yielded in pieces, which don't parse as metrics.
     """
     with suppress(FileNotFoundError), opened(path, within=path.parent) as file:
         while line := file.readline(LONGEST_LINE):
@@ -273,12 +315,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _key(row: Mapping[str, float]) -> tuple[float, bool]:
-    """Return what a line is of: a step, and whether it is an evaluation's."""
+    """Return a line's key: its step, and whether it is an evaluation's."""
     return row["step"], HELD_OUT in row
 
 
 def _row(line: bytes) -> dict[str, float] | None:
-    """Read the metrics of a line; None for one that was cut off in the middle or damaged, or holds other values."""
+    """Parse the metrics of a line; None if it is truncated, damaged, or has values that aren't numbers."""
     try:
         row: dict[str, float] = parsed(line)
         whole(row["step"], "step")

@@ -1,5 +1,4 @@
-"""What a run samples with: the engine that its config names, opened once for all processes, its sandboxes and
-models."""
+"""Opening of a run's engine (once for all processes), sandboxes and model roles."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable
@@ -35,7 +34,7 @@ async def open_collector(
     tokenizer: ChatTokenizer | None = None,
     engine: Engine | None = None,
 ) -> AsyncIterator[Collector]:
-    """Open all that this process plays the run's rollouts with; `engine`, which is open, takes the place of its own."""
+    """Open everything that this process needs to run rollouts. An already open `engine` replaces the run's."""
     async with AsyncExitStack() as stack:
         opening = nullcontext(engine) if engine else open_engine(run, peers, progress, tokenizer)
         engine = await stack.enter_async_context(opening)
@@ -53,12 +52,21 @@ async def open_engine(
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
-    """Open the engine that the run asks for; a server that starts tells `progress` what it does.
+    """Open the engine that the run's settings name.
 
-    `tokenizer` takes the place of the model's own; an engine of the user's has its own.
+    If there are several training processes, the first one launches the servers and the others attach to them.
 
-    Of several training processes the first one launches the servers, and the others attach to them. EngineError on
-    all of them where they do not come up.
+    Args:
+        run: The run's settings.
+        peers: The training processes.
+        progress: Called with each line of progress that a starting server reports.
+        tokenizer: Replaces the model's chat tokenizer. A custom engine always uses its own.
+
+    Yields:
+        The open engine.
+
+    Raises:
+        EngineError: On every process, if the servers don't start.
     """
     opening = open_model(run, run.model, run.engine, peers, progress, tokenizer)
     async with opening as engine:
@@ -75,7 +83,7 @@ async def open_model(
     progress: Callable[[str], None],
     tokenizer: ChatTokenizer | None = None,
 ) -> AsyncIterator[Engine]:
-    """Open an engine of the run for a model, which the run samples from or learns from, as `open_engine` does."""
+    """Open an engine for a model that the run samples from or learns from, as `open_engine` does."""
     if isinstance(config, TransformersConfig):
         async with TransformersEngine(model, config, tokenizer=tokenizer) as local:
             yield local
@@ -93,9 +101,9 @@ async def open_model(
 async def open_models(
     run: RunConfig, peers: Peers, progress: Callable[[str], None]
 ) -> AsyncIterator[dict[str, Engine]]:
-    """Open the engines of the run's model roles; they stay as they are, whatever is trained.
+    """Open the engines of the run's model roles, whose weights never change.
 
-    One that is asked with messages may be among them, for nothing that a model role says is trained on.
+    They may include engines that take messages instead of tokens, because nothing from a model role is trained on.
     """
     async with AsyncExitStack() as stack:
         opened: dict[str, Engine] = {}
@@ -108,7 +116,7 @@ async def open_models(
 
 
 def own_template(run: RunConfig) -> ChatTokenizer | None:
-    """Load the chat tokenizer where the run sets its template or variables; None leaves it to the engine."""
+    """Load the chat tokenizer if the run sets its template or variables; None leaves it to the engine."""
     if run.chat_template is None and not run.chat_template_kwargs:
         return None
     return chat_tokenizer(run.model, template=run.chat_template, template_kwargs=run.chat_template_kwargs)
@@ -117,12 +125,12 @@ def own_template(run: RunConfig) -> ChatTokenizer | None:
 def without_adapters(
     config: TransformersConfig | SGLangConfig | CustomEngineConfig,
 ) -> TransformersConfig | SGLangConfig | CustomEngineConfig:
-    """Return the settings of an engine that gets no adapter: a server that is launched needs no room for one."""
+    """Return the settings of an engine that gets no adapter, so that launched servers reserve no memory for one."""
     return replace(config, adapters="merged") if isinstance(config, SGLangConfig) and not config.urls else config
 
 
 def server_settings(run: RunConfig, config: SGLangConfig) -> SGLangConfig:
-    """Return the settings of servers that take the adapters which the run trains."""
+    """Return the settings of servers that accept the adapters that the run trains."""
     return replace(config, max_lora_rank=max(config.max_lora_rank, run.train.lora_rank))
 
 
@@ -159,7 +167,7 @@ async def _shared(
 
 @asynccontextmanager
 async def _told_to_the_others(launching: SGLangEngine, peers: Peers) -> AsyncIterator[SGLangEngine]:
-    """Launch the servers and tell the other processes where they are, or why there are none."""
+    """Launch the servers and send the other processes their URLs, or the reason why the launch failed."""
     told = False
     try:
         async with launching as engine:
@@ -174,18 +182,20 @@ async def _told_to_the_others(launching: SGLangEngine, peers: Peers) -> AsyncIte
 
 @asynccontextmanager
 async def _entered(made: Any) -> AsyncIterator[Any]:
-    """Open an engine that opens with `async with`, and give any other one as it is."""
+    """Open an engine if it is an async context manager, and yield any other one unchanged."""
     if isinstance(made, AbstractAsyncContextManager):
         async with made as opened:
             yield opened
         return
     if inspect.iscoroutine(made):
         made.close()
-        raise ValueError("engine: its class must be called and not awaited; open what it needs in `__aenter__`")
+        raise ValueError(
+            "engine: it must be a class or a plain function, not async; open what it needs in `__aenter__`"
+        )
     yield made
 
 
 def engine_counts(engine: Engine) -> dict[str, float]:
-    """Return the counters of an engine on servers since it opened, under `engine/`; none of another engine."""
+    """Return a server engine's counters since it opened, under `engine/`; empty for other engines."""
     counts = getattr(engine, "counts", None)
     return {f"engine/{name}": float(value) for name, value in asdict(counts).items()} if counts is not None else {}

@@ -1,4 +1,4 @@
-"""The parts of a run and where they are: in this process, in those that torchrun started, or on Ray."""
+"""The parts of a run and their locations: this process, processes that torchrun started, or Ray."""
 
 import logging
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from agentgym.run.collector import Collector
 from agentgym.run.config import RunConfig
 from agentgym.run.open_collector import open_collector
 
-if TYPE_CHECKING:  # torch is loaded when a run begins: a command line asks for help, or is stopped, before
+if TYPE_CHECKING:  # torch is loaded when a run starts, so that --help and an early Ctrl-C stay fast
     from agentgym.train.trainer import Trainer
 
 _LOG = logging.getLogger(__name__)
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Parts(Protocol):
-    """What trains and what plays rollouts, each opened once."""
+    """The parts that train and that run rollouts, each opened once."""
 
     def trainer(self) -> "AbstractAsyncContextManager[Trainer]":
-        """Open what trains the run's policy."""
+        """Return a context manager that opens the trainer of the run's policy."""
         ...
 
     def collector(
@@ -36,17 +36,17 @@ class Parts(Protocol):
         tokenizer: ChatTokenizer | None,
         engine: Engine | None,
     ) -> AbstractAsyncContextManager[Collector]:
-        """Open what plays the run's rollouts; `engine` takes the place of the one that the run names."""
+        """Return a context manager that opens the run's collector; `engine` replaces the run's engine."""
         ...
 
     def evaluator(
         self, env: type[Env[Any]], progress: Callable[[str], None]
     ) -> AbstractAsyncContextManager[Collector | None]:
-        """Open what plays evaluations while training goes on; None where the run has nothing for it."""
+        """Return a context manager that opens the collector for evaluations during training, or yields None."""
         ...
 
     def lost(self) -> dict[str, int]:
-        """Return the counts of what the run has lost so far; none where it is on no cluster."""
+        """Return the counts of the run's losses so far; empty if it isn't on a cluster."""
         ...
 
 
@@ -70,15 +70,15 @@ class LocalParts:
         tokenizer: ChatTokenizer | None,
         engine: Engine | None,
     ) -> AbstractAsyncContextManager[Collector]:
-        """Open the engine, the sandboxes, the resources and the model roles of the run."""
+        """Open the run's engine, sandboxes, resources and model roles."""
         return open_collector(self.run, env, trainer, progress, tokenizer=tokenizer, engine=engine)
 
     def evaluator(
         self, env: type[Env[Any]], progress: Callable[[str], None]
     ) -> AbstractAsyncContextManager[Collector | None]:
-        """Return nothing: without a cluster training waits for its evaluations."""
+        """Return a context manager that yields None: without a cluster, training waits for its evaluations."""
         return nullcontext()
 
     def lost(self) -> dict[str, int]:
-        """Return nothing: what this process loses ends the run."""
+        """Return {}: if this process loses a part, the run ends."""
         return {}

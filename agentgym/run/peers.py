@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class Peers(Protocol):
-    """The place of this process among those that share the work, and the way to what all of them hold.
+    """This process's position among those that share the work, and a way to gather objects from all of them.
 
     An open `Trainer` is one, for the processes that torchrun started.
     """
@@ -25,28 +25,28 @@ class Peers(Protocol):
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The GPUs of this machine that the processes train on; servers that are launched here take others."""
+        """The GPUs of this machine that the processes train on. Servers launched here use others."""
         ...
 
     async def gather(self, objects: list[T]) -> list[T]:
-        """Return all processes' objects in the order of their ranks, on every process. Every process must call it."""
+        """Return all processes' objects in rank order, on every process. Every process must call it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One process's share of the work, where somebody else joins the shares: `gather` gives its own objects alone."""
+    """One process's share of the work, if another process joins the shares: `gather` returns only its own objects."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def gpus(self) -> Sequence[int]:
-        """None: who has a share alone does not train."""
+        """Empty, because the process doesn't train."""
         return ()
 
     async def gather(self, objects: list[T]) -> list[T]:
-        """Return the objects of this process."""
+        """Return this process's objects."""
         return objects
 
     def of(self, items: Sequence[T]) -> Sequence[T]:

@@ -1,4 +1,4 @@
-"""The checks of a run that need no model."""
+"""Checks of a run that need no model."""
 
 import logging
 import os
@@ -51,33 +51,39 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 FOLDERS = (CHECKPOINTS, BEST, *POLICIES.values())
-"""The folders of a run in its folder."""
+"""The subfolders of a run's folder."""
 LOOKED_AT = 32
-"""The tasks of a split that are looked through for images, and for fields that cannot be kept."""
+"""Number of tasks per split that are checked for images and for fields that can't be stored."""
 FILES = (LOCK, SETTINGS, METRICS, STORE, SURROUNDINGS, SUMMARY, PLOT)
-"""The files of a run in its folder."""
+"""The files in a run's folder."""
 
 
 def warn_of_engine_limits(env: type[Env[Any]], engine: "Engine") -> None:
-    """Log a warning, with what to change, where the env asks for more context than the engine holds.
+    """Log a warning, with what to change, if the env asks for more context than the engine has.
 
-    An env that leaves limits.context_tokens at its default asks for none; where a rollout of it meets the engine's end,
-    that is said then.
+    An env that leaves limits.context_tokens at its default isn't checked; if one of its rollouts reaches the
+    engine's limit, that is reported then.
     """
     wanted, held = env.limits.context_tokens, engine.context_tokens
     if wanted > held and wanted != Limits().context_tokens:
         _LOG.warning(
-            "%s.limits.context_tokens is %d, and the engine holds %d: rollouts end there; set engine.context_tokens to "
-            "%d if the model and the memory allow it, or limits.context_tokens to %d",
+            "%s.limits.context_tokens is %d, but the engine's context is %d tokens, where rollouts end; set "
+            "engine.context_tokens to %d if the model and the memory allow it, or limits.context_tokens to %d",
             *(env.__name__, wanted, held, wanted, held),
         )
 
 
 @contextmanager
 def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> Iterator[LockedFolder | None]:
-    """Refuse what can be seen without a model, write the run's settings, and hold the folder until the run ends.
+    """Check everything that needs no model, write the run's settings, and lock the folder until the block ends.
 
-    Only the first process uses the folder; on the others it may be None, and so is what they get.
+    Only the first process uses the folder. On the other processes, `folder` may be None.
+
+    Yields:
+        The locked folder, or None on every process but the first.
+
+    Raises:
+        ValueError: If a check fails. The message names the setting.
     """
     _refuse_without_tasks(run, env)
     _refuse_tasks(run, env)
@@ -93,7 +99,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
     if run.resume is None:
         _make_folder(folder)
     elif not (folder / SETTINGS).exists():
-        refuse_changes(folder, run)  # no run's folder: nothing is written there
+        refuse_changes(folder, run)  # not a run's folder, so nothing is written there
     _refuse_twice(run, env)
     _warn_of_overlap(run, env)
     _refuse_in_the_way(folder, "output_dir" if run.resume is None else "resume")
@@ -105,7 +111,7 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
             refuse_changes(folder, run)
             refuse_lost_checkpoints(folder)
             refuse_fewer_steps(folder, run.max_steps)
-            read_best(folder)  # it is refused before a model is loaded
+            read_best(folder)  # raises before a model is loaded
         envs = env_versions(env)
         warn_of_other_envs(begun_envs(folder), envs)
         write_settings(folder, run, envs)
@@ -113,38 +119,42 @@ def hold_checked(run: "RunConfig", env: type[Env[Any]], folder: Path | None) -> 
 
 
 def _refuse_sandbox(kind: Kind) -> None:
-    """Raise ValueError where sandboxes of the kind that was asked for do not run here."""
+    """Raise ValueError if sandboxes of this kind can't run here."""
     why_not = {"docker": why_no_docker, "bubblewrap": why_no_bubblewrap}.get(kind, lambda: None)()
     if why_not is not None:
         raise ValueError(
-            f"sandbox: {kind} does not run here: {why_not}. `agentgym doctor` says what does, and how to get the rest; "
-            "`--sandbox auto` takes the best one"
+            f"sandbox: {kind} doesn't work here: {why_not}. `agentgym doctor` lists what works and how to install the "
+            "rest; `--sandbox auto` uses the best one"
         )
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder of a new run; ValueError if that is not possible, or if it holds files and no run."""
+    """Create a new run's folder.
+
+    Raises:
+        ValueError: If it can't be created, or if it holds files that aren't a run's.
+    """
     make_folder(folder)
     held = files_in(folder)
     if held and not is_run(folder):
-        raise ValueError(f"output_dir: {folder} holds {held[0]!r}, and no run; name a new folder, or an empty one")
+        raise ValueError(f"output_dir: {folder} contains {held[0]!r} but no run; use a new or an empty folder")
 
 
 def _refuse_in_the_way(folder: Path, field: str) -> None:
-    """Raise ValueError where the run's folder has a file in the place of a folder of the run, or the other way."""
+    """Raise ValueError if a file is at the path of one of the run's folders, or a folder at the path of a file."""
     for path in (folder / name for name in FOLDERS):
         if os.path.lexists(path) and not path.is_dir():
-            raise ValueError(f"{field}: {path} is a file, and a run keeps a folder there; move it away")
+            raise ValueError(f"{field}: {path} is a file, but a run needs a folder there; move it away")
     for path in (folder / name for name in FILES):
         if path.is_dir():
-            raise ValueError(f"{field}: {path} is a folder, and a run keeps a file there; move it away")
+            raise ValueError(f"{field}: {path} is a folder, but a run needs a file there; move it away")
 
 
 def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
     test = min(run.eval_tasks, 1)
     in_play = (
         run.prompts_per_step * (run.max_staleness + 1) + run.oversample.extra_groups
-    )  # no task is twice among these groups
+    )  # no task occurs twice among these groups
     if not issubclass(env, Mixture):
         _refuse_too_few(env, run, train=in_play if run.max_steps else 0, test=test)
         return
@@ -154,7 +164,7 @@ def _refuse_without_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Raise ValueError where two tasks that the run plays have one id; of those to train on, where they are data."""
+    """Raise ValueError if two of the run's tasks have the same id. Training tasks are only checked if they are data."""
     for each in members_of(env) if run.max_steps else ():
         if is_data(tasks := split_tasks(each, "train")):
             refuse_twice(tasks, f"{each.__name__}.tasks('train')")
@@ -163,7 +173,7 @@ def _refuse_twice(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Log a warning that names a held-out task of the run that it also trains on, among those that are compared."""
+    """Log a warning that names a held-out task that is also trained on, if there is one among the compared tasks."""
     if not (run.max_steps and run.eval_tasks):
         return
     for each in members_of(env):
@@ -175,19 +185,19 @@ def _warn_of_overlap(run: "RunConfig", env: type[Env[Any]]) -> None:
 
 
 def _refuse_tasks(run: "RunConfig", env: type[Env[Any]]) -> None:
-    """Raise ValueError if the env's tools or first tasks show an image, or a task has a field that no store gives back.
+    """Raise ValueError if a tool or one of the first tasks has an image, or a task has a field that can't be stored.
 
-    An image that a later task shows is refused in its rollout.
+    An image in a later task is refused in its rollout.
     """
     for each in members_of(env):
         tasks = _first_played(run, each)
         if (found := image_in(each, tasks)) is not None:
-            raise ValueError(f"env: {found}, and training reads text alone; {SEE_ELSEWHERE}")
+            raise ValueError(f"env: {found}, but training supports only text; {SEE_ELSEWHERE}")
         refuse_unkept(tasks)
 
 
 def _first_played(run: "RunConfig", env: type[Env[Any]]) -> list[Any]:
-    """Return the first tasks of each split that the run plays."""
+    """Return the first tasks of each split that the run uses."""
     rollouts: dict[Split, int] = {"train": run.max_steps, "test": run.eval_tasks}
     return [
         task for split, many in rollouts.items() if many for task in first_tasks(split_tasks(env, split), LOOKED_AT)
@@ -202,14 +212,14 @@ def _refuse_too_few(env: type[Env[Any]], run: "RunConfig", *, train: int, test: 
             count = len(split_tasks(env, split))
         except NotImplementedError:
             raise ValueError(
-                f"env: {env.__name__} declares no tasks; give it `@classmethod def tasks(cls, split)`, which "
+                f"env: {env.__name__} declares no tasks; define `@classmethod def tasks(cls, split)`, which "
                 'returns a sequence of tasks for "train" and another one for "test"'
             ) from None
         if count < least:
             field = "prompts_per_step" if split == "train" else "eval_tasks"
             more = {"max_staleness": run.max_staleness, "oversample.extra_groups": run.oversample.extra_groups}
             set_too = [name for name, value in more.items() if value and split == "train"]
-            why = f", since prompts_per_step and {' and '.join(set_too)} put as many in play at once" if set_too else ""
+            why = f", because prompts_per_step and {' and '.join(set_too)} need that many at once" if set_too else ""
             raise ValueError(
                 f"{field}: {env.__name__}.tasks({split!r}) has {count} tasks, but at least {least} are needed{why}"
             )

@@ -1,4 +1,4 @@
-"""The record of a run: its metrics, its rollouts, and what its end says of both."""
+"""The record of a run: its metrics, its rollouts, and the report at its end."""
 
 import io
 import json
@@ -33,14 +33,15 @@ from agentgym.types.arrays import Floats
 from agentgym.types.sample import Sample
 
 SUMMARY = "summary.json"
-"""The file in the run's folder that holds what `train_policy` returns."""
+"""The file in the run's folder that holds the summary, the return value of `train_policy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Writes down what a run does; only the first process writes, and the calls that wait for the disk say so.
+    """Stores a run's metrics and rollouts. Only the first process writes.
 
-    It is no `Callback`: a step's rollouts and metrics must be on disk before a checkpoint says that the step is done.
+    Methods that block on disk I/O say so in their docstrings. The recorder isn't a `Callback`, because a step's
+    rollouts and metrics must be on disk before its checkpoint.
     """
 
     log: MetricsLogger
@@ -48,20 +49,26 @@ class Recorder:
     """None on every process but the first."""
     report: Report
     solved: float = 1.0
-    """The least reward that solves a task."""
+    """Minimum reward that counts as solved."""
     held: LockedFolder | None = None
-    """The run's folder as this process holds it; None on every process but the first."""
+    """The run's folder, locked by this process; None on every process but the first."""
     texts: dict[str, bytes] = field(default_factory=dict)
-    """The files that were written once, at the start: a folder that is lost is given them again."""
+    """Contents of the files that are written once, at the start, for rewriting them if they are removed."""
     reward_failures: RewardFailures = field(default_factory=RewardFailures)
     turn: threading.RLock = field(default_factory=threading.RLock)
-    """Held from when a change of the folder is seen until everything is written to the new place."""
+    """Held from the moment a change of the folder is noticed until everything is written at the new path."""
 
     def follow(self) -> Change | None:
-        """Go on where the run's folder is now, and return what has happened to it since the last call; it blocks.
+        """Follow the run's folder to its current path. Blocks on disk I/O.
 
-        A folder that was removed is made anew with settings, metrics and rollouts so far; if it cannot be made, that is
-        counted and said, and the next call tries again. FolderInUse if another process has taken the folder.
+        A removed folder is created again with the settings, metrics and rollouts so far. If that fails, the failure
+        is counted and reported, and the next call tries again.
+
+        Returns:
+            What happened to the folder since the last call, or None if nothing did.
+
+        Raises:
+            FolderInUse: If another process has taken the folder.
         """
         if self.held is None:
             return None
@@ -71,27 +78,27 @@ class Recorder:
                 self._gone_to(change)
                 if change is None or not change.lost:
                     self._follow_files()
-            except OSError as error:  # it is removed again just now
-                self.log.disk.refused(str(self.held.path), str(error), then="it was removed, and is tried again")
+            except OSError as error:  # it was removed again just now
+                self.log.disk.refused(str(self.held.path), str(error), then="it was removed; trying again later")
                 return None
             return change
 
     def _follow_files(self) -> None:
-        """Write again what somebody has removed from the folder, and say so once for each file."""
+        """Write removed files of the folder again, and warn once about each."""
         folder = self.log.folder
         said = [found] if (found := self.log.follow_file()) else []
         for name in [each for each in self.texts if is_gone(folder / each)]:
             write = partial(write_whole, folder / name, self.texts[name])
-            if self.log.disk.attempt(name, write, then="the run goes on without it"):
-                said.append(f"{folder / name} was removed; it is written again.")
+            if self.log.disk.attempt(name, write, then="the run continues without it"):
+                said.append(f"{folder / name} was removed; writing it again.")
         if self.store is not None and self.store.is_removed():
-            said.append(f"{self.store.path} was removed; it is written again.")
+            said.append(f"{self.store.path} was removed; writing it again.")
             self.store.follow(folder, lost=True)
         for each in said:
             self.log.alert(each)
 
     def leave(self) -> Change:
-        """Go on in a new folder beside the run's, which another process has taken; its rollouts stay there."""
+        """Continue in a new folder next to the run's, which another process has taken; the rollouts stay there."""
         assert self.held is not None
         with self.turn:
             change = self.held.leave()
@@ -107,18 +114,18 @@ class Recorder:
         for name in (SETTINGS, SURROUNDINGS):
             if change is not None and change.lost and name in self.texts:
                 write = partial(write_whole, change.path / name, self.texts[name])
-                self.log.disk.attempt(name, write, then="the run goes on without it")
+                self.log.disk.attempt(name, write, then="the run continues without it")
             elif name not in self.texts:
                 with suppress(OSError, UnreadableFileError):
                     self.texts[name] = read_bytes(self.log.folder / name, within=self.log.folder)
 
     def name_tokens(self, token_bytes: TokenBytes) -> None:
-        """Keep the bytes of each token id that occurs in the rollouts from now on."""
+        """Store the bytes of each token id that occurs in rollouts added after this call."""
         if self.store is not None:
             self.store.vocabulary.token_bytes = token_bytes
 
     def collected(self, groups: Groups, *, step: int) -> None:
-        """Keep the rollouts of a batch, failed ones included; say where many of them failed in their rewards."""
+        """Store a batch's rollouts, including failed ones; warn if many of them failed in their rewards."""
         self.report.add(groups)
         for said in self.reward_failures.add(groups.rollouts):
             self.log.alert(said)
@@ -133,12 +140,12 @@ class Recorder:
         *,
         step: int,
     ) -> None:
-        """Keep what the trainer computed for a batch that was collected, beside its rollouts."""
-        if self.store is not None:  # a generator: the store's own thread runs it
+        """Store the trainer's results for a collected batch next to its rollouts."""
+        if self.store is not None:  # a generator: the store's thread runs it
             self.store.add_step(trained_segments(groups.rollouts, samples, scored), step=step)
 
     def evaluated(self, evaluation: Evaluation, *, phase: str, done: int) -> None:
-        """Keep the rollouts of a held-out evaluation that came after `done` steps, failed ones included."""
+        """Store the rollouts, including failed ones, of a held-out evaluation that followed `done` steps."""
         if self.store is not None:
             self.store.add(evaluation.groups, phase=phase, step=done)
 
@@ -150,7 +157,7 @@ class Recorder:
         scored: Mapping[tuple[str, int, int], tuple[Floats, bool]],
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step with these and all other metrics of its batch; it blocks."""
+        """Log a step with these and all other metrics of its batch, and return them all. Blocks on disk I/O."""
         whole = groups.metrics() | batch_metrics(groups, least_solved=self.solved)
         whole |= samples.metrics() | mismatch_metrics(samples, scored)
         whole |= metrics
@@ -158,7 +165,7 @@ class Recorder:
         return whole
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and the picture of the rewards; say what was learned and what was not; it blocks."""
+        """Print the warnings and the report, and write the summary and the reward plot. Blocks on disk I/O."""
         self.warn()
         if self.store is None:
             return
@@ -168,44 +175,44 @@ class Recorder:
         if folder is None:
             return
         text = json.dumps(strict(summary), allow_nan=False, indent=2) + "\n"
-        then = "the run is done, and its result is returned and printed all the same"
+        then = "the run is done, and its result is still returned and printed"
         self._write_last(folder / SUMMARY, text, then=then)
         picture = io.BytesIO()
         if draw_plot(picture, self.log.rows, self.log.held_out_rewards):
-            self._write_last(folder / PLOT, picture.getvalue(), then="`agentgym report` draws it again")
+            self._write_last(folder / PLOT, picture.getvalue(), then="`agentgym report` can draw it later")
         else:
             self.log.say(f"No {PLOT}: matplotlib is not installed; {install_line('report')}")
 
     def _write_last(self, file: Path, content: str | bytes, *, then: str) -> None:
-        """Write a file of a run that is done, whatever becomes of its folder meanwhile."""
+        """Write a file of a finished run, even if its folder is being removed."""
         try:
             self.log.disk.attempt(file.name, partial(write_whole, file, content), then=then)
         except FileNotFoundError as error:
             self.log.disk.refused(file.name, str(error), then=then)
 
     def last_place(self) -> Path:
-        """Return where the run's folder is when nothing more is written to it, and say what was removed; it blocks."""
+        """Return the run's folder after the last write, and report what was removed from it. Blocks on disk I/O."""
         folder = self.log.folder
         now = folder if self.held is None else self.held.now()
         if now is None:
-            self.log.alert(f"The folder {folder} was removed at the end of the run: what it held is lost.")
+            self.log.alert(f"The folder {folder} was removed at the end of the run: its contents are lost.")
             return folder
         if now != folder:
             self.log.alert(f"The folder {folder} was moved to {now} at the end of the run.")
         kept = (METRICS, SETTINGS, STORE) if self.store is not None else ()
         if gone := [name for name in kept if is_gone(now / name)]:
-            self.log.alert(f"What was removed from {now} at the end of the run is lost: {', '.join(gone)}.")
+            self.log.alert(f"Files that were removed from {now} at the end of the run are lost: {', '.join(gone)}.")
         self.log.follow(now, lost=False)
         return now
 
     def flush(self) -> None:
-        """Return when all that was kept so far outlives a power cut; it blocks."""
+        """Block until everything recorded so far would survive a power failure."""
         self.log.sync()
         if self.store is not None:
             self.store.flush()
 
     def summary(self) -> dict[str, Any]:
-        """The run in metrics; complete when the record is closed."""
+        """Return the run's metrics for its summary. They are complete once the recorder is closed."""
         return {
             **self.log.summary(),
             **self.report.summary(self.log.rows),
@@ -214,11 +221,11 @@ class Recorder:
         }
 
     def warn(self) -> None:
-        """Say on stderr what a user must not overlook."""
+        """Print warnings on stderr that the user shouldn't miss."""
         for said in self.report.warnings(self.log.rows):
             self.log.alert(said)
         if self.store is not None and self.store.lost:
-            said = f"{self.store.lost} rollouts could not be written to {self.store.path}; the log says why."
+            said = f"{self.store.lost} rollouts could not be written to {self.store.path}; see the log for the reason."
             self.log.alert(said)
 
 
@@ -232,7 +239,10 @@ async def open_recorder(
     solved: float = 1.0,
     held: LockedFolder | None = None,
 ) -> AsyncIterator[Recorder]:
-    """The record of the run in `folder`, from where `done` steps are done; what was kept is written when it closes."""
+    """Open the recorder of the run in `folder`, of which `done` steps are finished.
+
+    When it closes, it writes everything that is pending.
+    """
     async with AsyncExitStack() as stack:
         stack.enter_context(log)
         store = await stack.enter_async_context(RolloutWriter(folder, done=done)) if first else None

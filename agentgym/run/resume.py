@@ -1,4 +1,4 @@
-"""The state of a run on disk: what it needs beside the trainer's own state to go on after a stop."""
+"""A run's state on disk: what it needs in addition to the trainer's state to resume."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ from agentgym.run.metrics_logger import METRICS, steps_in
 from agentgym.run.recorder import Recorder
 from agentgym.train.checkpoint import has_checkpoints, last_step, step_folder
 
-if TYPE_CHECKING:  # torch is loaded when a run begins, not when one is described
+if TYPE_CHECKING:  # torch is loaded when a run starts, not when one is described
     from agentgym.train.snapshot import Snapshot
     from agentgym.train.trainer import Trainer
 
@@ -37,42 +37,42 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BEST = "best"
-"""The folder of the adapter with the best evaluation, or of the model that was trained whole, in the run's folder."""
+"""The subfolder with the adapter (or the fully trained model) of the best evaluation."""
 EVALUATION = "evaluation.json"
-"""The file in `BEST` that says which evaluation it is the best of."""
+"""The file in `BEST` with the best evaluation's step and reward."""
 CHECKPOINTS = "checkpoints"
-"""The folder of the checkpoints, in the run's folder."""
+"""The subfolder with the checkpoints."""
 _TRIES = 3
-"""How often something is written whose folder, or whose files, are moved or removed meanwhile."""
+"""Attempts to write something whose folder or files are moved or removed meanwhile."""
 _REMOVAL_S = 0.3
-"""Seconds before the next try."""
+"""Seconds between two attempts."""
 POLICIES = {"lora": "adapter", "full": "model"}
-"""The folder of what a run has trained, in the run's folder, by train.method."""
+"""The subfolder with the trained adapter or model, by train.method."""
 
 
 class NotSaved(AgentGymError):
-    """The run is done, and its disk does not take what it has trained; the message says what is kept."""
+    """A run is finished, but its disk doesn't accept the trained weights. The message says what is saved."""
 
     def __init__(self, said: str, folder: Path) -> None:
         super().__init__(said)
         self.folder = folder
-        """The folder of the run, to resume it from."""
+        """The run's folder, from which it can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Says where a run stands between two steps; plain values, as they are kept."""
+    """A run's state between two steps, in plain values for the checkpoint."""
 
     step: int = 0
-    """Steps that are done."""
+    """Number of finished steps."""
     probe: list[int] = field(default_factory=list)
     """The ids that trainer and engine both score after a sync; empty before the first step."""
     probe_base: list[float] = field(default_factory=list)
-    """The trainer's log-probabilities of these under the model as it was before training."""
+    """The trainer's log-probabilities of these ids under the model before training."""
     eval_before: float | None = None
-    """Mean reward of the held-out evaluation before the first step; None where there was none."""
+    """Mean reward of the held-out evaluation before the first step; None if there was none."""
     sampler_states: list[dict[str, Any]] = field(default_factory=list)
-    """The state of every process's task sampler, by rank."""
+    """The state of every process's task sampler, in rank order."""
 
 
 _RUN_STATE = TypeAdapter(RunState)
@@ -80,16 +80,20 @@ _RUN_STATE = TypeAdapter(RunState)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The evaluation that the policy in `BEST` is the best of."""
+    """The evaluation of the policy in `BEST`."""
 
     step: int
-    """Steps that were done before it."""
+    """Number of steps finished before it."""
     reward: float
     """Its mean reward."""
 
 
 def read_best(folder: Path) -> Best | None:
-    """Return the evaluation of the policy in the run's `BEST`; None if it has none, ValueError if it cannot be read."""
+    """Return the evaluation of the policy in the run's `BEST`, or None if that doesn't exist.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
     file = folder / BEST / EVALUATION
     if not (folder / BEST).exists():
         return None
@@ -98,51 +102,54 @@ def read_best(folder: Path) -> Best | None:
         return Best(step=whole(said["step"], "step"), reward=float(number(said["reward"], "reward")))
     except (OSError, *DAMAGE) as error:
         raise ValueError(
-            f"resume: {file} does not say what the best policy is worth ({type(error).__name__}); move {folder / BEST} "
-            "to another place, and the run keeps the best one from here on"
+            f"resume: {file} can't be read ({type(error).__name__}), so the best policy's reward is unknown; move "
+            f"{folder / BEST} elsewhere, and the run saves the best policy from here on"
         ) from None
 
 
 def policy_folder(run: RunConfig) -> str:
-    """Return the name of the folder, in the run's, of what the run has trained: an adapter, or a whole model."""
+    """Return the name of the subfolder for the trained adapter or model."""
     return POLICIES[run.train.method]
 
 
 def refuse_second_run(folder: Path) -> None:
-    """Raise ValueError where the folder holds what a run has trained: a new run needs a folder of its own."""
+    """Raise ValueError if the folder holds trained weights, because a new run needs a separate folder."""
     if has_checkpoints(folder / CHECKPOINTS):
-        raise ValueError(f"output_dir: {folder} holds a run's checkpoints; resume that run, or name another folder")
+        raise ValueError(f"output_dir: {folder} holds a run's checkpoints; resume that run, or use another folder")
     if (kept := BEST if (folder / BEST).exists() else _trained(folder)) is not None:
-        raise ValueError(f"output_dir: {folder} holds what a run has trained, {kept}/; name another folder")
+        raise ValueError(f"output_dir: {folder} holds a run's trained weights, {kept}/; use another folder")
 
 
 def refuse_lost_checkpoints(folder: Path) -> None:
-    """Raise ValueError where the run in `folder` has trained, and no checkpoint is left: it would begin over that."""
+    """Raise ValueError if the run in `folder` has trained weights but no checkpoint: resuming would overwrite them."""
     kept = _trained(folder)
     if kept is not None and not has_checkpoints(folder / CHECKPOINTS):
         raise ValueError(
-            f"resume: {folder} holds what its run has trained, {kept}/, and no checkpoint to go on from; put "
-            f"{CHECKPOINTS}/ back, or start a new run in another folder"
+            f"resume: {folder} holds its run's trained weights, {kept}/, but no checkpoint to resume from; restore "
+            f"{CHECKPOINTS}/, or start a new run in another folder"
         )
 
 
 def _trained(folder: Path) -> str | None:
-    """Return the folder of what the run in `folder` has trained; None where there is none, or no step was done."""
+    """Return the name of the run's trained adapter or model folder, or None if there is none or no step finished."""
     kept = next((name for name in POLICIES.values() if (folder / name).is_dir()), None)
     return kept if steps_in(folder / METRICS) else None
 
 
 def refuse_fewer_steps(folder: Path, steps: int) -> None:
-    """Raise ValueError where the run in `folder` has done more than this many steps."""
+    """Raise ValueError if the run in `folder` has finished more than this many steps."""
     done = last_step(folder / CHECKPOINTS)
     if steps < done:
-        raise ValueError(f"max_steps: the run in {folder} has done {done} steps; give at least {done}, got {steps}")
+        raise ValueError(
+            f"max_steps: the run in {folder} has finished {done} steps; expected at least {done}, got {steps}"
+        )
 
 
 def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunState:
-    """Find where the run in `folder` starts: after its last whole checkpoint, or at its beginning where it has none.
+    """Return the state in which the run in `folder` starts: its last complete checkpoint, or an empty state.
 
-    Raises ValueError where it has checkpoints and none of them is whole.
+    Raises:
+        ValueError: If it has checkpoints but none is complete.
     """
     checkpoints = folder / CHECKPOINTS
     if not resume or not trainer.first(lambda: has_checkpoints(checkpoints)):
@@ -152,12 +159,16 @@ def load_run_state(trainer: "Trainer", folder: Path, *, resume: bool) -> RunStat
 
 
 def read_run_state(step: int, progress: Mapping[str, Any]) -> RunState:
-    """Read what a checkpoint of this step holds of the run; ValueError, which names the field, for anything else."""
+    """Parse a run's state from the checkpoint of this step.
+
+    Raises:
+        ValueError: If it isn't a valid state. The message names the field.
+    """
     unknown = sorted(progress.keys() - RunState.__dataclass_fields__.keys())
     if unknown:
         raise ValueError(
-            f"resume: the checkpoint of step {step} has {', '.join(unknown)}, which this agentgym does not read; "
-            f"resume with the agentgym that wrote it, or start a new run"
+            f"resume: the checkpoint of step {step} has {', '.join(unknown)}, which this version of agentgym can't "
+            f"read; resume with the version that wrote it, or start a new run"
         )
     try:
         return _RUN_STATE.validate_python({**progress, "step": step})
@@ -173,34 +184,38 @@ class _Kept:
 
     state: RunState
     snapshot: "Snapshot"
-    """A copy of all that the trainer goes on from."""
+    """A copy of everything that the trainer resumes from."""
 
 
 class CheckpointManager:
-    """Keeps a run so that it can be resumed whenever it is stopped; open while it trains.
+    """Saves a run's checkpoints, so that it can be resumed whenever it stops. Keep it open while the run trains.
 
-    The state after each finished step stays in memory until the next one is finished, so a stop in the middle of a
-    step loses that step alone. Writing it takes no other process. What was recorded is on disk before a checkpoint is.
-    A checkpoint that the disk does not take is tried again after the next step, and the one before it stays whole.
+    The state after each finished step stays in memory until the next step has finished, so stopping in the middle
+    of a step loses only that step. Writing the state needs no other process. Everything recorded is on disk before
+    its checkpoint. If the disk doesn't accept a checkpoint, it is retried after the next step, and the previous
+    one stays intact.
     """
 
     def __init__(self, trainer: "Trainer", record: Recorder, state: RunState, run: RunConfig) -> None:
         self.state = state
-        """Where the run stands."""
+        """The run's current state."""
         self.best: Best | None = None
-        """The best evaluation after a step, of the run that is resumed too; None where there was none."""
+        """The best evaluation after a step, including those before a resume; None if there was none."""
         self._trainer, self._record, self._run = trainer, record, run
         self._policy = policy_folder(run)
         self._kept: _Kept | None = None
         self._written = state.step
         self._owed = False
-        """Whether a checkpoint is still to be written that the disk did not take, or that was removed."""
+        """Whether a checkpoint still has to be written because the disk didn't accept it or because it was removed."""
         self._writing = threading.Lock()
 
     async def done(self, state: RunState, log: Callable[[], T]) -> T:
-        """Keep a finished step in memory, log it, and write it to disk where a checkpoint is due; return what log does.
+        """Hold a finished step in memory, log it, and write a checkpoint if one is due.
 
-        A cancellation waits for each of these: what the log says is done is kept.
+        Cancellation waits for each of these, so that every step that the log reports as done is saved.
+
+        Returns:
+            The result of `log`.
         """
         logged: T = await _to_its_end(self._hold, state, log)
         self.state = state
@@ -211,26 +226,26 @@ class CheckpointManager:
         return logged
 
     async def _follow(self) -> None:
-        """Go on where the run's folder is now, with what is left in it; every rank must call it."""
+        """Follow the run's folder to its current path, and check its contents. Every rank must call it."""
         seen = await asyncio.to_thread(self._trainer.first, self._seen)
-        folder, self._written, self._owed, self.best = seen  # of which later collective calls depend
+        folder, self._written, self._owed, self.best = seen  # later collective calls depend on these
         if self._trainer.rank:
             self._record.log.follow(folder, lost=False)
 
     def _seen(self) -> tuple[Path, int, bool, Best | None]:
-        """Follow the run's folder; return where it is, its checkpoint's step, if one is owed, and its best policy."""
+        """Follow the run's folder; return its path, its checkpoint's step, whether one is owed, and its best policy."""
         change = self._record.follow()
         self._look(lost=change is not None and change.lost)
         return self._folder, self._written, self._owed, self.best
 
     def _look(self, *, lost: bool) -> None:
-        """See what is left of what was written, and say what is gone, unless all was said to be `lost`."""
+        """Check which written folders still exist, and warn about missing ones, unless all are known to be `lost`."""
         said, checkpoint = [], step_folder(self._folder / CHECKPOINTS, self._written)
         if self._written > 0 and is_gone(checkpoint):
-            said.append(f"{checkpoint} was removed; it is written again.")
+            said.append(f"{checkpoint} was removed; writing it again.")
             self._written, self._owed = -1, True
         if self.best is not None and is_gone(self._folder / BEST):
-            said.append(f"{self._folder / BEST} was removed; the best policy from here on is kept there.")
+            said.append(f"{self._folder / BEST} was removed; the best policy from here on will be saved there.")
             self.best = None
         for each in () if lost else said:
             self._record.log.alert(each)
@@ -240,10 +255,15 @@ class CheckpointManager:
         return self._record.log.folder
 
     async def evaluated(self, reward: float, done: int, *, saved: Path | None = None) -> None:
-        """Keep what is trained, as it is after `done` steps, in `best/` where none before it was as good.
+        """Save the policy after `done` steps in `best/` if its evaluation is the run's best.
 
-        Every rank must call it. A tie leaves the earlier one, and a reward that is nan is no better than any. `saved`
-        is the folder where it was saved after that step, which is gone then; without it the trainer saves it now.
+        Every rank must call it. On a tie, the earlier policy stays, and a reward of nan is never the best.
+
+        Args:
+            reward: Mean reward of the evaluation.
+            done: Number of steps finished before it.
+            saved: Folder where the policy was saved after that step; it is moved or deleted. If None, the trainer
+                saves its current policy.
         """
         await self._follow()
         best = Best(step=done, reward=reward)
@@ -251,17 +271,17 @@ class CheckpointManager:
             said = {EVALUATION: json.dumps(asdict(best)) + "\n"}
             keep = self._trainer.save if saved is None else partial(_move, saved.name)
             write = lambda folder: keep(folder / BEST, files=said)  # noqa: E731
-            then = f"the policy after {done} steps is the best so far, and {BEST}/ keeps the one before it"
+            then = f"the policy after {done} steps is the best so far, but {BEST}/ is not updated"
             if await _to_its_end(partial(self.write, f"{BEST}/", write, then=then)):
                 self.best = best
         if saved is not None:
             await asyncio.to_thread(shutil.rmtree, saved, ignore_errors=True)
 
     def write(self, what: str, write: Callable[[Path], object], *, then: str, together: bool = True) -> bool:
-        """Write something into the run's folder, and return whether the disk took it.
+        """Write something into the run's folder, and return whether the disk accepted it.
 
-        If the folder is moved or removed meanwhile, it is written again where the folder is then; what every rank
-        writes `together` counts as not taken.
+        If the folder is moved or removed meanwhile, the write is repeated at the folder's new path. Something that all
+        ranks write `together` isn't repeated and then counts as not written.
         """
         disk, alone = self._record.log.disk, self._trainer.world == 1 or not together
         for _ in range(_TRIES if alone else 1):
@@ -273,15 +293,15 @@ class CheckpointManager:
             except Exception as error:
                 if self._is_there(folder) and not (alone and is_missing(error)):
                     raise
-                time.sleep(_REMOVAL_S)  # what removes the folder is at its files
+                time.sleep(_REMOVAL_S)  # something is removing the folder's files
             else:
                 if not alone or self._is_there(folder):
                     return taken
-        disk.refused(what, "it was moved or removed meanwhile", then=then)
+        disk.refused(what, "the run's folder was moved or removed meanwhile", then=then)
         return False
 
     def _is_there(self, folder: Path) -> bool:
-        """Whether the run's folder is still at this path, where other processes than the first one look, too."""
+        """Return whether the run's folder is still at this path. Works on every process."""
         held = self._record.held
         return not is_gone(folder) if held is None else held.is_at(folder)
 
@@ -290,25 +310,25 @@ class CheckpointManager:
         return log()
 
     def _write_together(self) -> bool:
-        """Write the checkpoint of the kept step, and return whether the disk took it. Every rank must call it."""
+        """Write the checkpoint of the held step, and return whether the disk accepted it. Every rank must call it."""
         if self._trainer.rank:
             self._attempt()
         return self._trainer.first(self._attempt)
 
     def _attempt(self) -> bool:
-        """Write this rank's part of the checkpoint, and return whether the disk took it."""
+        """Write this rank's part of the checkpoint, and return whether the disk accepted it."""
         if self._trainer.rank and self._alone:  # the first rank has the whole adapter
             self._written = self._written if self._kept is None else self._kept.state.step
             return True
         kept = last_step(self._folder / CHECKPOINTS)
-        before = f"the one of step {kept} stays" if kept else "there is none yet"
-        then = f"{before}, it is tried again after the next step, and the run goes on"
+        before = f"the checkpoint of step {kept} stays" if kept else "there is none yet"
+        then = f"{before}; it is retried after the next step, and the run continues"
         return self.write("a checkpoint", self._write, then=then, together=not self._alone)
 
     def _write(self, folder: Path) -> None:
-        """Write this rank's part of the checkpoint of the kept step, where it has not yet; on the first one all of it.
+        """Write this rank's part of the held step's checkpoint (on the first rank: all of it), unless it is written.
 
-        Only on the first rank is anything waited for, and no collective is made.
+        Only the first rank waits for anything, and no rank makes a collective call.
         """
         kept = self._kept
         if kept is None:
@@ -324,9 +344,10 @@ class CheckpointManager:
             self._written = step
 
     def _save(self) -> None:
-        """Write the checkpoint of the last finished step, and its adapter or its model.
+        """Write the checkpoint of the last finished step, and its adapter or model.
 
-        NotSaved, which says what is on disk, if the disk takes neither.
+        Raises:
+            NotSaved: If the disk doesn't accept the adapter or model. The message says what is on disk.
         """
         if self._kept is None:
             return
@@ -340,16 +361,16 @@ class CheckpointManager:
         written = self._attempt()
         if self._trainer.rank:
             return
-        can = written or self._run.train.method == "lora"  # a whole model is written from its checkpoint
-        policy = partial(self.write, f"{self._policy}/", self._write_policy, then="the checkpoint has it")
+        can = written or self._run.train.method == "lora"  # a full model is written from its checkpoint
+        policy = partial(self.write, f"{self._policy}/", self._write_policy, then="the checkpoint contains it")
         if not (can and policy(together=False)):
             self._say_unsaved(written=written)
-        if written and self._written != step and self._alone:  # it is gone since
+        if written and self._written != step and self._alone:  # it was removed meanwhile
             written = self._attempt()
         if not written:
             kept = last_step(self._folder / CHECKPOINTS)
-            said = f"The disk took no checkpoint after the one of step {kept}: the run can be resumed"
-            self._record.log.alert(f"{said} from there, and {self._policy}/ is of step {step}.")
+            said = f"The disk accepted no checkpoint after step {kept}: the run can be resumed"
+            self._record.log.alert(f"{said} from there, and {self._policy}/ has the weights of step {step}.")
 
     @property
     def _alone(self) -> bool:
@@ -359,29 +380,32 @@ class CheckpointManager:
     def _write_policy(self, folder: Path) -> None:
         assert self._kept is not None
         if self._alone and self._run.train.method == "full":
-            self._write(folder)  # which does nothing unless it is gone since
+            self._write(folder)  # does nothing unless it was removed meanwhile
         checkpoint = step_folder(folder / CHECKPOINTS, self._kept.state.step)
         self._kept.snapshot.write_policy(folder / self._policy, checkpoint)
 
     def _leave(self) -> None:
-        """Go on in a new folder beside the one that another process has taken; NotSaved if none can be made."""
+        """Continue in a new folder next to the one that another process has taken.
+
+        Raises:
+            NotSaved: If no folder can be created.
+        """
         try:
             self._record.leave()
             self._look(lost=True)
         except OSError as error:
-            lost = f"({error}): what was trained after step {max(self._written, 0)} is lost"
-            taken = f"output_dir: another process has taken {self._folder}, and no folder can be made beside it"
+            lost = f"({error}): the training after step {max(self._written, 0)} is lost"
+            taken = f"output_dir: another process has taken {self._folder}, and no folder can be created next to it"
             raise NotSaved(f"{taken} {lost}", self._folder) from error
 
     def _say_unsaved(self, *, written: bool) -> None:
-        """Raise NotSaved: what was trained is in memory alone, or in the checkpoint."""
+        """Raise NotSaved, saying whether the trained weights are in a checkpoint."""
         done, kept = self.state.step, last_step(self._folder / CHECKPOINTS)
-        has = f"the checkpoint of step {kept} is there" if kept else "there is no checkpoint"
-        rest = "" if written else f", which goes on after step {kept}" if kept else ", which begins again"
+        has = f"the checkpoint of step {kept} is saved" if kept else "there is no checkpoint"
+        rest = "" if written else f", which continues after step {kept}" if kept else ", which starts over"
         raise NotSaved(
-            f"output_dir: {self._folder / self._policy} could not be written: the disk does not take it. {done} "
-            f"steps are "
-            f"done, and {has}. Make room on its disk, and resume the run{rest}",
+            f"output_dir: {self._folder / self._policy} could not be written to disk. {done} steps are finished, and "
+            f"{has}. Free space on the disk, and resume the run{rest}",
             self._folder,
         )
 
@@ -392,28 +416,28 @@ class CheckpointManager:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save the last finished step; adapter or model alone where no step was made and nothing went wrong."""
+        """Save the last finished step. If no step ran and nothing failed, save only the adapter or model."""
         if self._kept is None and kind is None:
             save = lambda folder: self._trainer.save(folder / self._policy)  # noqa: E731
-            if not await asyncio.to_thread(self.write, f"{self._policy}/", save, then="no step was made"):
+            if not await asyncio.to_thread(self.write, f"{self._policy}/", save, then="no step was run"):
                 self._say_unsaved(written=False)
         try:
             await _to_its_end(self._save)
-        except (TimeoutError, AgentGymError) as missing:  # what went wrong before, here or on another rank, comes first
+        except (TimeoutError, AgentGymError) as missing:  # the earlier error, here or on another rank, takes precedence
             if kind is None:
                 raise
             _LOG.error("%s", missing)
 
 
 def _into(folder: Path, write: Callable[[Path], object]) -> None:
-    """Write into a folder; FileNotFoundError if it is gone, before anything is made at its place."""
+    """Write into a folder. Raise FileNotFoundError if it is gone, before anything is created at its path."""
     if is_gone(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     write(folder)
 
 
 def _move(saved: str, target: Path, *, files: Mapping[str, str]) -> None:
-    """Move what a folder beside `target` holds, with these texts beside it, to its place, whole or not at all."""
+    """Move the contents of a folder next to `target`, plus the given text files, to `target`, atomically."""
     with written_whole(target) as fresh:
         for path in (target.parent / saved).iterdir():
             path.rename(fresh / path.name)
@@ -422,7 +446,7 @@ def _move(saved: str, target: Path, *, files: Mapping[str, str]) -> None:
 
 
 async def _to_its_end(work: Callable[..., T], *arguments: Any) -> T:
-    """Do the work in a thread and return what it does; a cancellation is raised when it is done."""
+    """Run `work` in a thread and return its result. A cancellation is raised only after it has finished."""
     doing = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
     try:
         return await asyncio.shield(doing)

@@ -1,4 +1,4 @@
-"""The report at the end of a run: what was learned, what was not and why, and where to look."""
+"""The report at the end of a run: what was learned, what wasn't and why, and where to look."""
 
 import math
 from collections import Counter
@@ -15,14 +15,14 @@ from agentgym.store.tool_counts import FailureCounts, ToolCounts
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 MOST = 5
-"""The most different error texts that a summary names."""
+"""Maximum number of different errors or kinds of failures that a summary names."""
 
 
 class Report:
-    """Counts failures by kind and tool calls by name, and sees whether rewards vary.
+    """Counts failures by kind and tool calls by name, and checks whether rewards vary.
 
-    `rows` are the metrics of the steps before a resume: of these the tool calls and the rewards are known. Kinds of
-    failures are of those since the resume.
+    `rows` are the metrics of the steps before a resume. Tool calls and rewards include those steps; kinds of failures
+    are counted only since the resume.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -44,7 +44,7 @@ class Report:
                 self.rewards.add(rollout.reward)
 
     def summary(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The counts, under their names in summary.json."""
+        """Return the counts, under their names in summary.json."""
         return {
             "optimizer_steps": _total(rows, "train/optimizer_steps"),
             "groups_without_signal": _total(rows, "samples/groups_without_signal"),
@@ -57,16 +57,16 @@ class Report:
         }
 
     def warnings(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Give one sentence for each reason why this run may have learned nothing."""
+        """Return one sentence for each sign that this run may have learned nothing."""
         said = []
         if rows and not _total(rows, "train/optimizer_steps"):
-            said.append("No optimizer step was taken: the policy is the one that the run began with.")
+            said.append("No optimizer step was taken: the policy is the same as at the start of the run.")
         if rows and all(row.get("samples/groups_without_signal") == row.get("samples/groups", -1) for row in rows):
-            said.append("No group had a signal: in each of them all rollouts have the same reward.")
+            said.append("No group had a signal: within each group, all rollouts have the same reward.")
             if _of_rollouts(rows, "branches"):
-                said[-1] += " So have the branches from each state."
+                said[-1] += " The same is true of the branches from each state."
         if any("rollout/branches" in row for row in rows) and not _of_rollouts(rows, "branches"):
-            said.append("No branch was played: branching.after and branching.every chose no state of any rollout.")
+            said.append("No branch was run: branching.after and branching.every selected no state in any rollout.")
         taught = any("teacher/divergence" in row for row in rows)
         if len(self.rewards) == 1 and not taught:
             said.append(f"The reward never varied: every rollout has {next(iter(self.rewards)):g}.")
@@ -81,23 +81,24 @@ class Report:
 BRANCHES = ("branches", "branches_failed", "branch_tokens")
 """The metrics of a rollout that count its branches."""
 LIMITS = ("turns", "seconds", "context", "length", "tokens")
-"""The reasons to stop that are limits: such a rollout was cut off."""
+"""The stop reasons that are limits: a rollout that ends for one of them was cut off."""
 UNLEARNED = {
-    "rollouts/dropped": "rollouts that were dropped",
-    "samples/untrained_tokens": "tokens of segments that are not trained",
-    "train/skipped_steps": "optimizer steps that were not taken: the loss or the gradient was not finite",
-    "train/untrained_steps": "mini-batches without a token to train",
+    "rollouts/dropped": "dropped rollouts",
+    "samples/untrained_tokens": "tokens in segments that are not trained on",
+    "train/skipped_steps": "skipped optimizer steps: the loss or the gradient was not finite",
+    "train/untrained_steps": "mini-batches without tokens to train on",
 }
-"""What was not learned from beside groups without a signal and failures, by the metric that counts it."""
+"""Descriptions of what wasn't learned from, besides groups without a signal and failures, by the metric that
+counts it.
+"""
 
 
 def account(
     rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], lost: Mapping[str, int] = NOTHING, last: int = 5
 ) -> list[str]:
-    """Return lines that say what was learned, what was not learned from and why, and how many rollouts were cut off.
+    """Return the lines of the report: what was learned, what wasn't learned from and why, and what was cut off.
 
-    Where there are branches or a critic, a line says what they took, or how much it knew.
-    `lost` are the counts of what the run has lost on a cluster.
+    If there are branches or a critic, a line describes them. `lost` are a cluster run's counts of lost parts.
     """
     return [
         *under(_verdict(rows, held_out, last), _learned(rows, held_out, last)),
@@ -110,12 +111,12 @@ def account(
 
 
 def look_at_failed(folder: Path) -> str:
-    """Return the end of a sentence about rollouts that failed: the command that shows them."""
+    """Return the end of a sentence about failed rollouts: the command that shows them."""
     return f"; `{command('show', folder, '--failed')}` shows them"
 
 
 def under(heading: str, lines: Sequence[str]) -> list[str]:
-    """Put the heading before the first line, and the others below it."""
+    """Put the heading before the first line, and align the other lines below it."""
     indent = " " * (len(heading) + 2)
     return [f"{indent if number else heading + ': '}{line}" for number, line in enumerate(lines)]
 
@@ -133,7 +134,7 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
         )
     if shares := [share for row in rows if (share := row.get("oversample/cut_share"))]:
         many = f"{sum(shares) / len(rows):.0%} of a group's rollouts were cut before they ended"
-        said.append(f"of the rollouts that ended first: {many}, and have no reward")
+        said.append(f"these rewards are those of the rollouts that ended first: {many}, without a reward")
     if len(held_out) > 1:
         said.append(f"held-out reward {held_out[min(held_out)]:.2f} at first, {held_out[max(held_out)]:.2f} at last")
     rollouts = f"{_total(rows, 'samples/rollouts_trained'):,} of {_total(rows, 'rollouts/started'):,} rollouts"
@@ -141,7 +142,7 @@ def _learned(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], last: int) -> str:
-    """Return what became of the held-out reward, or of that of training if there is none."""
+    """Return whether the held-out reward (the training reward if there is none) rose, fell or stayed."""
     if not _total(rows, "train/optimizer_steps"):
         return "learned"
     if len(held_out) > 1:
@@ -152,28 +153,28 @@ def _verdict(rows: Sequence[Mapping[str, Any]], held_out: Mapping[int, float], l
     else:
         return "learned"
     first, end = round(first, 2), round(end, 2)
-    taught = any("teacher/divergence" in row for row in rows)  # what a teacher teaches need not show in rewards
+    taught = any("teacher/divergence" in row for row in rows)  # a teacher's lessons needn't show in rewards
     return "reward fell" if end < first else "learned" if end > first or taught else "reward unchanged"
 
 
 def _branches(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many branches were played, and what part of the sampled tokens is theirs."""
+    """Return how many branches were run, and their share of the sampled tokens."""
     many, failed, tokens = (_of_rollouts(rows, name) for name in BRANCHES)
     if not many:
         return []
     sampled = _sum_over_rollouts(rows, "tokens/sampled")
-    lost = f", of them failed {failed:,}" if failed else ""
+    lost = f" ({failed:,} failed)" if failed else ""
     return [f"{many:,}{lost}, with {tokens / sampled:.0%} of the sampled tokens" if sampled else f"{many:,}{lost}"]
 
 
 def _critic(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How much of the returns the critic knew beforehand."""
+    """Return how much of the returns the critic predicted."""
     known = _known(rows)
     return [f"explained variance {known[0]:.2f} at first, {known[-1]:.2f} at last"] if known else []
 
 
 def _known(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The explained variance of the steps that have one."""
+    """Return the finite explained variances of the steps."""
     found = [row.get("train/explained_variance") for row in rows]
     return [value for value in found if value is not None and math.isfinite(value)]
 
@@ -182,36 +183,38 @@ def _unlearned(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     said = []
     if silent := _total(rows, "samples/groups_without_signal"):
         solved = sum((row.get("groups/solved_by_all") or 0) * (row.get("samples/groups") or 0) for row in rows)
-        beside = ", those of branches too" if _of_rollouts(rows, "branches") else ""
-        why = f"whose rewards are all equal{beside}" + (f"; all solved in {solved:.0f} groups" if solved else "")
+        beside = ", including those of their branches" if _of_rollouts(rows, "branches") else ""
+        why = f"whose rewards are all equal{beside}" + (
+            f"; {solved:.0f} groups solved by all rollouts" if solved else ""
+        )
         said.append(f"{silent:,} of {_total(rows, 'samples/groups'):,} groups, {why}")
     if failed := _total(rows, "rollouts/failed"):
         kinds = Counter({name: _total(rows, name) for row in rows for name in row if name.startswith("failures/")})
         named = ", ".join(f"{name.removeprefix('failures/')} {times:,}" for name, times in kinds.most_common(MOST))
-        said.append(f"{failed:,} rollouts that failed" + (f": {named}" if named else ""))
+        said.append(f"{failed:,} failed rollouts" + (f": {named}" if named else ""))
     counts = {what: _total(rows, name) for name, what in UNLEARNED.items()}
     return said + [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
 def _cut_off(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The share of the rollouts that each limit ended."""
+    """Return the share of the rollouts that each limit ended."""
     finished = sum(row.get("rollouts/finished") or 0 for row in rows)
     ended = {reason: _sum_over_rollouts(rows, f"stop/{reason}") for reason in LIMITS}
     shares = {reason: count / finished for reason, count in ended.items() if count}
     if not shares:
         return []
-    return [", ".join(f"{share:.1%} of the rollouts by the limit {reason}" for reason, share in shares.items())]
+    return [", ".join(f"{share:.1%} of the rollouts by the {reason} limit" for reason, share in shares.items())]
 
 
 def _lost(counts: Mapping[str, int]) -> list[str]:
-    """The parts that a run on a cluster has lost, and the rollouts with them."""
+    """Return the parts that a run on a cluster has lost, and the rollouts lost with them."""
     said = [
-        f"{part.replace('_', ' ')} {lost:,}, of them replaced {counts[f'{part}_replaced']:,}"
+        f"{part.replace('_', ' ')} {lost:,} ({counts[f'{part}_replaced']:,} replaced)"
         for name, lost in counts.items()
         if lost and (part := name.removesuffix("_lost")) != name and part != "rollouts"
     ]
     if rollouts := counts.get("rollouts_lost"):
-        said.append(f"{rollouts:,} rollouts in play on lost workers, counted as dropped and played again")
+        said.append(f"{rollouts:,} rollouts that were running on lost workers, counted as dropped and run again")
     return said
 
 
@@ -220,7 +223,7 @@ def _of_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> int:
 
 
 def _sum_over_rollouts(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The sum over the finished rollouts of what the metrics of steps have in the mean."""
+    """Return the sum over finished rollouts of a metric that steps record as a mean."""
     return sum((row.get(name) or 0) * (row.get("rollouts/finished") or 0) for row in rows)
 
 

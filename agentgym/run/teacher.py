@@ -1,4 +1,4 @@
-"""The teacher of a run that distils: an engine of its own, which scores what the student sampled."""
+"""The teacher of a distillation run: a separate engine that scores the tokens that the policy sampled."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from agentgym.types.rollout import Group
 
 @asynccontextmanager
 async def open_teacher(run: RunConfig, peers: Peers, progress: Callable[[str], None]) -> AsyncIterator[Engine | None]:
-    """Open the engine of the run's teacher; None where the run has no teacher."""
+    """Open the engine of the run's teacher; yield None if the run has no teacher."""
     if run.teacher is None:
         yield None
         return
@@ -29,9 +29,10 @@ async def open_teacher(run: RunConfig, peers: Peers, progress: Callable[[str], N
 async def taught_samples(
     run: RunConfig, groups: Sequence[Group], teacher: Engine, collector: Collector
 ) -> tuple[SampleBatch, dict[str, float]]:
-    """Cut the rollouts of a batch into samples whose advantages are the teacher's; return them and its metrics.
+    """Return a batch's samples, with advantages from the teacher, and the teacher's metrics.
 
-    Every training process calls it with the whole batch, asks for its share of the scores, and gets all of them.
+    Every training process must call it with the whole batch. Each one requests its share of the scores and gets
+    all.
     """
     peers, rollouts = collector.peers, [rollout for group in groups for rollout in group.rollouts]
     scored = [rollout for rollout in rollouts if rollout.reward is not None]

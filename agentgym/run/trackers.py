@@ -1,4 +1,4 @@
-"""Trackers of experiments: trackio, wandb and TensorBoard as callbacks."""
+"""Experiment trackers as callbacks: trackio, wandb and TensorBoard."""
 
 import importlib
 import uuid
@@ -13,9 +13,9 @@ from agentgym.scheduling.accounting import Groups
 
 
 class Tracker(Callback):
-    """Gives the metrics of steps and evaluations to the package of a tracker; a resumed run goes on where it was.
+    """Sends the metrics of steps and evaluations to a tracker's package. A resumed run continues its record.
 
-    Accounts and servers are the package's own business: WANDB_MODE=offline keeps wandb in the run's folder.
+    Configure accounts and servers through the package: WANDB_MODE=offline keeps wandb in the run's folder.
     """
 
     in_thread = True
@@ -24,7 +24,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of one step, or of the evaluation after so many steps."""
+        """Log the metrics of a step, or of the evaluation after `step` steps."""
         raise NotImplementedError
 
     def on_step(self, step: int, groups: Groups, metrics: Mapping[str, float]) -> None:
@@ -35,7 +35,7 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes event files into the run's folder `tensorboard/`."""
+    """Writes event files to `tensorboard/` in the run's folder."""
 
     def __init__(self, package: Any, folder: Path, recipe: str, settings: Mapping[str, Any]) -> None:
         self._writer = package.Writer(str(folder / "tensorboard"))
@@ -50,7 +50,7 @@ class TensorBoard(Tracker):
 
 
 class Wandb(Tracker):
-    """Writes to wandb; its project is the recipe, and its run the folder."""
+    """Logs to wandb: the project is the recipe, and the run is the folder."""
 
     def __init__(self, package: Any, folder: Path, recipe: str, settings: Mapping[str, Any]) -> None:
         self._run = package.init(
@@ -63,7 +63,7 @@ class Wandb(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # By a metric of ours: wandb's own step refuses the evaluation that comes after it.
+        # As a metric, because wandb's own step rejects an evaluation that comes after the same step.
         self._run.log({**metrics, "step": step})
 
     def on_run_end(self, summary: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Wandb(Tracker):
 
 
 class Trackio(Tracker):
-    """Writes to trackio; its project is the recipe, and its run the folder."""
+    """Logs to trackio: the project is the recipe, and the run is the folder."""
 
     def __init__(self, package: Any, folder: Path, recipe: str, settings: Mapping[str, Any]) -> None:
         self._package = package
@@ -92,13 +92,15 @@ def open_tracker(name: TrackerName, folder: Path, recipe: str, settings: Mapping
     """Open the tracker of that name for the run in `folder`.
 
     Raises:
-        ValueError: Its package is not installed, or it cannot be opened.
+        ValueError: If its package isn't installed, or if it can't be opened.
     """
     try:
         package = importlib.import_module("tensorboard.summary" if name == "tensorboard" else name)
     except ImportError:
-        raise ValueError(f"report_to: {name} is not installed; `pip install {name}`, or leave it out") from None
+        raise ValueError(
+            f"report_to: {name} is not installed; install it with `pip install {name}`, or leave it out"
+        ) from None
     try:
         return _KINDS[name](package, folder.resolve(), recipe, dict(settings))
-    except Exception as error:  # whatever the package raises without an account, a network or a disk
-        raise ValueError(f"report_to: {name} cannot be opened: {type(error).__name__}: {error}") from error
+    except Exception as error:  # packages raise anything without an account, a network or a disk
+        raise ValueError(f"report_to: {name} could not be opened: {type(error).__name__}: {error}") from error

@@ -81,15 +81,15 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     code, lines, _ = run(capsys, *asked, "--output-dir", "one")
     assert code == 0
     assert [line.split()[0] for line in lines[:5]] == ["reward", "pass@1", "pass@2", "pass^2", "rollouts"]
-    assert "6, 0 of them failed" in lines[4]
+    assert "6, 0 failed" in lines[4]
     assert [line.split()[0] for line in lines if line.startswith("test-")] == ["test-0", "test-1", "test-2"]
     again, resumed, _ = run(capsys, *asked, "--output-dir", "one", "--resume")
     begun, first, _ = run(capsys, *asked, "--output-dir", "new", "--resume")
-    assert (begun, first[4]) == (0, "rollouts  6, 0 of them failed, 0 were there already")
-    there = [line.replace("of them failed", "of them failed, 6 were there already") for line in lines]
+    assert (begun, first[4]) == (0, "rollouts  6, 0 failed, 0 already done")
+    there = [line.replace("0 failed", "0 failed, 6 already done") for line in lines]
     assert (again, resumed) == (0, there)
     more, resumed, _ = run(capsys, *asked[:-2], "--k", "3", "--output-dir", "one", "--resume")
-    assert (more, resumed[4]) == (0, "rollouts  9, 0 of them failed, 6 were there already")
+    assert (more, resumed[4]) == (0, "rollouts  9, 0 failed, 6 already done")
     chosen = ("eval", "my_short:Short", "--model", "tiny", "--tasks", "test-1", "test-4")
     assert run(capsys, *chosen, "--output-dir", "two", "--seed", "1")[0] == 0
     with RolloutStore("two") as store:
@@ -98,7 +98,7 @@ def test_a_model_is_played_kept_resumed_and_compared(capsys: pytest.CaptureFixtu
     assert (code, "compare the 1 that both have with common=True (--common)" in refused) == (1, True)
     code, lines, _ = run(capsys, "compare", "one", "two", "--common")
     assert code == 0
-    assert lines[0] == "tasks       1 in both, 3 left out, which one side did not play or score"
+    assert lines[0] == "tasks       1 in both, 3 left out because one side has no score for them"
     assert [line.split()[0] for line in lines[1:5]] == ["attempts", "reward", "difference", "p"]
 
 
@@ -108,7 +108,7 @@ def test_a_parameter_of_the_env_is_a_flag_and_stays_as_it_was_begun(capsys: pyte
     assert (code, lines[0].split()[1]) == (0, "0.000")
     code, _, said = run(capsys, *asked, "--resume", "--env.most-words=5")
     assert (code, said.count("\n")) == (1, 1)
-    assert f"env_args: {Path.cwd()}/kept was begun with {{'most_words': -1}}, and this is {{'most_words': 5}}" in said
+    assert f"env_args: {Path.cwd()}/kept was started with {{'most_words': -1}}, but this is {{'most_words': 5}}" in said
     code, resumed, _ = run(capsys, *asked, "--resume", "--env.most-words=-1")
     assert (code, resumed[0]) == (0, lines[0])
 
@@ -250,7 +250,7 @@ async def test_a_named_model_is_a_flag_and_a_resumed_evaluation_has_the_same(
     assert rescored[1][0].endswith("0 of 2 changed")
     code, _, err = await asyncio.to_thread(run, capsys, *words, "--resume", "--models.judge.model", "tiny")
     assert code == 1
-    assert err.startswith(f"agentgym: models: {folder}/judged was begun with")
+    assert err.startswith(f"agentgym: models: {folder}/judged was started with")
 
 
 def test_a_folder_of_runs_that_cannot_be_made_is_one_line(

@@ -30,7 +30,7 @@ def held_out(folder: Path) -> dict[int, dict[str, Any]]:
 
 async def test_what_cannot_be_evaluated_beside_training_is_refused_by_name() -> None:
     run = ag.RunConfig(recipe="beside", env="nim", model="tiny", ray="auto", cluster=ag.ClusterConfig(eval_workers=1))
-    with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there is no evaluation between steps"):
+    with pytest.raises(ValueError, match=r"^cluster\.eval_workers: there are no evaluations between steps"):
         async with joined_cluster(run, Losses()):
             pass
 
@@ -43,7 +43,7 @@ def test_evaluations_beside_training_give_what_those_give_that_training_waits_fo
 ) -> None:
     run = two_nodes.recipe("chase_grpo", tmp_path / "ray", *WORDS, *BESIDE)
     summary = run.ended()
-    assert "held-out evaluation after 2 steps, beside training" in run.said
+    assert "held-out evaluation after 2 steps, during training" in run.said
     alone = without_ray(tmp_path / "alone", *WORDS)
     ours, theirs = held_out(tmp_path / "ray"), held_out(alone)
     assert ours == theirs
@@ -140,5 +140,5 @@ def test_a_driver_that_is_resumed_says_which_evaluation_was_under_way(two_nodes:
     (out / f"{PREFIX}000001").mkdir()  # as if one of a step before had been under way, too
     run = two_nodes.recipe("chase_grpo", out, *WORDS, *BESIDE)
     run.ended()
-    assert "WARNING: The evaluation after 1 steps was under way when the run stopped, and is missing." in run.said
+    assert "WARNING: The evaluation after 1 steps was running when the run stopped; its result is missing." in run.said
     assert list(held_out(out)) == [2, 4]  # that after 2 steps was begun again

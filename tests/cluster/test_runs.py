@@ -60,8 +60,8 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
     run.wait_for_step(3)
     assert two_nodes.kill("TrainerProcess")
     summary = run.ended()
-    assert "has ended and is replaced" in run.said
-    assert "goes on from its last checkpoint" in run.said
+    assert "has ended; replacing it" in run.said
+    assert "continues from its last checkpoint" in run.said
     assert summary["steps"] == 6
     assert_same_rollouts(tmp_path / "ray", without_ray(tmp_path / "alone", *words))
     ours, theirs = run.metrics(), metrics(tmp_path / "alone")
@@ -71,7 +71,7 @@ def test_a_run_that_loses_a_worker_and_a_trainer_trains_on_the_rollouts_of_one_t
     assert summary["lost"] == {name.removeprefix("cluster/"): int(count) for name, count in lost.items()}
     assert [lost[f"cluster/{part}_lost"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
     assert [lost[f"cluster/{part}_replaced"] for part in ("workers", "servers", "trainers")] == [1, 0, 1]
-    assert "lost: workers 1, of them replaced 1" in run.said
+    assert "lost: workers 1 (1 replaced)" in run.said
     assert sum(row["rollouts/dropped"] for row in ours) == lost["cluster/rollouts_lost"] > 0
 
 

@@ -289,7 +289,7 @@ async def test_an_env_of_excluded_fields_is_evaluated_and_resumed_and_its_rescor
             Asking, Scripted([say("a")]), tasks=tasks, output_dir=tmp_path / "eval", resume=resume
         )
         assert evaluation.reward == 1.0
-    with pytest.raises(ValueError, match=r"the task '0' of the run is none of Asking: .*\n?check"):
+    with pytest.raises(ValueError, match=r"the run's task '0' isn't a task of Asking: .*\n?check"):
         await rescore(tmp_path / "eval", Asking, tmp_path / "again")
 
 
@@ -345,7 +345,7 @@ async def test_sets_are_resumed_and_compared_whatever_their_order(tmp_path: Path
     assert ag.compare(tmp_path / "one", tmp_path / "two").difference == -1.0
     others = [Sets(id=i, prompt="y", right={"a"}) for i in range(2)]
     other = await ag.evaluate(Asking, Scripted([say("a")]), tasks=others)
-    with pytest.raises(ValueError, match=r"^other: task '0' is another one than in the first evaluation"):
+    with pytest.raises(ValueError, match=r"^other: task '0' differs from that in the first evaluation"):
         ag.compare(again, other)  # in memory, too
 
 

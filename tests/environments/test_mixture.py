@@ -186,10 +186,10 @@ def test_each_member_has_its_own_arguments_and_the_sandbox_that_was_asked_for() 
         (
             {"ones": 1, "rows": 1},
             {"worth": 2},
-            r"^env_args\.worth: name the member in front, as in ones\.worth",
+            r"^env_args\.worth: put the member's name in front, as in ones\.worth",
         ),
-        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones has no such .*'worth'"),
-        ({"ones": 1, "my.envs:ones": 1}, {}, r"^env: two of ones, my\.envs:ones have the name ones"),
+        ({"ones": 1, "rows": 1}, {"ones.wort": 2}, r"^env_args\.ones\.wort: Ones declares no such .*'worth'"),
+        ({"ones": 1, "my.envs:ones": 1}, {}, r"^env: two of ones, my\.envs:ones are named ones"),
     ],
 )
 def test_arguments_and_names_that_fit_no_member_are_refused(envs: Any, arguments: Any, said: str) -> None:
@@ -279,8 +279,8 @@ def test_a_weight_is_set_by_the_members_name_as_its_parameters_are() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--env.Chas", "2"], r"--env\.Chas: it is no member, nor MEMBER\.PARAMETER; did you mean 'Chase'\?"),
-        (["--env.worth", "2"], r"--env\.worth: name the member in front, as in Ones\.worth"),
+        (["--env.Chas", "2"], r"--env\.Chas: it isn't a MEMBER\.PARAMETER or a member; did you mean 'Chase'\?"),
+        (["--env.worth", "2"], r"--env\.worth: put the member's name in front, as in Ones\.worth"),
         (["--env.Chase", "0"], r"--env: 'envs\.chase\.env:Chase' must be above 0, got 0"),
     ],
 )

@@ -121,7 +121,7 @@ def test_help_lists_each_parameter_of_the_env_with_type_default_and_text(capsys:
     assert "--env.bonus FLOAT (default: 0.5)" in said
     assert "--env.strict {true,false} (default: False)" in said
     assert "--env.name STR (default: sum)" in said
-    assert "--max-steps INT Batches collected and trained on." in said
+    assert "--max-steps INT Number of training steps; each collects a batch and trains on it." in said
     assert error == ""
 
 

@@ -50,11 +50,11 @@ def test_of_a_run_the_evaluation_after_training_is_compared_unless_another_is_as
 
 def test_an_evaluation_that_a_run_does_not_hold_is_refused_with_those_that_it_holds(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {("eval_before", 0): 0.0, ("train", 0): 0.0, ("eval", 2): 1.0})
-    with pytest.raises(AgentGymError, match=r"^phase: .*holds no evaluation 'after'; it holds before, 0, 2; name one"):
+    with pytest.raises(AgentGymError, match=r"^phase: .*has no evaluation 'after'; it has before, 0, 2; choose one"):
         ag.compare(run, run)
-    with pytest.raises(AgentGymError, match=r"^run: .* holds no evaluation; name the folder of one"):
+    with pytest.raises(AgentGymError, match=r"^run: .* holds no evaluation; give the folder of one"):
         ag.compare(write(tmp_path / "bare", {("train", 0): 0.0}), run)
-    with pytest.raises(ValueError, match=r"^phase: give one, or one for each of the two"):
+    with pytest.raises(ValueError, match=r"^phase: expected one phase, or one for each evaluation"):
         ag.compare(run, run, phase=("0", "2", "2"))
 
 
@@ -138,7 +138,7 @@ def test_as_many_attempts_are_compared_on_both_sides_those_of_one_number_first()
     found = ag.compare(one, other)
     assert found.rewards == {"a": (0.0, 1.0), "b": (0.0, 1.0)}
     assert found.attempts_left_out == 4
-    assert "attempts    4 left out, so that each task has as many on both sides" in comparison_lines(found, 5)
+    assert "attempts    4 left out, so that both sides have equally many per task" in comparison_lines(found, 5)
 
 
 def test_two_equal_models_with_unequal_attempts_seldom_differ_significantly() -> None:

@@ -71,7 +71,7 @@ async def test_an_evaluation_on_a_full_disk_returns_its_result_and_resumes_what_
     kept = stored(tmp_path / "eval")
     assert 0 < found.not_kept == TASKS - len(kept)
     assert (
-        f"output_dir: {found.not_kept} rollouts are not in {tmp_path}/eval; `resume` plays them again"
+        f"output_dir: {found.not_kept} rollouts are not stored in {tmp_path}/eval; `resume` runs them again"
         in caplog.messages
     )
     again = await played(tmp_path / "eval", resume=True)
@@ -113,7 +113,7 @@ async def test_an_evaluation_whose_folder_goes_away_keeps_all_that_was_played(
 async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp_path: Path) -> None:
     await played(tmp_path / "eval")
     chosen = [ag.Task(id="t0", prompt="Say 0.")]
-    with pytest.raises(ValueError, match=r"^tasks: .* was begun with tasks of the split 'test'; give the same"):
+    with pytest.raises(ValueError, match=r"^tasks: .* was started with tasks of the split 'test'; use the same"):
         await ag.evaluate(Deeds, Scripted([say("x")]), tasks=chosen, output_dir=tmp_path / "eval", resume=True)
 
 
@@ -122,7 +122,7 @@ async def test_tasks_that_are_named_and_those_of_a_split_are_two_evaluations(tmp
 async def test_an_evaluation_takes_no_folder_that_holds_something_else(tmp_path: Path, name: str, resume: bool) -> None:
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / name).write_text('{"my": 1}')
-    with pytest.raises(ValueError, match=r"holds '\w+\.\w+', and no evaluation|was begun with None"):
+    with pytest.raises(ValueError, match=r"contains '\w+\.\w+' but no evaluation|was started with None"):
         await played(tmp_path / "eval", resume=resume)
     assert {path.name: path.read_text() for path in (tmp_path / "eval").iterdir()} == {name: '{"my": 1}'}
 

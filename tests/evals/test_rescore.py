@@ -213,10 +213,10 @@ class Answers(Words):
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env is played; write `def"),
+        (Counting, r"^Counting: reward 'few' reads self\.looks, which is only set while the env runs; define `def"),
         (InSetup, r"^InSetup: reward 'few' reads self\.letters, "),
         (InInit, r"^InInit: reward 'few' reads self\.seen, "),
-        (InBox, r"^InBox: reward 'few' reads self\.sandbox, and a rollout's sandbox is gone"),
+        (InBox, r"^InBox: reward 'few' reads self\.sandbox, but a rollout's sandbox doesn't"),
         (Answers, r"^Answers: reward 'right' reads self\.answer, "),
     ],
 )
@@ -294,7 +294,7 @@ async def test_settings_that_name_no_env_are_a_sentence(
 async def test_a_rescore_follows_no_link_in_its_place(tmp_path: Path) -> None:
     played = await played_in(tmp_path)
     (tmp_path / "taken").symlink_to("nothing")
-    with pytest.raises(ValueError, match="taken exists already"):
+    with pytest.raises(ValueError, match="taken already exists"):
         await rescore(played, Words, tmp_path / "taken")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "new.part").symlink_to("elsewhere")
@@ -311,11 +311,11 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
     played = await played_in(tmp_path)
     with pytest.raises(EnvError, match="Steps: its rewards come from its steps"):
         await rescore(played, Steps, tmp_path / "again")
-    with pytest.raises(ValueError, match=r"output_dir: .* exists already"):
+    with pytest.raises(ValueError, match=r"output_dir: .* already exists"):
         await rescore(played, Words, played)
     refused = {
         ("--phase", "train"): "--phase: no rollout has the phase 'train'; the phases are: eval",
-        ("--step", "9"): "run: it has no rollout of this phase and step",
+        ("--step", "9"): "run: it has no rollouts of this phase and step",
         ("--env", "nothing"): "there is no environment 'nothing'",
         ("--concurrency", "0"): "--concurrency: must be at least 1",
     }

@@ -182,11 +182,11 @@ async def test_an_evaluation_adds_group_rewards_and_plays_a_broken_group_again(t
         more = await ag.evaluate(Ranked, policy, n=3, k=2, models=models, output_dir=tmp_path, resume=True)
         assert more.rewards == {f"t{number}": (0.25, 1.25) for number in range(3)}
         assert len(server.requests) == 3
-        with pytest.raises(ValueError, match=r"^group_size: .* was begun with 2, and this is 3"):
+        with pytest.raises(ValueError, match=r"^group_size: .* was started with 2, but this is 3"):
             await ag.evaluate(Ranked, policy, k=3, models=models, output_dir=tmp_path, resume=True)
     kept = json.loads((tmp_path / "settings.json").read_text())
     assert kept["models"] == {"judge": f"{server.url} j"}
-    with pytest.raises(ValueError, match=r"^models: .* was begun with"):
+    with pytest.raises(ValueError, match=r"^models: .* was started with"):
         await ag.evaluate(Ranked, policy, k=2, models={"judge": policy}, output_dir=tmp_path, resume=True)
 
 

@@ -305,17 +305,17 @@ async def test_failed_rollouts_are_played_again_only_where_that_is_asked_for(tmp
 async def test_a_folder_is_resumed_with_the_settings_and_tasks_that_it_was_begun_with(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     await ag.evaluate(Even, engine, output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^output_dir: .* holds rollouts already; resume it"):
+    with pytest.raises(ValueError, match=r"^output_dir: .* already holds rollouts; resume it"):
         await ag.evaluate(Even, engine, output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^env: .* was begun with '.*:Even'"):
+    with pytest.raises(ValueError, match=r"^env: .* was started with '.*:Even'"):
         await ag.evaluate(Vowel, engine, output_dir=tmp_path, resume=True)
-    with pytest.raises(ValueError, match=r"^seed: .* was begun with 0, and this is 1"):
+    with pytest.raises(ValueError, match=r"^seed: .* was started with 0, but this is 1"):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, seed=1)
     with pytest.raises(ValueError, match=r"^sampling: "):
         await ag.evaluate(Even, engine, output_dir=tmp_path, resume=True, sampling=ag.Sampling(temperature=0.5))
     given = tmp_path / "given"
     await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="x")])
-    with pytest.raises(ValueError, match=r"^tasks: task 'a' is not what it was"):
+    with pytest.raises(ValueError, match=r"^tasks: task 'a' has changed since"):
         await ag.evaluate(Even, engine, output_dir=given, tasks=[ag.Task(id="a", prompt="y")], resume=True)
 
 
@@ -339,9 +339,9 @@ async def test_an_env_that_was_changed_since_is_warned_of_and_settings_that_cann
 
 
 async def test_what_asks_for_a_folder_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^retry_failed: only an evaluation that is resumed has failed rollouts"):
+    with pytest.raises(ValueError, match=r"^retry_failed: only a resumed evaluation has failed rollouts"):
         await ag.evaluate(Even, Scripted([say("x")]), n=1, output_dir=tmp_path, retry_failed=True)
-    with pytest.raises(ValueError, match=r"^resume, retry_failed: need the folder"):
+    with pytest.raises(ValueError, match=r"^resume, retry_failed: set `output_dir` to the"):
         await ag.evaluate(Even, Scripted([]), resume=True)
     with pytest.raises(ValueError, match=r"^split: must be one of train, test"):
         await ag.evaluate(Even, Scripted([]), split="dev")  # type: ignore[arg-type]
@@ -361,7 +361,7 @@ async def test_two_evaluations_are_compared_task_by_task(tmp_path: Path) -> None
     folders = tmp_path / "one", tmp_path / "other"
     for given in ((one, other), folders):
         with pytest.raises(
-            ValueError, match=r"same tasks: 1 are in the first alone and 0 in the second, such as '103'"
+            ValueError, match=r"different tasks: 1 are only in the first and 0 only in the second, such as '103'"
         ):
             ag.compare(*given)
     for found in (ag.compare(one, other, common=True), ag.compare(*folders, common=True)):
@@ -377,7 +377,7 @@ async def test_other_tasks_are_not_compared(tmp_path: Path) -> None:
     engine = Scripted(lambda text: say("ab"))
     for name, prompt in (("one", "x"), ("other", "y")):
         await ag.evaluate(Even, engine, output_dir=tmp_path / name, tasks=[ag.Task(id="a", prompt=prompt)])
-    with pytest.raises(ValueError, match=r"^other: task 'a' is another one"):
+    with pytest.raises(ValueError, match=r"^other: task 'a' differs from"):
         ag.compare(tmp_path / "one", tmp_path / "other")
     with pytest.raises(ValueError, match=r"^other: no task has a scored rollout in both"):
         ag.compare(tmp_path / "one", await ag.evaluate(Even, engine))
@@ -402,7 +402,7 @@ async def test_where_stderr_is_no_terminal_a_few_lines_say_the_rate_and_the_time
     await ag.evaluate(Even, Scripted(lambda text: say("ab")), k=12, progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert 1 < len(lines) <= 10
-    assert re.fullmatch(r"played 48 of 48  reward 1\.000  \d+ s, [\d.]+ rollouts/s, about 0 s left", lines[-1])
+    assert re.fullmatch(r"finished 48 of 48  reward 1\.000  \d+ s, [\d.]+ rollouts/s, about 0 s left", lines[-1])
 
 
 async def test_no_more_rollouts_are_played_at_once_than_concurrency_allows() -> None:

@@ -66,7 +66,7 @@ def test_a_run_that_another_process_plays_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="envs: 'bisect_lnog' is none of them; did you mean 'bisect_long'"):
+    with pytest.raises(SystemExit, match="envs: unknown env 'bisect_lnog'; did you mean 'bisect_long'"):
         main(replace(SMALL, folder=tmp_path, envs=("bisect_lnog",)))
 
 
@@ -75,7 +75,7 @@ def test_an_env_that_is_none_of_them_is_refused_by_name(tmp_path: Path) -> None:
     [("seeds", replace(SMALL, seeds=0)), ("tokens", replace(SMALL, tokens=0)), ("stride", replace(SMALL, stride=0))],
 )
 def test_a_number_below_one_is_refused_by_name(field: str, credit: Credit) -> None:
-    with pytest.raises(SystemExit, match=f"{field}: give at least 1, got 0"):
+    with pytest.raises(SystemExit, match=f"{field}: expected at least 1, got 0"):
         main(credit)
 
 

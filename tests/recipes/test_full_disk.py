@@ -37,9 +37,9 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path)
     full = start(sys.executable, "-m", "recipes.chase_grpo", *flags)
     assert full.returncode == 1
     line = full.stderr.splitlines()[-1]
-    unwritten = f"{disk}/run/adapter could not be written: the disk does not take it. "
+    unwritten = f"{disk}/run/adapter could not be written to disk. "
     assert line.startswith(f"chase_grpo: output_dir: {unwritten}")
-    assert "2 steps are done" in line
+    assert "2 steps are finished" in line
     assert "a checkpoint could not be written (No space left on device)" in full.stderr
     assert "Traceback" not in full.stderr
     assert mounted(disk, "remount,size=40m").returncode == 0

@@ -115,7 +115,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
     [
         (["--seed", "1" + "0" * 30], "--seed: must be below"),
         (["--recipe="], "--recipe: must not be empty, got ''"),
-        (["--group-size", "1"], "--group-size: one rollout has no other"),
+        (["--group-size", "1"], "--group-size: a single rollout can't be compared"),
         (["--train.lr", "-1"], "--train.lr: must be at least 0, got '-1'"),
         (["--train.lora-rank", "0"], "--train.lora-rank: must be at least 1, got '0'"),
         (["--train.betas", "0.9", "1"], "--train.betas: must be below 1, got ('0.9', '1')"),
@@ -123,7 +123,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--train.threads", "0"], "--train.threads: must be at least 1"),
         (["--engine.threads", "0"], "--engine.threads: must be at least 1"),
         (["--engine", "sglang", "--engine.servers", "0"], "--engine.servers: must be at least 1"),
-        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang serves no DoRA"),
+        (["--engine", "sglang", "--train.dora"], "--train.dora: SGLang can't serve DoRA"),
         (["--oversample.carry", "1"], "--oversample.carry: has no effect with stop='all'"),
         (["--max-staleness", "1", "--oversample.stop", "deadline"], "--oversample.stop: 'deadline' cuts"),
         (["--setps", "3"], "there is no option --setps; did you mean --max-steps?"),
@@ -148,7 +148,7 @@ def test_a_recipes_engine_keeps_its_settings_where_the_command_line_names_its_ki
         (["--models.judge.engine.slots", "8"], "--models.judge.model: missing; give the model's folder or name"),
         (["--models.judge.modle", "tiny"], "there is no option --models.judge.modle; did you mean"),
         (["--models.a/b.model", "tiny"], "there is no option --models.a/b.model"),
-        (["--cluster.workers", "2"], "--cluster.workers: only a run on Ray has a cluster"),
+        (["--cluster.workers", "2"], "--cluster.workers: these settings apply only to a run on Ray"),
     ],
 )
 def test_a_value_that_a_config_refuses_is_one_line_with_the_name_of_its_flag(
@@ -334,7 +334,7 @@ def test_a_run_without_a_name_has_its_envs() -> None:
         (["--teacher", "no/such/teacher"], "teacher: there is no folder no/such/teacher"),
         (["--output-dir", "README.md"], "README.md cannot be created (a file is in its way); choose another folder"),
         (["--output-dir", "README.md/run"], "README.md/run cannot be created (a file is in its way)"),
-        (["--output-dir", "docs"], "docs holds 'agents.md', and no run; name a new folder"),
+        (["--output-dir", "docs"], "docs contains 'agents.md' but no run; use a new"),
         (["--resume", "no_such_run"], "no_such_run is not the folder of a run"),
         (["--train.lora-targets", "no_such_layer"], "lora_targets: "),
     ],
@@ -364,8 +364,8 @@ def test_sandboxes_that_do_not_run_here_are_one_line_that_says_what_to_do(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path / 'none.sock'}")
     done = recipe("--sandbox", "docker", "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 1
-    assert done.stderr.startswith("chase_grpo: sandbox: docker does not run here: ")
-    assert done.stderr.endswith("`--sandbox auto` takes the best one\n")
+    assert done.stderr.startswith("chase_grpo: sandbox: docker doesn't work here: ")
+    assert done.stderr.endswith("`--sandbox auto` uses the best one\n")
     assert done.stderr.count("none.sock") == 1
     assert not (tmp_path / "run").exists()
 
@@ -553,4 +553,4 @@ def test_only_an_env_that_asks_for_more_context_than_the_engine_holds_is_warned_
 ) -> None:
     env = type("Quiz", (ag.ToolEnv,), {"limits": ag.Limits(**asked)})
     warn_of_engine_limits(env, Scripted([], context_tokens=1024))
-    assert ("Quiz.limits.context_tokens is 2048, and the engine holds 1024" in caplog.text) == warned
+    assert ("Quiz.limits.context_tokens is 2048, but the engine's context is 1024 tokens" in caplog.text) == warned

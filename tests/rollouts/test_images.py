@@ -164,18 +164,16 @@ async def test_an_image_of_the_system_is_refused_on_every_engine() -> None:
 
 async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() -> None:
     told = (
-        r"^model: .*none/such reads text alone, and the prompt of task 'test-seen' has an image, messages\[0\]\.content"
+        r"^model: .*none/such reads only text, but the prompt of task 'test-seen' has an image, messages\[0\]\.content"
     )
     with pytest.raises(ValueError, match=told):
         await ag.evaluate(Shown, "none/such")
     engine = Scripted([say("a cat")])
     with pytest.raises(
-        ValueError, match="Scripted reads text alone, and tool 'picture' of Returns returns an image; eval"
+        ValueError, match="Scripted reads only text, but tool 'picture' of Returns returns an image; eval"
     ):
         await ag.evaluate(Returns, engine)
-    with pytest.raises(
-        ValueError, match="Scripted reads text alone, and the prompt of task 'b/test-seen' has an image"
-    ):
+    with pytest.raises(ValueError, match="Scripted reads only text, but the prompt of task 'b/test-seen' has an image"):
         await ag.evaluate(mix({"a": ag.Member(Looks, 1), "b": ag.Member(Shown, 1)}), engine)
     evaluation = await ag.evaluate(Shown, Seeing(Scripted([say("a cat")])))
     assert evaluation.reward == 1.0
@@ -184,11 +182,14 @@ async def test_an_evaluation_is_refused_before_anything_is_loaded_or_played() ->
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (Shown, r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], and training reads"),
-        (Returns, r"^env: tool 'picture' of Returns returns an image, and training reads text alone; evaluate with"),
+        (
+            Shown,
+            r"^env: the prompt of task 'train-seen' has an image, messages\[0\]\.content\[1\], but training supports",
+        ),
+        (Returns, r"^env: tool 'picture' of Returns returns an image, but training supports only text; evaluate on"),
         (
             mix({"a": ag.Member(Looks, 1), "b": ag.Member(Returns, 1)}),
-            r"^env: tool 'picture' of Returns returns an image, and training reads text alone",
+            r"^env: tool 'picture' of Returns returns an image, but training supports only text",
         ),
     ],
 )

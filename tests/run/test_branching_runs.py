@@ -34,16 +34,19 @@ def test_branches_are_settings_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played; set credit branches"),
-        ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo has a unit"),
+        (
+            {"branching": ag.BranchingConfig(every=2)},
+            "^branching: only used with credit branches; set credit to branches",
+        ),
+        ({"credit": "branches", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo rescales rewards"),
         (
             {"credit": "branches", "train": ag.TrainConfig(loss="gspo_rollout")},
-            "^train.loss: gspo_rollout is of a whole rollout",
+            "^train.loss: gspo_rollout needs whole rollouts",
         ),
-        ({"merge": False, "train": ag.TrainConfig(loss="gspo")}, "^merge: gspo needs each segment whole"),
+        ({"merge": False, "train": ag.TrainConfig(loss="gspo")}, "^merge: gspo needs each whole segment"),
         (
             {"merge": False, "train": ag.TrainConfig(importance_sampling="sequence_mask")},
-            "^merge: sequence_mask needs each segment whole",
+            "^merge: sequence_mask needs each whole segment",
         ),
     ],
 )
@@ -55,11 +58,11 @@ def test_what_means_nothing_with_branches_or_without_them_is_refused(changes: di
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--branching.every", "2"], "--branching.every: no branches are played; set credit branches, or"),
-        (["--branching.no-train"], "--branching.no-train: no branches are played"),
-        (["--gae.lam=0.5"], "--gae.lam: no critic is trained; set credit value, or"),
-        (["--credit", "value", "--no-merge"], "--no-merge: a critic reads each segment whole; leave it out"),
-        (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each segment whole in one sample; leave it"),
+        (["--branching.every", "2"], "--branching.every: only used with credit branches; set credit to branches, or"),
+        (["--branching.no-train"], "--branching.no-train: only used with credit branches"),
+        (["--gae.lam=0.5"], "--gae.lam: only used with a critic; set credit to value, or"),
+        (["--credit", "value", "--no-merge"], "--no-merge: a critic reads whole segments; leave merge on"),
+        (["--train.loss", "gspo", "--no-merge"], "--no-merge: gspo needs each whole segment in one sample; leave"),
     ],
 )
 def test_what_is_refused_on_the_command_line_names_the_flags_that_were_written(words: list[str], said: str) -> None:

@@ -36,20 +36,23 @@ SMALL = replace(
     ("changed", "said"),
     [
         ({"teacher": None, "teacher_engine": ag.TransformersConfig(slots=2)}, "^teacher_engine: there is no teacher"),
-        ({"advantage_estimator": "grpo"}, "^advantage_estimator: with a teacher no advantage comes from rewards"),
-        ({"credit": "turn"}, "^credit: with a teacher no advantage comes from rewards"),
+        ({"advantage_estimator": "grpo"}, "^advantage_estimator: with a teacher, advantages don't come from rewards"),
+        ({"credit": "turn"}, "^credit: with a teacher, advantages don't come from rewards"),
         (
             {"oversample": ag.OversampleConfig(replace=1)},
-            r"^oversample\.replace: with a teacher equal rewards are a signal",
+            r"^oversample\.replace: with a teacher, equal rewards are a signal",
         ),
-        ({"teacher_engine": ag.SGLangConfig(colocate="keep")}, r"^teacher_engine\.colocate: a teacher's servers lend"),
+        (
+            {"teacher_engine": ag.SGLangConfig(colocate="keep")},
+            r"^teacher_engine\.colocate: a teacher's servers can't lend",
+        ),
         (
             {"engine": ag.SGLangConfig(), "teacher_engine": ag.SGLangConfig()},
-            r"^teacher_engine\.gpus: without it they get the GPUs of the student's servers",
+            r"^teacher_engine\.gpus: without it, the teacher would use the policy's GPUs",
         ),
         (
             {"teacher": None, "teacher_engine": ag.TransformersConfig(), "group_size": 1},
-            "^group_size: one rollout has no other",
+            "^group_size: a single rollout can't be compared",
         ),
     ],
 )
@@ -90,7 +93,7 @@ def test_the_teachers_engine_is_named_on_the_command_line_and_has_its_own_flags(
         (
             chase_distill.RECIPE,
             ["--engine", "sglang", "--teacher-engine", "sglang"],
-            "--teacher-engine.gpus: without it they get the GPUs of the student's servers",
+            "--teacher-engine.gpus: without it, the teacher would use the policy's GPUs",
         ),
     ],
 )

@@ -23,9 +23,9 @@ def test_a_run_that_goes_back_to_its_checkpoint_counts_what_the_steps_that_are_c
 
 def test_the_last_words_of_a_run_say_what_was_lost_and_what_became_of_it() -> None:
     assert account([], {}, Losses(workers_lost=2, workers_replaced=2, servers_lost=1, rollouts_lost=16).counts()) == [
-        "lost: workers 2, of them replaced 2",
-        "      servers 1, of them replaced 0",
-        "      16 rollouts in play on lost workers, counted as dropped and played again",
+        "lost: workers 2 (2 replaced)",
+        "      servers 1 (0 replaced)",
+        "      16 rollouts that were running on lost workers, counted as dropped and run again",
     ]
 
 

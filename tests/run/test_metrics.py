@@ -134,7 +134,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
         ([QUIET | {"groups/solved_by_all": 1.0}] * NO_SIGNAL, "all tasks are solved"),
         (
             [IDLE] * NO_SIGNAL,
-            "No optimizer step was taken in the last 5 batches, although rewards differ: 1 were",
+            "No optimizer step was taken in the last 5 batches, although rewards differ: in the last one, 1 were",
         ),
         (
             [FINE | {"tools/look/calls": LEAST_CALLS, "tools/look/errors": LEAST_CALLS - 1.0}],
@@ -142,7 +142,7 @@ def watched(steps: Sequence[Mapping[str, float]]) -> list[str]:
         ),
         ([FINE | {"mismatch/mean": m} for m in [0.01] * FIRST + [0.1] * FIRST], "drift apart: 0.1 nats"),
         ([FINE | {"engine/lost_servers": 1.0}], "has lost 1 server"),
-        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was played in the last 5 batches"),
+        ([FINE | {"rollout/branches": 0.0}] * NO_SIGNAL, "No branch was run in the last 5 batches"),
     ],
 )
 def test_each_cause_is_said_once_while_the_run_goes_on(steps: list[dict[str, float]], said: str) -> None:

@@ -66,7 +66,7 @@ def test_a_resumed_run_starts_its_words_and_its_held_out_scores_at_its_first_ste
             log(step, {"reward": 0.25, "train/optimizer_steps": 1})
         log.held_out(2, evaluated(0.25))
         log.held_out(3, evaluated(0.99))  # of a step that is not in the checkpoint
-    with pytest.warns(UserWarning, match="2 of the 3 steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
+    with pytest.warns(UserWarning, match="2 of the 3 finished steps"), MetricsLogger(tmp_path, steps=4, done=3) as log:
         pass
     assert log.held_out_rewards == {0: 0.125, 2: 0.25}
     log.held_out_rewards[4] = 0.5
@@ -91,7 +91,7 @@ def test_half_a_line_that_a_full_disk_took_is_whole_in_a_file_that_is_written_ag
         with files_up_to((tmp_path / METRICS).stat().st_size + 5):
             log(1, {"reward": 1.0})
         (tmp_path / METRICS).unlink()
-        assert log.follow_file() == f"{tmp_path / METRICS} was removed; it is written again."
+        assert log.follow_file() == f"{tmp_path / METRICS} was removed; writing it again."
         log(2, {"reward": 0.0})
     assert [json.loads(line)["step"] for line in (tmp_path / METRICS).read_text().splitlines()] == [0, 1, 2]
 

@@ -197,9 +197,7 @@ async def test_a_new_run_takes_no_folder_that_holds_something_else(
         out.mkdir()
         (out / ("settings.json" if held == "foreign settings" else "summary.json")).write_text('{"recipe": "mine"}')
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(
-        ValueError, match=rf"^output_dir: {out} holds '\w+\.\w+', and no run; name a new folder, or an empty"
-    ):
+    with pytest.raises(ValueError, match=rf"^output_dir: {out} contains '\w+\.\w+' but no run; use a new or an empty"):
         await train_policy(replace(run, output_dir=out))
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -281,7 +279,7 @@ def test_evaluations_that_are_compared_stay_what_they_were(
 async def test_fewer_steps_than_the_run_has_done_are_refused_by_name(run: ag.RunConfig) -> None:
     await train_policy(replace(run, max_steps=2, eval_tasks=0))
     kept = metrics(folder(run))
-    with pytest.raises(ValueError, match=r"^max_steps: the run in .* has done 2 steps; give at least 2, got 1"):
+    with pytest.raises(ValueError, match=r"^max_steps: the run in .* has finished 2 steps; expected at least 2, got 1"):
         await train_policy(resumed(run, max_steps=1))
     assert metrics(folder(run)) == kept
 
@@ -312,7 +310,7 @@ def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_p
     (tmp_path / name).write_text("")
     for run in (replace(SETTINGS, output_dir=tmp_path), replace(SETTINGS, resume=tmp_path)):
         field = "output_dir" if run.resume is None else "resume"
-        said = rf"^{field}: {tmp_path / name} is a file, and a run keeps a folder there; move it away"
+        said = rf"^{field}: {tmp_path / name} is a file, but a run needs a folder there; move it away"
         with pytest.raises(ValueError, match=said), hold_checked(run, Terse, tmp_path):
             raise AssertionError
 
@@ -321,7 +319,7 @@ def test_a_file_in_the_place_of_a_folder_of_the_run_is_refused_by_its_path(tmp_p
 def test_a_folder_in_the_place_of_a_file_of_the_run_is_refused_by_its_path(tmp_path: Path, name: str) -> None:
     write_settings(tmp_path, SETTINGS)
     (tmp_path / name).mkdir()
-    said = rf"^resume: {tmp_path / name} is a folder, and a run keeps a file there; move it away"
+    said = rf"^resume: {tmp_path / name} is a folder, but a run needs a file there; move it away"
     with (
         pytest.raises(ValueError, match=said),
         hold_checked(replace(SETTINGS, resume=tmp_path), Terse, tmp_path),
@@ -336,7 +334,7 @@ def test_a_best_policy_that_does_not_say_what_it_is_worth_is_refused(tmp_path: P
     if said is not None:
         (tmp_path / "best" / "evaluation.json").write_text(said)
     with (
-        pytest.raises(ValueError, match=r"^resume: .*evaluation\.json does not say what the best policy is worth"),
+        pytest.raises(ValueError, match=r"^resume: .*evaluation\.json can't be read \(\w+\), so the best policy's"),
         hold_checked(replace(SETTINGS, resume=tmp_path), Terse, tmp_path),
     ):
         raise AssertionError
@@ -354,7 +352,7 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
             pass
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward": 0.5}\n')
     with (
-        pytest.raises(ValueError, match=rf"^output_dir: .* holds what a run has trained, {kept}/; name another folder"),
+        pytest.raises(ValueError, match=rf"^output_dir: .* holds a run's trained weights, {kept}/; use another folder"),
         hold_checked(new, Terse, tmp_path),
     ):
         raise AssertionError
@@ -362,7 +360,9 @@ def test_what_a_run_has_trained_is_not_begun_over_where_its_checkpoints_are_gone
         with hold_checked(again, Terse, tmp_path):
             return
     with (
-        pytest.raises(ValueError, match=rf"^resume: .* what its run has trained, {kept}/, and no checkpoint to go on"),
+        pytest.raises(
+            ValueError, match=rf"^resume: .* its run's trained weights, {kept}/, but no checkpoint to resume"
+        ),
         hold_checked(again, Terse, tmp_path),
     ):
         raise AssertionError
@@ -383,7 +383,7 @@ def test_a_folder_whose_process_was_killed_can_be_taken_again(tmp_path: Path) ->
 
 
 def test_at_temperature_0_a_run_is_refused_with_the_reason(run: ag.RunConfig) -> None:
-    with pytest.raises(ValueError, match=r"^train\.temperature: at 0 every rollout of a group is the same"):
+    with pytest.raises(ValueError, match=r"^train\.temperature: at 0, all rollouts of a group are the same"):
         replace(run, train=replace(run.train, temperature=0))
 
 
@@ -545,7 +545,10 @@ def test_the_log_is_cut_back_to_the_steps_that_were_done(tmp_path: Path) -> None
 def test_a_damaged_line_of_the_log_is_named_as_a_missing_step(tmp_path: Path, damaged: bytes) -> None:
     whole = json.dumps({"step": 1, "reward": 0.5, "rollouts/started": 2}).encode()
     (tmp_path / "metrics.jsonl").write_bytes(damaged + whole + b"\n")
-    with pytest.warns(UserWarning, match="has 1 of the 2 steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
+    with (
+        pytest.warns(UserWarning, match="has only 1 of the 2 finished steps"),
+        MetricsLogger(tmp_path, steps=5, done=2) as log,
+    ):
         assert log.summary()["reward_first"] == 0.5
 
 
@@ -579,10 +582,13 @@ def test_a_checkpoint_whose_progress_is_of_other_types_is_named_by_field(progres
 def test_a_best_policy_whose_worth_is_no_number_is_named(tmp_path: Path, said: str) -> None:
     (tmp_path / "best").mkdir()
     (tmp_path / "best/evaluation.json").write_text(said)
-    with pytest.raises(ValueError, match=r"^resume: .*evaluation\.json does not say what the best policy is worth"):
+    with pytest.raises(ValueError, match=r"^resume: .*evaluation\.json can't be read \(\w+\), so the best policy's"):
         read_best(tmp_path)
 
 
 def test_steps_that_are_missing_in_the_log_are_named(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="has 0 of the 2 steps"), MetricsLogger(tmp_path, steps=5, done=2) as log:
+    with (
+        pytest.warns(UserWarning, match="has only 0 of the 2 finished steps"),
+        MetricsLogger(tmp_path, steps=5, done=2) as log,
+    ):
         assert log.rows == []

@@ -126,7 +126,7 @@ def test_a_full_disk_stops_no_run_and_what_it_did_not_take_is_written_when_there
     assert summary["rollouts_not_stored"] == 0
     assert summary["not_written"]["a checkpoint"] == 3  # after steps 2, 3 and 4: it is tried again after each
     said = capfd.readouterr().err
-    assert said.count("a checkpoint could not be written (File too large); there is none yet, it is tried again") == 1
+    assert said.count("a checkpoint could not be written (File too large); there is none yet; it is retried after") == 1
 
 
 def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resumed(
@@ -137,7 +137,7 @@ def test_a_run_whose_last_checkpoint_does_not_fit_ends_with_where_it_can_be_resu
     room = lambda: disk.enter_context(files_up_to(3 * adapter // 2))  # noqa: E731  a checkpoint has its moments, too
     rollout(replace(run, output_dir=None, resume=tmp_path / "run", max_steps=4, save_every=0), {2: room})
     said = capfd.readouterr().err
-    assert "The disk took no checkpoint after the one of step 2: the run can be resumed from there" in said
+    assert "The disk accepted no checkpoint after step 2: the run can be resumed from there" in said
 
 
 def test_a_run_that_ends_on_a_full_disk_says_what_is_kept_and_is_resumed_from_there(
@@ -238,7 +238,9 @@ def test_what_is_removed_within_a_folder_that_stays_is_written_again(
     rollout(run, {3: remove})
     assert_whole(tmp_path / "run", 5)
     said = capfd.readouterr().err
-    assert all(f"{tmp_path / 'run' / name} was removed; it is" in said for name in ("metrics.jsonl", "rollouts.sqlite"))
+    assert all(
+        f"{tmp_path / 'run' / name} was removed; writing it" in said for name in ("metrics.jsonl", "rollouts.sqlite")
+    )
 
 
 def test_a_checkpoint_of_which_a_file_is_removed_is_written_again(
@@ -304,7 +306,7 @@ def test_files_that_are_removed_at_the_very_end_are_named(
 ) -> None:
     before(recorder.Recorder, "last_place", (tmp_path / "run/rollouts.sqlite").unlink)
     rollout(replace(run, max_steps=1), {})
-    assert f"removed from {tmp_path / 'run'} at the end of the run is lost: rollouts.sqlite." in capfd.readouterr().err
+    assert f"removed from {tmp_path / 'run'} at the end of the run are lost: rollouts.sqlite." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -328,7 +330,7 @@ def test_each_file_that_is_removed_is_written_again_and_leaves_the_others(
     assert best is not None
     assert best.reward == max(rewards)
     assert all((tmp_path / "run" / each).is_file() for each in ("settings.json", "environment.json", "summary.json"))
-    assert len(re.findall(rf"{file}\S* was removed; it is written again\.", capfd.readouterr().err)) == 1
+    assert len(re.findall(rf"{file}\S* was removed; writing it again\.", capfd.readouterr().err)) == 1
 
 
 def test_an_editor_that_replaces_the_metrics_doubles_no_line(
@@ -421,6 +423,6 @@ def test_a_taken_folder_beside_which_none_can_be_made_is_said_with_what_is_lost(
 
     with pytest.raises(FolderInUse, match="this process ends"):
         rollout(replace(run, output_dir=longest), {2: take})
-    assert "no folder can be made beside it ([Errno 36] File name too long" in caplog.text
-    assert "what was trained after step 2 is lost" in caplog.text
+    assert "no folder can be created next to it ([Errno 36] File name too long" in caplog.text
+    assert "the training after step 2 is lost" in caplog.text
     assert kept(longest) == ["step-000002"]

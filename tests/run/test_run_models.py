@@ -103,7 +103,7 @@ def test_a_resumed_run_keeps_its_models_and_may_serve_them_otherwise(tmp_path: P
 def test_models_that_cannot_be_opened_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="models: 'judge' must be an instance of ModelRoleConfig"):
         replace(RECIPE, models={"judge": "tiny"})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="models: 'a/b' is no name"):
+    with pytest.raises(ValueError, match="models: 'a/b' isn't a valid name"):
         replace(RECIPE, models={"a/b": ag.ModelRoleConfig(model="tiny")})
     with pytest.raises(ValueError, match=r"engine\.gpus: without it"):
         ag.ModelRoleConfig(model="tiny", engine=ag.SGLangConfig())

@@ -88,7 +88,7 @@ async def test_a_run_that_learned_nothing_says_so_and_why(
         "The tool 'python' failed in",
         "judge is down",
         "learned: nothing; no optimizer step was taken",
-        "rollouts that failed: EnvError",
+        "failed rollouts: EnvError",
     ):
         assert said.count(f"WARNING: {reason}") == 1 or not reason[0].isupper() or reason.startswith("rollouts")
         assert reason in said
@@ -110,18 +110,18 @@ async def test_an_env_without_tasks_is_refused_before_the_model_is_loaded(
     tmp_path: Path, made: Callable[[str], str]
 ) -> None:
     run = replace(SETTINGS, env=made("Taskless"), model="no/such-model", output_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; give it `@classmethod"):
+    with pytest.raises(ValueError, match=r"^env: Taskless declares no tasks; define `@classmethod"):
         await ag.train_policy(run)
     with pytest.raises(ValueError, match=r"^prompts_per_step: .* has 40 tasks, but at least 99"):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=99))
     with pytest.raises(
         ValueError,
-        match=r"^prompts_per_step: .* has 40 tasks, but at least 42 are needed, since prompts_per_step",
+        match=r"^prompts_per_step: .* has 40 tasks, but at least 42 are needed, because prompts_per_step",
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=21, max_staleness=1))
     extra = ag.OversampleConfig(extra_groups=1, stop="target")
     with pytest.raises(
-        ValueError, match=r"at least 41 are needed, since prompts_per_step and oversample\.extra_groups put"
+        ValueError, match=r"at least 41 are needed, because prompts_per_step and oversample\.extra_groups need"
     ):
         await ag.train_policy(replace(run, env=made("Constant"), prompts_per_step=40, oversample=extra))
 
@@ -204,7 +204,7 @@ def test_a_recipe_in_a_folder_of_its_own_trains_the_model_that_is_shipped(tmp_pa
 def test_a_setting_that_means_nothing_is_refused_on_the_command_line(tmp_path: Path) -> None:
     done = in_a_folder_of_its_own(tmp_path, "--group-size", "1")
     assert done.returncode == 2
-    assert "adding: --group-size: one rollout" in done.stderr
+    assert "adding: --group-size: a single rollout" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -236,9 +236,9 @@ def test_the_end_says_what_was_learned_and_what_was_not_and_why() -> None:
         "learned: reward 0.40 in the first 5 steps, 0.60 in the last 5",
         "         held-out reward 0.25 at first, 0.75 at last",
         "         6 optimizer steps on 240 of 384 rollouts, 6,000 tokens",
-        "not learned from: 18 of 48 groups, whose rewards are all equal; all solved in 12 groups",
-        "                  24 rollouts that failed: EnvError 18, SandboxError 6",
-        "cut off: 10.0% of the rollouts by the limit turns",
+        "not learned from: 18 of 48 groups, whose rewards are all equal; 12 groups solved by all rollouts",
+        "                  24 failed rollouts: EnvError 18, SandboxError 6",
+        "cut off: 10.0% of the rollouts by the turns limit",
     ]
 
 
@@ -271,8 +271,8 @@ BRANCHED = {
 
 def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
     rows = [row | BRANCHED for row in ROWS]
-    assert "branches: 720, of them failed 180, with 75% of the sampled tokens" in account(rows, {})
-    assert "18 of 48 groups, whose rewards are all equal, those of branches too; all solved" in "\n".join(
+    assert "branches: 720 (180 failed), with 75% of the sampled tokens" in account(rows, {})
+    assert "18 of 48 groups, whose rewards are all equal, including those of their branches; 12 groups" in "\n".join(
         account(rows, {})
     )
     rows = [row | {"train/explained_variance": value} for row, value in zip(ROWS, (-0.5, 0.2, 0.25), strict=False)]
@@ -285,7 +285,7 @@ def test_the_end_says_what_branches_took_and_what_a_critic_knew() -> None:
 
 def test_a_run_without_a_branch_that_was_to_have_some_says_so() -> None:
     said = Report().warnings([row | {"rollout/branches": 0.0} for row in ROWS])
-    assert said == ["No branch was played: branching.after and branching.every chose no state of any rollout."]
+    assert said == ["No branch was run: branching.after and branching.every selected no state in any rollout."]
     assert Report().warnings([row | BRANCHED for row in ROWS]) == Report().warnings(ROWS) == []
 
 
@@ -293,12 +293,12 @@ def test_a_run_without_a_step_learned_nothing() -> None:
     rows = [row | {"train/optimizer_steps": 0.0, "train/skipped_steps": 2.0} for row in ROWS[:1]]
     said = account(rows, {})
     assert said[0] == "learned: nothing; no optimizer step was taken"
-    assert "2 optimizer steps that were not taken: the loss or the gradient was not finite" in said[3]
+    assert "2 skipped optimizer steps: the loss or the gradient was not finite" in said[3]
     assert account([], {0: 0.5}) == []
 
 
 def test_what_a_run_dropped_and_left_out_is_counted() -> None:
     rows = [row | {"rollouts/dropped": 2.0, "samples/untrained_tokens": 7.0} for row in ROWS[:2]]
     said = "\n".join(account(rows, {}))
-    assert "4 rollouts that were dropped" in said
-    assert "14 tokens of segments that are not trained" in said
+    assert "4 dropped rollouts" in said
+    assert "14 tokens in segments that are not trained on" in said

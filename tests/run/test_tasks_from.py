@@ -77,18 +77,18 @@ def test_of_several_envs_each_gets_its_own_ids(tmp_path: Path) -> None:
     assert issubclass(chosen, Mixture)
     assert {task.id for task in chosen.tasks("train")} == {"rows/train-2", "terse/t10", "terse/t12"}
     (tmp_path / "ids").write_text("rows/train-2\n")
-    with pytest.raises(ValueError, match=r"^tasks_from: .* has no task of terse; add some"):
+    with pytest.raises(ValueError, match=r"^tasks_from: .* has no tasks of terse; add some"):
         only_tasks(env, tmp_path / "ids")
     (tmp_path / "ids").write_text("other/1\n")
-    with pytest.raises(ValueError, match=r"^tasks_from: 1 of the ids .* of no training task, such as 'other/1'"):
+    with pytest.raises(ValueError, match=r"^tasks_from: 1 of the ids .* match no training task, such as 'other/1'"):
         only_tasks(env, tmp_path / "ids")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("train-1\nx\ny\n", r"^tasks_from: 2 of the ids in .* are of no training task, such as 'x'$"),
-        (" \n", r"^tasks_from: .* has no id in it; write one on each line"),
+        ("train-1\nx\ny\n", r"^tasks_from: 2 of the ids in .* match no training task, such as 'x'$"),
+        (" \n", r"^tasks_from: .* contains no ids; write one per line"),
         (None, r"^tasks_from: .*ids cannot be read"),
     ],
 )

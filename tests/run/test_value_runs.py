@@ -30,12 +30,12 @@ def test_a_critic_takes_groups_of_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gae": GAEConfig(lam=0.5)}, "^gae: no critic is trained; set credit value"),
-        ({"train": ag.TrainConfig(value_lr=0.1)}, r"^train\.value_lr: no critic is trained"),
-        ({"train": ag.TrainConfig(value_clip=0.1)}, r"^train\.value_clip: no critic is trained"),
-        ({"credit": "value", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo is of a group"),
-        ({"credit": "value", "merge": False}, "^merge: a critic reads each segment whole"),
-        ({"credit": "value", "branching": ag.BranchingConfig(every=2)}, "^branching: no branches are played"),
+        ({"gae": GAEConfig(lam=0.5)}, "^gae: only used with a critic; set credit to value"),
+        ({"train": ag.TrainConfig(value_lr=0.1)}, r"^train\.value_lr: only used with a critic"),
+        ({"train": ag.TrainConfig(value_clip=0.1)}, r"^train\.value_clip: only used with a critic"),
+        ({"credit": "value", "advantage_estimator": "grpo"}, "^advantage_estimator: grpo compares rollouts of a group"),
+        ({"credit": "value", "merge": False}, "^merge: a critic reads whole segments"),
+        ({"credit": "value", "branching": ag.BranchingConfig(every=2)}, "^branching: only used with credit branches"),
         ({"credit": "value", "oversample": ag.OversampleConfig(replace=2)}, r"^oversample\.replace: with a critic"),
         ({"credit": "value", "engine": ag.SGLangConfig(colocate="keep")}, r"^engine\.colocate: a critic"),
         ({"credit": "value", "teacher": "tiny"}, "^credit: with a teacher"),

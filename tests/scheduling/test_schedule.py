@@ -31,5 +31,5 @@ def test_what_a_schedule_cannot_mean_is_refused_by_its_field(given: dict[str, An
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "../a"])
 def test_a_recipe_has_no_name_that_leads_out_of_the_folder_of_runs(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^recipe: names a folder within runs/; a name without '/', got "):
+    with pytest.raises(ValueError, match=r"^recipe: expected a folder name within runs/, without '/', got "):
         ag.RunConfig(recipe=name, env="nim", model="m")

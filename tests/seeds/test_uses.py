@@ -194,12 +194,12 @@ async def test_a_comparison_says_whether_both_had_the_same_luck(tmp_path: Path) 
     alike = ag.compare(tmp_path / "one", tmp_path / "same")
     assert (alike.seeds, alike.luck) == ((3, 3), "seed 3 in both")
     found = ag.compare(tmp_path / "one", tmp_path / "other")
-    assert (found.seeds, found.luck) == ((3, 4), "seeds 3 and 4: tasks are paired, and luck is not")
+    assert (found.seeds, found.luck) == ((3, 4), "seeds 3 and 4: tasks are paired, but random draws are not")
     content = json.loads((tmp_path / "one" / SETTINGS).read_text())
     del content["seeds"]
     (tmp_path / "one" / SETTINGS).write_text(json.dumps(content))
     assert ag.compare(tmp_path / "one", tmp_path / "same").luck == (
-        "seeds unknown and 3: tasks are paired, and luck is not"
+        "seeds unknown and 3: tasks are paired, but random draws are not"
     )
 
 

@@ -109,7 +109,7 @@ def test_an_error_of_an_engines_own_module_is_not_taken_for_a_missing_class(
 
 @pytest.mark.parametrize("template", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"loud": True}}])
 def test_a_template_that_an_engine_of_ones_own_would_not_get_is_refused(template: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: an engine of your own brings its own"):
+    with pytest.raises(ValueError, match=r"^chat_template, chat_template_kwargs: a custom engine brings its own"):
         replace(SMALL, engine=ag.CustomEngineConfig(name="mine_engine:Mine"), **template)
 
 

@@ -1,1 +1,1 @@
-"""Metrics of a run beside its rewards: what a step took, how far the engine is off, and what goes wrong."""
+"""Metrics of a run besides its rewards: a step's time, the engine's mismatch, and warnings."""

@@ -1,4 +1,4 @@
-"""The metrics of one batch: lengths, spread of rewards, tools, failures, and how far the engine's policy is off."""
+"""Metrics of one batch: lengths, spread of rewards, tools, failures, and the mismatch of the engine's policy."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,15 @@ from agentgym.types.sample import Sample
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "max": 1.0}
 """The quantiles of lengths, by name."""
 MOST_TOOLS = 16
-"""Names of tools whose calls are counted apart; a model can make up names without end."""
+"""Maximum number of tool names that are counted separately. A model can invent any number of names."""
 
 
 def batch_metrics(groups: Groups, *, least_solved: float = 1.0) -> dict[str, float]:
-    """Return the spread of a batch's lengths and rewards, and its tool calls, tool errors and failures by name.
+    """Return a batch's length quantiles, reward spread, tool calls, tool errors, and failures by kind.
 
-    `least_solved` is the least reward of a solved task.
+    Args:
+        groups: The groups of the batch.
+        least_solved: Minimum reward of a solved task.
     """
     scored = [rollout for rollout in groups.rollouts if rollout.reward is not None]
     metrics = tool_metrics(ToolCounts.of(groups.rollouts))
@@ -51,7 +53,7 @@ def batch_metrics(groups: Groups, *, least_solved: float = 1.0) -> dict[str, flo
 
 
 def tool_metrics(counts: ToolCounts) -> dict[str, float]:
-    """Return the calls of the tools that the model called most, of all others together, and the same of errors."""
+    """Return the calls and errors of the most frequent tools, and of all other tools together."""
     metrics: dict[str, float] = {}
     for what, counted in (("calls", counts.calls), ("errors", counts.errors)):
         shown = dict(counted.most_common(MOST_TOOLS))
@@ -62,7 +64,7 @@ def tool_metrics(counts: ToolCounts) -> dict[str, float]:
 
 
 def tool_counts(metrics: Mapping[str, float | None]) -> ToolCounts:
-    """Return the tool calls that the metrics of a step count, as `tool_metrics` names them."""
+    """Return the tool calls and errors that a step's metrics count, named as in `tool_metrics`."""
     counts = ToolCounts()
     for name, value in metrics.items():
         tool, _, what = name.removeprefix("tools/").rpartition("/")
@@ -74,12 +76,18 @@ def tool_counts(metrics: Mapping[str, float | None]) -> ToolCounts:
 def mismatch_metrics(
     samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, bool]]
 ) -> dict[str, float]:
-    """Return how far the trainer's log-probabilities are from those that the tokens were sampled with.
+    """Return how far the trainer's log-probabilities are from those under which the tokens were sampled.
 
-    `scored` is what the trainer computed for each sample, and whether the policy had changed by then. Only samples
-    for which it had not changed count: the first mini-batch, or all with old_logprobs="trainer". `mismatch/ess` is the
-    effective sample size of the weights exp(trainer - engine), as a share of the tokens (Kish, 1965): 1 where both
-    policies are the same.
+    Only samples that were scored before the policy changed count: those of the first mini-batch, or all with
+    old_logprobs="trainer". `mismatch/ess` is the effective sample size of the weights exp(trainer - engine), as a
+    share of the tokens (Kish, 1965): 1 if both policies are the same.
+
+    Args:
+        samples: The samples of the step.
+        scored: For each sample, the trainer's log-probabilities, and whether the policy had changed by then.
+
+    Returns:
+        The metrics; empty if no sample counts.
     """
     found = [(sample, scored.get((sample.rollout_id, sample.segment, sample.step))) for sample in samples]
     gaps = [of[0] - sample.logprobs[sample.loss_mask] for sample, of in found if of and not of[1] and len(of[0])]

@@ -1,4 +1,4 @@
-"""The time that the parts of a step take."""
+"""Timing of the parts of a step."""
 
 import time
 from collections import defaultdict
@@ -9,7 +9,7 @@ from agentgym.machine.clock import standstills
 
 
 class StepClock:
-    """Measures the wall time of a step by its parts; `metrics` names each part, and starts the next step."""
+    """Measures the wall time of a step by its parts. `metrics` returns the times and starts the next step."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -18,7 +18,7 @@ class StepClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of this block as that part's."""
+        """Add the time of the `with` block to a part's."""
         began = time.perf_counter()
         try:
             yield
@@ -26,11 +26,10 @@ class StepClock:
             self._seconds[name] += time.perf_counter() - began
 
     def metrics(self, *, sampled_tokens: float, trained_tokens: float) -> dict[str, float]:
-        """Return the seconds of each part and of the whole step since the last call, and tokens by second.
+        """Return the seconds of each part and of the whole step since the last call, and tokens per second.
 
-        The seconds in which the process stood still are in those of the parts and of the step, too.
-
-        The rate of sampled tokens is over the whole step, that of trained ones over its training.
+        The seconds in which the process stood still are included in those of the parts and of the step. The rate of
+        sampled tokens is over the whole step, that of trained tokens over its training part.
         """
         now = time.perf_counter()
         seconds, whole = self._seconds, now - self._began

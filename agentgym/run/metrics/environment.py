@@ -1,4 +1,4 @@
-"""What a run runs on: packages, processors, GPUs, and the state of the code."""
+"""A run's surroundings: packages, processors, GPUs, and the state of the code."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from agentgym.files.disk import write_whole
 from agentgym.store.run_settings import versions
 
 FILE = "environment.json"
-"""The file in the run's folder that holds what it runs on."""
+"""The file in the run's folder that describes its surroundings."""
 PATIENCE_S = 10
-"""Seconds for a command that says something of the machine."""
+"""Timeout in seconds for a command that describes the machine."""
 
 
 def write_surroundings(folder: Path) -> None:
-    """Write what the run runs on into its folder; what cannot be found out is null."""
+    """Write a run's surroundings into its folder; values that can't be determined are null."""
     content = {
         "versions": versions(),
         "platform": platform.platform(),
@@ -34,20 +34,20 @@ def write_surroundings(folder: Path) -> None:
 
 
 def _gpus() -> list[str] | None:
-    """The name, memory and driver of each GPU; None where there is no nvidia-smi to ask."""
+    """Return the name, memory and driver of each GPU, or None if nvidia-smi is missing or fails."""
     said = _said(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
     return None if said is None else said.splitlines()
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """The commit of the folder's repository, and whether files of it are changed; None where there is none."""
+    """Return the commit of the folder's repository and whether tracked files changed, or None without one."""
     commit = _said(["git", "-C", str(folder), "rev-parse", "HEAD"])
     changed = _said(["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"])
     return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
 
 
 def _said(command: Sequence[str]) -> str | None:
-    """What a command says on stdout; None where it is not installed, fails, or takes too long."""
+    """Return a command's stdout, or None if it isn't installed, fails, or times out."""
     if shutil.which(command[0]) is None:
         return None
     try:

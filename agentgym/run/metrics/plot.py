@@ -1,14 +1,20 @@
-"""A picture of a run's reward."""
+"""A plot of a run's rewards."""
 
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 PLOT = "reward.png"
-"""The picture in the run's folder."""
+"""The plot's file in the run's folder."""
 
 
 def draw_plot(file: IO[bytes], rows: Sequence[Mapping[str, float]], held_out: Mapping[int, float]) -> bool:
-    """Draw the reward of each step and of each evaluation, by the steps before it; False without matplotlib."""
+    """Plot the reward of each step and evaluation; return False if matplotlib isn't installed.
+
+    Args:
+        file: The file to write the PNG image to.
+        rows: The metrics of each step.
+        held_out: The held-out scores, by the number of steps finished before them.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Warnings while a run goes on, each with its cause."""
+"""Warnings during a run, each with its cause."""
 
 from collections.abc import Callable, Mapping
 from statistics import fmean
@@ -9,16 +9,17 @@ from agentgym.scheduling.accounting import Groups
 from agentgym.store.tool_counts import ToolCounts
 
 NO_SIGNAL = 5
-"""Batches in a row without a signal, or steps without an optimizer step, after which a run says so."""
+"""Number of batches in a row without a signal, or without an optimizer step, after which a run warns."""
 LEAST_CALLS = 20
-"""Calls of a tool from which on its errors are judged."""
+"""Minimum number of a tool's calls before its errors are judged."""
 FIRST, RISE, LEAST_MISMATCH = 5, 3.0, 0.01
-"""A mismatch has risen where the mean of the last `FIRST` steps is above `RISE` times that of the first ones, and above
-`LEAST_MISMATCH` nats."""
+"""The mismatch has risen if its mean over the last `FIRST` steps is above `RISE` times that over the first
+`FIRST` steps, and above `LEAST_MISMATCH` nats.
+"""
 
 
 class Watch(Callback):
-    """Looks at the metrics of each step, and reports each cause for concern once."""
+    """Checks the metrics of each step, and warns once about each problem."""
 
     def __init__(self, alert: Callable[[str], None]) -> None:
         self._alert = alert
@@ -47,14 +48,14 @@ class Watch(Callback):
             solved = metrics.get("groups/solved_by_all", 0.0)
             why = "all tasks are solved" if solved == 1 else "all rollouts of each task have the same reward"
             said["signal"] = (
-                f"No group had a signal in the last {NO_SIGNAL} batches: {why}; use other tasks, more rollouts of each "
-                "(group_size), or a higher train.temperature."
+                f"No group had a signal in the last {NO_SIGNAL} batches: {why}; use other tasks, more rollouts per "
+                "task (group_size), or a higher train.temperature."
             )
         if self._idle >= NO_SIGNAL:
             said["idle"] = (
-                f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: "
-                f"{metrics.get('train/skipped_steps', 0.0):g} were skipped for a gradient that is not finite and "
-                f"{metrics.get('train/untrained_steps', 0.0):g} had no token to train in the last one."
+                f"No optimizer step was taken in the last {NO_SIGNAL} batches, although rewards differ: in the last "
+                f"one, {metrics.get('train/skipped_steps', 0.0):g} were skipped because of a non-finite gradient and "
+                f"{metrics.get('train/untrained_steps', 0.0):g} had no tokens to train."
             )
         return said
 
@@ -65,8 +66,8 @@ class Watch(Callback):
             return {}
         return {
             "branches": (
-                f"No branch was played in the last {NO_SIGNAL} batches, so that credit is that of outcomes: "
-                "branching.after and branching.every chose no state; set a smaller branching.every, or another after."
+                f"No branch was run in the last {NO_SIGNAL} batches, so credit is the same as with outcome: "
+                "branching.after and branching.every select no state; set a smaller branching.every, or another after."
             )
         }
 
@@ -75,7 +76,7 @@ class Watch(Callback):
         return {
             f"tool {name}": (
                 f"The tool {name!r} has failed in {errors} of {calls} calls; `agentgym show FOLDER --suspicious` "
-                "prints some of them."
+                "shows some of them."
             )
             for name, (errors, calls) in self._counts.failing(least_calls=LEAST_CALLS).items()
         }
@@ -90,8 +91,8 @@ class Watch(Callback):
             return {}
         return {
             "mismatch": (
-                f"The engine's and the trainer's log-probabilities drift apart: {last:.2g} nats a token in the last "
-                f"{FIRST} steps, {first:.2g} in the first; take a lower train.lr or max_staleness, or set "
+                f"The engine's and the trainer's log-probabilities drift apart: {last:.2g} nats per token in the last "
+                f"{FIRST} steps, {first:.2g} in the first; use a lower train.lr or max_staleness, or set "
                 f"train.importance_sampling."
             )
         }
@@ -101,4 +102,4 @@ class Watch(Callback):
         grew, self._lost = lost > self._lost, lost
         if not grew:
             return {}
-        return {f"lost {lost:g}": f"The engine has lost {lost:g} server(s) so far; its log says why."}
+        return {f"lost {lost:g}": f"The engine has lost {lost:g} server(s) so far; see its log for the reason."}

@@ -1,1 +1,1 @@
-"""The tasks of a run: of which envs they are."""
+"""The envs and tasks of a run."""

@@ -1,5 +1,4 @@
-"""The training tasks of a run that a file of ids chooses, such as those that an evaluation found neither too hard nor
-too easy."""
+"""Selection of a run's training tasks by a file of ids, such as tasks of medium difficulty in an evaluation."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,12 +14,17 @@ from agentgym.types.task import Task
 
 
 def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:
-    """Return the env with the training tasks alone whose ids the file has, one on each line; None leaves it as it is.
+    """Return the env with only the training tasks whose ids are in the file.
 
-    Its held-out tasks stay. It reads the env's tasks until all of them are found.
+    Held-out tasks stay. The env's tasks are read until all ids are found.
 
-    :raises ValueError: for a file that cannot be read or has no id, for an id of no training task, and for tasks that
-        are endless.
+    Args:
+        env: The env or mixture.
+        file: Text file with one id per line; None returns the env unchanged.
+
+    Raises:
+        ValueError: If the file can't be read or has no ids, if an id isn't a training task's, if a member of a
+            mixture has no task in it, or if the tasks are endless.
     """
     if file is None:
         return env
@@ -33,7 +37,7 @@ def only_tasks(env: type[Env[Any]], file: Path | None) -> type[Env[Any]]:
     own = {member: [i.removeprefix(f"{member}/") for i in ids if i.startswith(f"{member}/")] for member in env.members}
     without = [name for name, chosen in own.items() if not chosen]
     if without:
-        raise ValueError(f"tasks_from: {file} has no task of {', '.join(without)}; add some, or leave that env out")
+        raise ValueError(f"tasks_from: {file} has no tasks of {', '.join(without)}; add some, or leave that env out")
     return mix({name: Member(_with_tasks(of.env, own[name], file), of.weight) for name, of in env.members.items()})
 
 
@@ -41,9 +45,11 @@ def _ids(file: Path) -> list[str]:
     try:
         ids = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"tasks_from: {file} cannot be read ({error}); give a file with an id on each line") from None
+        raise ValueError(
+            f"tasks_from: {file} cannot be read ({error}); expected a text file with one id per line"
+        ) from None
     if not ids:
-        raise ValueError(f"tasks_from: {file} has no id in it; write one on each line")
+        raise ValueError(f"tasks_from: {file} contains no ids; write one per line")
     return ids
 
 
@@ -51,7 +57,7 @@ def _with_tasks(env: type[Env[Any]], ids: Collection[str], file: Path) -> type[E
     tasks_of_all = split_tasks(env, "train")
     if isinstance(tasks_of_all, Endless):
         raise ValueError(
-            f"tasks_from: the training tasks of {env.__name__} are endless, and cannot be searched for ids"
+            f"tasks_from: the training tasks of {env.__name__} are endless, so they can't be searched for ids"
         )
     if is_data(tasks_of_all):
         refuse_twice(tasks_of_all, f"{env.__name__}.tasks('train')")
@@ -66,7 +72,7 @@ def _with_tasks(env: type[Env[Any]], ids: Collection[str], file: Path) -> type[E
 
 
 def _found(tasks: Sequence[Task], ids: Collection[str]) -> list[Task]:
-    """The tasks of these ids, in the order of the tasks."""
+    """Return the tasks with these ids, in the order of `tasks`."""
     wanted = set(ids)
     found: list[Task] = []
     for index in range(len(tasks)):
@@ -80,4 +86,4 @@ def _found(tasks: Sequence[Task], ids: Collection[str]) -> list[Task]:
 
 
 def _unknown(file: Path, ids: Sequence[str]) -> ValueError:
-    return ValueError(f"tasks_from: {len(ids)} of the ids in {file} are of no training task, such as {ids[0]!r}")
+    return ValueError(f"tasks_from: {len(ids)} of the ids in {file} match no training task, such as {ids[0]!r}")

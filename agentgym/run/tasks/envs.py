@@ -1,4 +1,4 @@
-"""The env class of a run: one env or a mixture, with the values of their parameters and their sandboxes."""
+"""The env class of a run: one env or a mixture, with parameter values and sandboxes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +16,16 @@ Envs = str | Mapping[str, float]
 
 
 def open_envs(envs: Envs, arguments: Mapping[str, Any], sandbox: Kind) -> type[Env[Any]]:
-    """Return the env class of a run, whose parameters have these values.
+    """Return the env class of a run, with these parameter values.
 
-    In a mixture a parameter's name is MEMBER.PARAMETER, and a `sandbox` other than "auto" takes the place of each
-    member's own sandbox; a single env keeps what it declares.
+    Args:
+        envs: The env, or the members of a mixture.
+        arguments: Parameter values by name, or by MEMBER.PARAMETER for a mixture.
+        sandbox: In a mixture, a kind other than "auto" replaces the sandbox of each member that has one. A single env
+            keeps the sandbox that it declares.
 
-    :raises ValueError: for a parameter that the env does not declare, or of an env that is no member.
+    Raises:
+        ValueError: If the env doesn't declare a parameter, or if an argument names an env that isn't a member.
     """
     if isinstance(envs, str):
         return configured(find_env(envs), arguments, prefix="env_args.")
@@ -34,7 +38,11 @@ def open_envs(envs: Envs, arguments: Mapping[str, Any], sandbox: Kind) -> type[E
 
 
 def read_env_arguments(envs: Envs, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that texts of the command line stand for; ValueError as `open_envs` has it."""
+    """Return the parameter values that command-line texts stand for.
+
+    Raises:
+        ValueError: As in `open_envs`.
+    """
     if isinstance(envs, str):
         return read_arguments(find_env(envs), texts)
     members = _members(envs)
@@ -47,8 +55,9 @@ def read_env_arguments(envs: Envs, texts: Mapping[str, str]) -> dict[str, Any]:
 def env_parameters(envs: Envs) -> dict[str, Parameter[Any]]:
     """Return the parameters of an env by name, or of a mixture by MEMBER.PARAMETER.
 
-    :raises ValueError: for an env that is not known.
-    :raises EnvError: where its module cannot be imported.
+    Raises:
+        ValueError: If an env is unknown.
+        EnvError: If its module can't be imported.
     """
     if isinstance(envs, str):
         return parameters(find_env(envs))
@@ -57,7 +66,7 @@ def env_parameters(envs: Envs) -> dict[str, Parameter[Any]]:
 
 
 def env_metrics(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[str, float]:
-    """Return the metrics of each member of a mixture that has a task among the groups; none of a single env."""
+    """Return the metrics of each mixture member that has a task among the groups; empty for a single env."""
     metrics: dict[str, float] = {}
     for name in env.members if issubclass(env, Mixture) else ():
         own = Groups([group for group in groups if group.group_id.startswith(f"{name}/")])
@@ -73,17 +82,17 @@ def env_metrics(env: type[Env[Any]], groups: Groups, prefix: str = "") -> dict[s
 
 
 def members_of(env: type[Env[Any]]) -> list[type[Env[Any]]]:
-    """Return the envs of a mixture, and any other env alone."""
+    """Return the envs of a mixture, or a list with the env itself."""
     return [member.env for member in env.members.values()] if issubclass(env, Mixture) else [env]
 
 
 def member_name(env: str) -> str:
-    """Return the name that an env has as a member of a mixture: its own, without its module."""
+    """Return an env's name as a member of a mixture: its name without its module."""
     return env.rpartition(":")[2]
 
 
 def parameter_in(envs: Envs, parameter: str) -> tuple[str, str]:
-    """Return the env that a parameter of a run belongs to, and the parameter's own name."""
+    """Return the env that a run's parameter belongs to, and the parameter's own name."""
     if isinstance(envs, str):
         return envs, parameter
     member, _, name = parameter.rpartition(".")
@@ -91,12 +100,12 @@ def parameter_in(envs: Envs, parameter: str) -> tuple[str, str]:
 
 
 def _members(envs: Mapping[str, float]) -> dict[str, tuple[type[Env[Any]], float]]:
-    """Return env and weight of each member, by its name without its module."""
+    """Return the env and weight of each member, by its name without its module."""
     members: dict[str, tuple[type[Env[Any]], float]] = {}
     for named, weight in envs.items():
         name = member_name(named)
         if name in members:
-            raise ValueError(f"env: two of {', '.join(envs)} have the name {name}; register one under another name")
+            raise ValueError(f"env: two of {', '.join(envs)} are named {name}; register one under another name")
         members[name] = find_env(named), weight
     return members
 
@@ -108,9 +117,9 @@ def _by_member(members: Mapping[str, Any], arguments: Mapping[str, Any], prefix:
         if name not in members:
             owners = [own for own, (env, _) in members.items() if parameter in parameters(env)]
             hint = (
-                f"name the member in front, as in {owners[0]}.{parameter}"
+                f"put the member's name in front, as in {owners[0]}.{parameter}"
                 if owners and not name
-                else f"it is no member, nor MEMBER.PARAMETER; {nearest(name or parameter, members)}"
+                else f"it isn't a MEMBER.PARAMETER or a member; {nearest(name or parameter, members)}"
             )
             raise ValueError(f"{prefix}{named}: {hint}")
         found.setdefault(name, {})[parameter] = value
@@ -118,7 +127,7 @@ def _by_member(members: Mapping[str, Any], arguments: Mapping[str, Any], prefix:
 
 
 def _in_sandbox(env: type[Env[Any]], sandbox: Kind) -> type[Env[Any]]:
-    """Return the env with sandboxes of that kind, where it has sandboxes and the kind is not "auto"."""
+    """Return the env with sandboxes of that kind, if it has sandboxes and the kind isn't "auto"."""
     if sandbox == "auto" or env.sandbox_spec is None:
         return env
     spec = as_kind(env.sandbox_spec, sandbox)

@@ -129,7 +129,7 @@ async def test_an_answer_without_a_count_is_estimated_and_said_so() -> None:
     assert rollout.sampled_tokens > 0
     group = Group(group_id=rollout.group_id, rollouts=(rollout,))
     lines = score_lines(Evaluation(groups=Groups([group]), k=1))
-    assert "          1 requests had no count: estimated, and without a cost" in lines
+    assert "          1 requests had no usage counts: estimated, without a cost" in lines
 
 
 @pytest.mark.parametrize(

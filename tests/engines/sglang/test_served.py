@@ -22,7 +22,7 @@ def test_a_run_that_would_sample_without_its_experts_is_refused_before_it_starts
     engine: SGLangConfig | TransformersConfig,
 ) -> None:
     train = TrainConfig(lora_targets=("all-linear", "experts"))
-    with pytest.raises(ValueError, match=r"^train\.lora_targets: only an engine of your own samples from experts"):
+    with pytest.raises(ValueError, match=r"^train\.lora_targets: only a custom engine can sample with trained experts"):
         RunConfig(recipe="one", env="chase", model="tiny", train=train, engine=engine)
 
 
