@@ -113,7 +113,7 @@ def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_
 
 def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = show(capsys, run, "--id", "a/0")
-    assert "suspicious: logprob-gap: a log-probability of the trainer is more than 1 nat off the engine's" in said
+    assert "suspicious: logprob-gap: a trainer log-probability differs from the engine's by more than 1 nat" in said
     *_, advantages, gaps = said.splitlines()
     assert advantages == "segment 0: advantage by turn: 1 -1"
     assert gaps.startswith("segment 0: largest log-probability gap to the trainer by turn, in nats: 0.")

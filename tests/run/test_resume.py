@@ -179,7 +179,7 @@ async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_a
     await train_policy(replace(run, max_steps=1, save_every=1))
     await train_policy(resumed(run, max_steps=2, eval_tasks=0))
     for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
-        with pytest.raises(ValueError, match=f"was begun with other settings; {said}: the run has "):
+        with pytest.raises(ValueError, match=f"was started with other settings; {said}: the run has "):
             await train_policy(resumed(run, max_steps=3, **changes))
     seeds = json.loads((folder(run) / "settings.json").read_text())["seeds"]
     assert seeds["evaluation"] == run.held_out_seed

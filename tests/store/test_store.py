@@ -248,7 +248,7 @@ def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_ro
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
         assert store.task("a") is None
-    assert "task 'a' is not written, and its rollouts are: ValueError: OddTask.value" in caplog.text
+    assert "task 'a' could not be written, but its rollouts are stored: ValueError: OddTask.value" in caplog.text
 
 
 def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
@@ -421,7 +421,7 @@ def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_
         other.execute("ROLLBACK")
         writer.add_step([Trained(rollout_id="a0/0", segment=0, logprobs=None, advantages=[0.5, -0.5])], step=0)
         writer.flush()
-        assert "it can be written again, and takes the rollouts that were held" in caplog.messages[1]
+        assert "it can be written again; the rollouts held in memory are being written" in caplog.messages[1]
         other.execute("CREATE TRIGGER no BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
         writer.add([group(rollout("b/0"))], step=3)
         writer.flush()
