@@ -1,4 +1,4 @@
-"""The HTML of a report: one file without scripts, in which every text of a run is plain text."""
+"""The HTML of a report: one file without scripts, in which all text from a run is escaped."""
 
 import base64
 import hashlib
@@ -27,15 +27,15 @@ figcaption, .said { font-size: 0.85rem; opacity: 0.8; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #8886; padding: 0.6rem; font-size: 0.8rem; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 """
-"""The style of the page."""
+"""The CSS of the page."""
 PAGE = "report.html"
-"""The file of a report that holds all of it."""
+"""Name of the file that contains the whole report."""
 FRESH = f".{PAGE}-new"
-"""The page while it is written."""
+"""Name of the page while it is being written."""
 
 
 def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transcripts: int, version: str) -> str:
-    """Return the page; the pictures of `charts` are read from `folder` and stand within it."""
+    """Return the page, with the charts' pictures read from `folder` and embedded."""
     parts = [
         f"<h1>{_text('Report on ' + counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
         f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
@@ -64,7 +64,7 @@ def _whole(body: str) -> str:
 
 
 def _text(text: str) -> str:
-    """The text as HTML that shows it and nothing else: marks, controls and half characters are escaped."""
+    """Return HTML that shows the text literally; markup, control characters and lone surrogates are escaped."""
     return escape(printable(text))
 
 
@@ -162,7 +162,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, and of how much."""
+    """The files of a written report, and how many runs and lines it covers."""
 
     page: Path
     pictures: tuple[Path, ...]
@@ -171,10 +171,20 @@ class Written:
 
 
 def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcripts: int, version: str) -> Written:
-    """Write the report on the runs and evaluations of these folders, also while they go on; return what was written.
+    """Write the report on the runs and evaluations in these folders, which may still be active.
 
-    Without `output_dir` it goes into `report` within the only folder that is named, or here. AgentGymError for a folder
-    that is not there or holds no run, and for an `output_dir` that holds other files.
+    Args:
+        folders: Folders of runs or evaluations, or folders that contain such folders.
+        output_dir: Where to write it. None means `report` in the folder if only one is given, otherwise in the
+            working directory.
+        transcripts: How many of the best and of the worst rollouts of each line to quote.
+        version: The version of agentgym to name in the report.
+
+    Returns:
+        The files written, and how many runs and lines they cover.
+
+    Raises:
+        AgentGymError: If a folder doesn't exist or has no run, or if the output folder has other files.
     """
     runs = kept_runs(folders)
     lines = lines_of(runs)
@@ -185,7 +195,7 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
     fresh = folder / FRESH
-    fresh.unlink(missing_ok=True)  # of a report that was killed, or a link that a stranger has put there
+    fresh.unlink(missing_ok=True)  # left by a killed report, or a link that someone else created
     with fresh.open("x", encoding="utf-8") as file:
         file.write(text)
     fresh.replace(folder / PAGE)
@@ -194,7 +204,7 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
 
 
 def _make(folder: Path) -> None:
-    """Make the folder; what an earlier report drew there goes, and nothing else may be in it."""
+    """Create the folder, and remove an earlier report's pictures from it; it must not contain anything else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())

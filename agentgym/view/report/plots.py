@@ -1,4 +1,4 @@
-"""Plots of a report, drawn by matplotlib without a display."""
+"""The plots of a report, drawn by matplotlib without a display."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from agentgym.view.report.folders import measured
 from agentgym.view.report.lines import Line, band
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colors that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+"""Colors that color-blind readers can tell apart (Okabe and Ito), and one more."""
 PARTS = 1000
-"""The most parts of a curve that are told apart: a picture is 840 pixels wide."""
+"""Largest number of parts that a curve is reduced to, since a picture is 840 pixels wide."""
 CHARTS = (
     ("reward", "Reward of training", "reward", "mean reward of a step's rollouts"),
     ("eval/reward", "Held-out tasks", "reward", "mean reward of the held-out tasks"),
@@ -33,14 +33,14 @@ CHARTS = (
     ("time/step", "Time of a step", "seconds", "seconds from one step to the next"),
     ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens by second of a step"),
 )
-"""Metric, title, unit and words of each curve."""
+"""Metric, title, unit and description of each curve."""
 SPREAD = "The line is the mean over the seeds, the band reaches from the lowest to the highest; thin lines are seeds."
-"""The words below a picture with several seeds."""
+"""Caption of a picture with several seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric of one line: its name, and the values of each seed by step."""
+    """A metric of one line: its label, and each seed's values by step."""
 
     label: str
     seeds: Sequence[Mapping[int, float]]
@@ -48,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A score with its interval."""
+    """A score with its confidence interval."""
 
     label: str
     value: float
@@ -59,7 +59,16 @@ class Bar:
 def draw_curves(
     path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False, across: str = "step"
 ) -> None:
-    """Draw the curves of all lines into one picture; `across` says what the steps are."""
+    """Draw the curves of all lines into one picture.
+
+    Args:
+        path: The picture's file.
+        curves: The curves to draw.
+        title: The picture's title.
+        unit: The label of the y axis.
+        from_zero: Whether the y axis starts at 0.
+        across: The label of the x axis.
+    """
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
@@ -75,7 +84,7 @@ def draw_curves(
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
-    """Draw the mean of a line; of several seeds also their range as a band, and each of them as a thin line."""
+    """Draw the mean of a line; with several seeds, also their range as a band and each seed as a thin line."""
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:
@@ -88,9 +97,9 @@ def add_curve(axes: Axes, curve: Curve, color: str) -> None:
 
 
 def thinned(steps: Sequence[int], *values: Sequence[float]) -> list[list[float]]:
-    """Return steps and values of a curve with few enough points to draw; each peak and each valley stays one.
+    """Return a curve's steps and values reduced to few enough points to draw, with every visible peak and valley.
 
-    Of a long curve each part keeps the points at which one of `values` is lowest or highest in it.
+    A long curve is split into parts, each of which keeps the points where one of `values` is lowest or highest.
     """
     size = -(-len(steps) // PARTS)
     kept = range(len(steps)) if size <= 2 * len(values) else sorted(_ends(values, len(steps), size))
@@ -119,19 +128,19 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None
 
 
 def mark_whole_steps(axes: Axes) -> None:
-    """Write numbers at whole steps alone."""
+    """Label the x axis at integer steps only."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def plain(text: str) -> str:
-    """Return at most 80 letters of the text, with `?` for those that the font of the plots may lack."""
+    """Return at most 80 characters of the text, with `?` in place of those that the plots' font may lack."""
     text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture: its file, its heading, and what it shows in words."""
+    """A picture: its file, its title, and a description of its content."""
 
     file: str
     title: str
@@ -139,7 +148,7 @@ class Chart:
 
 
 def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
-    """Draw every chart for which there are metrics into the folder; return those that were drawn, in order."""
+    """Draw every chart that has metrics into the folder, and return the drawn charts in order."""
     drawn = [
         chart
         for metric, title, unit, said in CHARTS
