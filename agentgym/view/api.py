@@ -57,16 +57,16 @@ class Api:
     def of_run(self, key: str, what: str, query: Query) -> Any:
         """Return the response to a URL of a run."""
         if what not in self.of_runs:
-            raise Refused(f"there is no {what!r:.80} of a run; there are {', '.join(filter(None, self.of_runs))}", 404)
+            raise Refused(f"a run has no {what!r:.80}; it has {', '.join(filter(None, self.of_runs))}", 404)
         return self.of_runs[what](self.runs.get(key), query)
 
     def of_rollout(self, key: str, number: str, what: str, query: Query) -> Any:
         """Return the response to a URL of a rollout."""
         run = self.runs.get(key)
         if not (number.isascii() and number.isdigit()) or len(number) > 18:
-            raise Refused(f"rollout: its number is a whole one, got {number!r:.80}", 404)
+            raise Refused(f"rollout: expected a number such as 12, got {number!r:.80}", 404)
         if what not in self.of_rollouts:
-            raise Refused(f"there is no {what!r:.80} of a rollout; there is tokens", 404)
+            raise Refused(f"a rollout has no {what!r:.80}; it has tokens", 404)
         return self.of_rollouts[what](run, int(number), query)
 
     def in_short(self, run: Run) -> dict[str, Any]:
@@ -115,14 +115,13 @@ class Api:
         wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
         if wanted is not None:
             if index is None:
-                raise Refused(f"q: this run cannot be searched for now: {self.indexing.why(run)}", 409)
+                raise Refused(f"q: this run cannot be searched now: {self.indexing.why(run)}", 409)
             indexed, found = index.indexed(), index.numbers(wanted)
         filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
         sort, descending = asked.sorting(query)
         envs = _envs(run)
-        if (
-            len(envs) < 2 and filters.env is not None
-        ):  # with a single env, its name filters nothing and any other name matches no rollout
+        # With a single env, its name filters nothing, and any other name matches no rollout.
+        if len(envs) < 2 and filters.env is not None:
             filters = replace(filters, env=None, among=filters.among if filters.env in envs else [])
         with run.store() as store:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
@@ -229,7 +228,7 @@ def histogram(run: Run, query: Query) -> dict[str, Any]:
 def _task(query: Query) -> str:
     name = asked.text(query, "task")
     if name is None:
-        raise Refused("task: name the task")
+        raise Refused("task: missing; name the task")
     return name
 
 

@@ -44,7 +44,7 @@ def maybe_number(query: Query, name: str) -> float | None:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise Refused(f"{name}: must be a number, got {given!r:.80}")
+        raise Refused(f"{name}: expected a number, got {given!r:.80}")
     return value
 
 
@@ -56,7 +56,7 @@ def flag(query: Query, name: str) -> bool:
     """
     given = query.get(name, "")
     if given not in ("", "0", "1"):
-        raise Refused(f"{name}: must be 0 or 1, got {given!r:.80}")
+        raise Refused(f"{name}: expected 0 or 1, got {given!r:.80}")
     return given == "1"
 
 
@@ -68,7 +68,7 @@ def one_of(query: Query, name: str, choices: Mapping[str, object] | tuple[str, .
     """
     given = query.get(name) or otherwise
     if given not in choices:
-        raise Refused(f"{name}: there is no {given!r:.80}; {nearest(given[:80], list(choices))}")
+        raise Refused(f"{name}: unknown value {given!r:.80}; {nearest(given[:80], list(choices))}")
     return given
 
 
@@ -105,7 +105,7 @@ def _whole(name: str, given: str, least: int, most: int) -> int:
     try:
         value = int(given[:40])
     except ValueError:
-        raise Refused(f"{name}: must be a whole number, got {given!r:.80}") from None
+        raise Refused(f"{name}: expected an integer, got {given!r:.80}") from None
     if not least <= value <= most:
-        raise Refused(f"{name}: must be from {least} to {most}, got {value}")
+        raise Refused(f"{name}: expected a value from {least} to {most}, got {value}")
     return value

@@ -56,9 +56,9 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._is_host(request.headers.get("host", "")):
-            return _no("This server does not answer to that host name; open the address that it printed.")
+            return _no("This server does not accept that host name; open the address that it printed.")
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("Only GET is answered.\n", 405, headers={"Allow": "GET, HEAD"})
+            return PlainTextResponse("Only GET requests are accepted.\n", 405, headers={"Allow": "GET, HEAD"})
         if self.token is None:
             return None
         cookie = f"{COOKIE}-{request.url.port or 80}"
@@ -66,7 +66,9 @@ class Guard:
             return self._welcome(request, cookie)
         is_here = request.url.path.startswith(f"{self.place}/")
         if not is_here or not _same(request.cookies.get(cookie, ""), self.token):
-            return _no("The token is missing or of another server; open the whole address that this one printed.")
+            return _no(
+                "The token is missing or belongs to another server; open the full address that this server printed."
+            )
         return None
 
     def _welcome(self, request: Request, cookie: str) -> Response:

@@ -19,39 +19,39 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "reward",
         "names": ["reward", "reward/*", "role/*"],
-        "help": "Mean reward of a step's scored rollouts, its parts by name, and reward/std, their spread.",
+        "help": "Mean reward of a step's scored rollouts, its components, and reward/std, the standard deviation.",
     },
     {
         "title": "held-out",
         "names": ["eval/*"],
-        "help": "Scores on tasks that are not trained on, after so many steps.",
+        "help": "Scores on held-out tasks, which are not trained on, by the number of steps done before.",
     },
     {
         "title": "groups",
         "names": ["groups/solved_by_none", "groups/solved_by_all", "samples/groups", "samples/groups_without_signal"],
-        "help": "Groups whose rollouts all fail, all succeed, or all have one reward teach nothing.",
+        "help": "Groups whose rollouts all fail, all succeed or all have the same reward: no training signal.",
     },
     {
         "title": "length",
         "names": ["length/*", "tokens/*", "rollout/branch_tokens"],
         "unit": "tokens",
-        "help": "Quantiles of what was sampled, by rollout and by turn; tokens/* have those of branches in them.",
+        "help": "Quantiles of sampled tokens, by rollout and by turn; tokens/* include those of branches.",
     },
     {
         "title": "turns and segments",
         "names": ["rollout/turns", "segments", "rollout/compactions", "rollout/forks"],
-        "help": "Turns and segments of a rollout, mean over the scored ones.",
+        "help": "Turns and segments per rollout, averaged over the scored ones.",
     },
     {
         "title": "branches",
         "names": ["rollout/branches", "rollout/branches_failed"],
-        "help": "Branches of a rollout, and those that failed, mean over the scored rollouts.",
+        "help": "Branches per rollout, and failed branches, averaged over the scored rollouts.",
     },
     {
         "title": "entropy",
         "names": ["train/entropy"],
         "unit": "nats",
-        "help": "Mean entropy of the policy where it sampled; near 0 it explores no more.",
+        "help": "Mean entropy of the policy at its sampled tokens; near 0, it has stopped exploring.",
     },
     {
         "title": "mismatch",
@@ -62,24 +62,24 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "training",
         "names": ["train/loss", "train/grad_norm", "train/kl", "train/clip_fraction", "train/lr"],
-        "help": "Loss, norm of the gradient, distance to the old policy, share of clipped tokens, learning rate.",
+        "help": "Loss, gradient norm, distance to the old policy, share of clipped tokens, learning rate.",
     },
     {
         "title": "critic",
         "names": ["train/explained_variance", "train/value_loss", "train/value_mean", "train/value_skipped_steps"],
-        "help": "How much of the returns the critic knew beforehand (1 is all), its squared error, and its mean value.",
+        "help": "Share of the returns' variance that the critic predicts, its squared error, and its mean value.",
     },
     {
-        "title": "time of a step",
+        "title": "step time",
         "names": ["time/*"],
         "unit": "s",
-        "help": "Wall time of a step by its parts; time/step is the whole of it.",
+        "help": "Wall time of a step and of its parts; time/step is the total.",
     },
     {
         "title": "throughput",
         "names": ["throughput/*"],
         "unit": "tokens/s",
-        "help": "Sampled tokens by second of a step, and trained tokens by second of its training.",
+        "help": "Sampled tokens per second of a step, and trained tokens per second of its training.",
     },
     {
         "title": "staleness",
@@ -90,23 +90,23 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "drops",
         "names": ["*/dropped", "*/carried", "oversample/*", "curriculum/*"],
-        "help": "Rollouts, groups and requests that were cut off, left out or carried over, and the bias of that.",
+        "help": "Rollouts, groups and requests that were cut off, left out or carried over, and the resulting bias.",
     },
     {
         "title": "errors by kind",
         "names": ["failures/*", "rollouts/failed", "rollout/malformed_calls", "rollout/tool_errors", "tools/*/errors"],
-        "help": "Rollouts without a reward by the kind of error, and calls of tools that failed.",
+        "help": "Rollouts without a reward by kind of error, and failed tool calls.",
     },
     {
         "title": "tools",
         "names": ["rollout/tool_calls", "tools/*/calls"],
-        "help": "Calls by the name of the tool.",
+        "help": "Calls by tool name.",
     },
     {
         "title": "how rollouts end",
         "names": ["stop/*"],
         "unit": "share",
-        "help": "Shares of the scored rollouts by what stopped them.",
+        "help": "Shares of the scored rollouts by stop reason.",
     },
 )
 """The charts, in order. "*" matches any text, and metrics that match no chart come last. A chart without "unit" has no

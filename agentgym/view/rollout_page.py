@@ -58,7 +58,7 @@ def stored(store: RolloutStore, number: int) -> StoredRollout:
     """
     if (found := store.get(number)) is not None:
         return found
-    raise Refused(f"there is no rollout {number} in this run; a run that was resumed may have cut it", 404)
+    raise Refused(f"there is no rollout {number} in this run; a resumed run may have removed it", 404)
 
 
 def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:

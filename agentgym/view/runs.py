@@ -119,7 +119,7 @@ class _Readable(RolloutStore):
             return super().__enter__()
         except FileNotFoundError:
             raise Refused(
-                f"{self.path.parent} holds no rollouts yet; look again when it has written some", 409
+                f"{self.path.parent} has no rollouts yet; try again after the run has written some", 409
             ) from None
         except StoreError as error:
             raise Refused(str(error), 409) from None
@@ -161,9 +161,9 @@ class Runs:
             run = self._found.get(key)
         run = run or next((run for run in self.all() if run.key == key), None)
         if run is None:
-            raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+            raise Refused(f"there is no run {key!r}; the list of runs shows all that exist", 404)
         if not run.folder.is_dir():
-            raise Refused(f"{run.folder} has gone; the list of runs shows those that there are", 404)
+            raise Refused(f"{run.folder} was removed; the list of runs shows all that exist", 404)
         return run
 
     def progress(self, run: Run) -> Progress:

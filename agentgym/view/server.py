@@ -81,7 +81,7 @@ def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
         except UnreadableFileError as error:
             return refusal(Refused(str(error), 409))
         except OSError as error:
-            return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))
+            return refusal(Refused(f"{error.filename}: cannot be read ({error.strerror})", 409))
         except Exception as error:
             log.exception("%s", request.url.path)
             said = f"the viewer failed ({type(error).__name__}: {error}); its terminal has the traceback"
@@ -101,4 +101,4 @@ def _of_rollout(api: Api, request: Request) -> Any:
 
 
 def _unknown(request: Request) -> Any:
-    raise Refused("there is no such address", 404)
+    raise Refused("there is no such URL", 404)

@@ -30,12 +30,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
         AgentGymError: If the address can't be listened on; the message says what to do.
     """
     if not 0 <= port <= 65535:
-        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 takes a free one")
+        raise AgentGymError(f"--port: expected a number from 0 to 65535, got {port}; 0 picks a free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise AgentGymError(f"--host: {host} is no address of this machine ({error}); leave it out") from None
+        raise AgentGymError(f"--host: {host} is not an address of this machine ({error}); omit it") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -48,10 +48,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _refused(host: str, port: int, error: OSError) -> AgentGymError:
     if error.errno == errno.EADDRNOTAVAIL:
-        return AgentGymError(f"--host: {host} is no address of this machine; leave it out")
+        return AgentGymError(f"--host: {host} is not an address of this machine; omit it")
     if error.errno == errno.EADDRINUSE:
-        return AgentGymError(f"--port: {port} is taken by another process; name another one, or leave it out")
-    return AgentGymError(f"--port: {port} cannot be listened on ({error.strerror}); name another one, or leave it out")
+        return AgentGymError(f"--port: {port} is used by another process; choose another port, or omit it")
+    return AgentGymError(f"--port: cannot listen on {port} ({error.strerror}); choose another port, or omit it")
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:

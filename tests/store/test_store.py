@@ -269,7 +269,7 @@ def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written
         for step in range(2):
             writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=step)
     assert writer.lost == 0
-    assert len([r for r in caplog.records if "task 'a' is not written" in r.message]) == 1
+    assert len([r for r in caplog.records if "task 'a' could not be written" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert (len(store), store.task("a")) == (2, None)
 
@@ -305,7 +305,7 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
 @pytest.mark.parametrize("bytes_of_it", [b"no database" * 99, b"SQLite format 3\0" + b"\1" * 84])
 def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
     (tmp_path / FILE).write_bytes(bytes_of_it)
-    with pytest.raises(StoreError, match=f"{FILE}: it cannot be opened .* out of the folder"), RolloutWriter(tmp_path):
+    with pytest.raises(StoreError, match=f"{FILE}: this rollout store cannot be opened .* out of the folder"), RolloutWriter(tmp_path):
         pass
 
 

@@ -117,7 +117,7 @@ class KeptRun:
         path = self.folder / METRICS
         content = _content(path)
         if (count := content.count(b"\n")) > MOST_LINES:
-            raise UnreadableFileError(f"{path}: it has {count:,} lines, and at most {MOST_LINES:,} are read")
+            raise UnreadableFileError(f"{path}: it has {count:,} lines, above the limit of {MOST_LINES:,}")
         found = [_metrics(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
@@ -197,7 +197,7 @@ def _runs_of(folder: Path) -> list[Path]:
     below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
     if not below:
         raise AgentGymError(
-            f"runs: {folder} holds no {METRICS} and no {FILE}, nor does a folder in it; name the folder of a run, such "
+            f"runs: neither {folder} nor a folder in it has {METRICS} or {FILE}; name the folder of a run, such "
             "as runs/RECIPE/TIME"
         )
     return below

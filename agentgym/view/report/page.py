@@ -74,10 +74,16 @@ def _lines(lines: Sequence[Line]) -> Iterator[str]:
         for place, run in enumerate(line.runs):
             head = [line.mark, line.name] if place == 0 else ["", ""]
             done, planned = len(run.steps), run.settings.get("max_steps")
-            ended = "ended" if run.summary else f"not ended: {done} of {planned} steps" if run.steps else "not ended"
+            ended = (
+                "finished"
+                if run.summary
+                else f"not finished: {done} of {planned} steps"
+                if run.steps
+                else "not finished"
+            )
             rows.append([*head, str(run.settings.get("seed")), str(run.folder), ended])
     yield "<h2>Runs</h2>"
-    yield '<p class="said">Runs that differ in nothing but their seed are one line.</p>'
+    yield '<p class="said">Runs that differ only in their seed form one line.</p>'
     yield _table(rows)
 
 
@@ -98,9 +104,9 @@ def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterato
 
 
 def _unlearned(lines: Sequence[Line]) -> Iterator[str]:
-    yield from _section("What was not learned from", unlearned_rows(lines), said="Totals of all steps.")
+    yield from _section("Not trained on", unlearned_rows(lines), said="Totals over all steps.")
     if rows := stop_rows(lines):
-        yield '<p class="said">How rollouts ended, as shares of those with a reward, of all steps together.</p>'
+        yield '<p class="said">How rollouts ended, as shares of all scored rollouts over all steps.</p>'
         yield _table(rows)
 
 
@@ -119,10 +125,12 @@ def _settings(lines: Sequence[Line], title: str) -> Iterator[str]:
     differ, same = [row for row in rows if row.differs], [row for row in rows if not row.differs]
     yield f"<h2>{title}</h2>"
     if len(lines) > 1:
-        said = "The lines differ in these settings; each is marked." if differ else "The lines differ in no setting."
+        said = (
+            "The lines differ in these settings, each marked with ≠." if differ else "All lines have the same settings."
+        )
         yield f'<p class="said">{_text(said)}</p>'
         yield _setting_table(lines, differ)
-    yield f"<details{' open' if len(lines) == 1 else ''}><summary>{len(same)} settings of all lines</summary>"
+    yield f"<details{' open' if len(lines) == 1 else ''}><summary>{len(same)} settings shared by all lines</summary>"
     yield _setting_table(lines[:1], same)
     yield "</details>"
 
@@ -190,7 +198,9 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
     lines = lines_of(runs)
     folder = output_dir or (folders[0] / "report" if len(folders) == 1 else Path("report"))
     if output_dir is None and folder.is_symlink():
-        raise AgentGymError(f"--output-dir: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
+        raise AgentGymError(
+            f"--output-dir: {folder} is a symbolic link to {folder.readlink()}; remove it, or name a folder"
+        )
     _make(folder)
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
@@ -209,15 +219,19 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise AgentGymError(f"--output-dir: {folder} cannot be made ({error.strerror}); name another folder") from error
+        raise AgentGymError(
+            f"--output-dir: {folder} cannot be created ({error.strerror}); name another folder"
+        ) from error
     if there and PAGE not in there:
         raise AgentGymError(
-            f"--output-dir: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report"
+            f"--output-dir: {folder} has {there[0]!r} but no {PAGE}; name a new folder, or the folder of a report"
         )
     own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
     for path in own:
         if path.is_dir() and not path.is_symlink():
-            raise AgentGymError(f"--output-dir: {path} is a folder in the way of a report's file; remove it")
+            raise AgentGymError(
+                f"--output-dir: {path} is a folder, but the report needs to write a file there; remove it"
+            )
     for path in own:
         if path.suffix == ".png":
             path.unlink()

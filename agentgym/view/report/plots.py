@@ -18,23 +18,30 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#00
 PARTS = 1000
 """Largest number of parts that a curve is reduced to, since a picture is 840 pixels wide."""
 CHARTS = (
-    ("reward", "Reward of training", "reward", "mean reward of a step's rollouts"),
+    ("reward", "Training reward", "reward", "mean reward of a step's rollouts"),
     ("eval/reward", "Held-out tasks", "reward", "mean reward of the held-out tasks"),
-    ("length/rollout_p50", "Length of a rollout", "tokens", "median of the sampled tokens of a rollout"),
-    ("rollout/branch_tokens", "Branches", "tokens", "mean of the tokens that the branches of a rollout sampled"),
-    ("train/explained_variance", "Critic", "explained variance", "part of the returns that it knew beforehand"),
-    ("train/value_loss", "Loss of the critic", "squared reward", "mean squared error of the critic's values"),
+    ("length/rollout_p50", "Rollout length", "tokens", "median number of sampled tokens per rollout"),
+    ("rollout/branch_tokens", "Branches", "tokens", "mean number of tokens sampled in the branches of a rollout"),
+    (
+        "train/explained_variance",
+        "Critic",
+        "explained variance",
+        "share of the returns' variance that the critic predicted",
+    ),
+    ("train/value_loss", "Critic loss", "squared reward", "mean squared error of the critic's values"),
     ("train/entropy", "Entropy", "nats", "entropy of the policy at the trained tokens"),
-    ("mismatch/mean", "Mismatch", "nats", "difference of the engine's and the trainer's log-probabilities"),
+    ("mismatch/mean", "Mismatch", "nats", "difference between the engine's and the trainer's log-probabilities"),
     ("staleness/max", "Staleness", "policy versions", "age of the oldest token that was trained on"),
     ("samples/groups_without_signal", "Groups without a signal", "groups", "groups whose advantages are all 0"),
     ("rollouts/failed", "Failed rollouts", "rollouts", "rollouts without a reward"),
-    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were cancelled or left out"),
-    ("time/step", "Time of a step", "seconds", "seconds from one step to the next"),
-    ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens by second of a step"),
+    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were canceled or left out"),
+    ("time/step", "Step time", "seconds", "seconds from one step to the next"),
+    ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens per second of a step"),
 )
 """Metric, title, unit and description of each curve."""
-SPREAD = "The line is the mean over the seeds, the band reaches from the lowest to the highest; thin lines are seeds."
+SPREAD = (
+    "The line is the mean over the seeds, the band spans the lowest to the highest value, and thin lines are seeds."
+)
 """Caption of a picture with several seeds."""
 
 
@@ -180,7 +187,7 @@ def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
     if not bars:
         return []
     draw_bars(folder / "evaluations.png", bars, title="Evaluations", unit="reward")
-    said = "Mean reward of each evaluation, with its interval at 95 %, over tasks."
+    said = "Mean reward of each evaluation, with its 95% confidence interval over tasks."
     return [Chart(file="evaluations.png", title="Evaluations", said=said)]
 
 

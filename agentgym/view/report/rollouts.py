@@ -75,4 +75,4 @@ def failed_in(lines: Sequence[Line]) -> int:
 def _text(run: KeptRun, number: int) -> str:
     with RolloutStore(run.folder) as store:
         found = list(store.find(ids=[str(number)], limit=1))
-    return str(found[0].rollout) if found else "the run has cut this rollout since"
+    return str(found[0].rollout) if found else "the run has removed this rollout since"

@@ -35,7 +35,7 @@ class Unsearchable(Refused):
     """An index that can't be read or written for now."""
 
     def __init__(self, path: Path, error: sqlite3.Error) -> None:
-        super().__init__(f"{path}: the index for searching cannot be used ({error}); it is tried again in a while", 409)
+        super().__init__(f"{path}: the search index cannot be used ({error}); it will be tried again soon", 409)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         self.is_damaged = code in DAMAGED
         self.is_disk_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)

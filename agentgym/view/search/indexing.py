@@ -118,14 +118,14 @@ class Indexing:
                 self._crowded.add(index.run.key)
                 self._open(index.run)
                 return True
-        return self._set_aside(index.run, OSError("no disk has room for an index"))
+        return self._set_aside(index.run, OSError("no disk has space for an index"))
 
     def _set_aside(self, run: Run, error: Exception) -> Literal[False]:
         """Set the run aside to be tried again later, logging each new error once."""
         said = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         with self._lock:
             if said != self._failed.get(run.key, (0.0, ""))[1]:
-                log.warning("%s: it is not indexed for now: %s", run.folder, said)
+                log.warning("%s: cannot be indexed for now: %s", run.folder, said)
             self._failed[run.key] = (time.monotonic(), said)
             self._indexes.pop(run.key, None)
         return False
