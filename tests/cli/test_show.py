@@ -132,7 +132,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         (".", [], "the latest run in it is"),
         ("other", [], f"holds no {FILE}; name the folder of a run"),
         ("empty", [], "has no rollouts yet; look again"),
-        ("torn", [], "cannot be opened as a store of rollouts (file is not a database)"),
+        ("torn", [], "this rollout store cannot be opened (file is not a database)"),
         ("run", ["--id", "zzz"], "none of the 1 rollouts in"),
         ("run", ["--limit", "0"], "--limit: must be at least 1, got 0"),
         ("run", ["--step", "1" + "0" * 20], "none of the 1 rollouts in"),

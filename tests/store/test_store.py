@@ -305,7 +305,10 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
 @pytest.mark.parametrize("bytes_of_it", [b"no database" * 99, b"SQLite format 3\0" + b"\1" * 84])
 def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
     (tmp_path / FILE).write_bytes(bytes_of_it)
-    with pytest.raises(StoreError, match=f"{FILE}: this rollout store cannot be opened .* out of the folder"), RolloutWriter(tmp_path):
+    with (
+        pytest.raises(StoreError, match=f"{FILE}: this rollout store cannot be opened .* out of the folder"),
+        RolloutWriter(tmp_path),
+    ):
         pass
 
 

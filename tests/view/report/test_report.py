@@ -118,14 +118,14 @@ def test_a_run_that_goes_on_is_reported_as_far_as_it_is(tmp_path: Path, capsys: 
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
     page = reported(capsys, folder)
-    assert "not finished: 2 of 20 steps" in page.text
+    assert "not ended: 2 of 20 steps" in page.text
 
 
 def test_a_run_without_a_finished_step_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "a", [0.1], ended=False)
     (folder / "metrics.jsonl").write_text("")
     page = reported(capsys, folder)
-    assert "not finished" in page.text
+    assert "not ended" in page.text
     assert "No rollout failed." in page.text
 
 
