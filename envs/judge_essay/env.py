@@ -52,14 +52,14 @@ class EssayTask(ag.Task):
 
 
 class Verdict(BaseModel):
-    """The judge's verdict on one essay."""
+    """What the judge says of one essay."""
 
     reasons: str
     met: Annotated[list[bool], Field(min_length=ASKED, max_length=ASKED, description="of each requirement, in order")]
 
 
 class Better(BaseModel):
-    """The judge's verdict on two essays."""
+    """What the judge says of two essays."""
 
     reasons: str
     better: Literal[1, 2]

@@ -74,7 +74,7 @@ def _lines(lines: Sequence[Line]) -> Iterator[str]:
         for place, run in enumerate(line.runs):
             head = [line.mark, line.name] if place == 0 else ["", ""]
             done, planned = len(run.steps), run.settings.get("max_steps")
-            ended = "finished" if run.summary else f"not ended: {done} of {planned} steps" if run.steps else "not ended"
+            ended = "ended" if run.summary else f"not ended: {done} of {planned} steps" if run.steps else "not ended"
             rows.append([*head, str(run.settings.get("seed")), str(run.folder), ended])
     yield "<h2>Runs</h2>"
     yield '<p class="said">Runs that differ only in their seed form one line.</p>'
