@@ -34,7 +34,7 @@ class Guard:
     machine, so otherwise any other server on it would receive the token.
 
     Args:
-        app: The application behind the guard.
+        app: The application to protect.
         token: The token that requests must carry; None accepts requests without one.
         hosts: The accepted host names, without a port.
         numbers: Whether any IP address is accepted as the host too; no other site can have one as its name.

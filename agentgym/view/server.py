@@ -36,7 +36,7 @@ KINDS = {
 def application(
     runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
 ) -> ASGIApp:
-    """Return the server as an ASGI application, behind a guard that decides which requests are accepted."""
+    """Return the server as an ASGI application, wrapped in a guard that decides which requests are accepted."""
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),

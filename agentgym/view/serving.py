@@ -95,5 +95,5 @@ def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -
 
 
 def _ended(number: int, frame: object) -> None:
-    """Exit with the status of a process ended by the signal, after closing what is open."""
+    """Exit with the status of a process ended by the signal, after closing all open resources."""
     sys.exit(128 + number)

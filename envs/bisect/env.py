@@ -109,7 +109,7 @@ class BisectTurns(Bisect):
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome includes what is not charged yet
+        if result.terminated:  # the outcome includes the cost not charged yet
             return result
         cost = PENALTY * self.malformed()
         self.charged = self.metrics["malformed_calls"]
@@ -139,7 +139,7 @@ class BisectLong(Bisect):
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome includes what is not paid yet
+        if result.terminated:  # the outcome includes the cost not paid yet
             return result
         cost = COST * self.spent()
         self.paid = self.guesses

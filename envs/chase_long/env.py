@@ -63,7 +63,7 @@ class ChaseLongTurns(ChaseLong):
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome includes what is not paid yet
+        if result.terminated:  # the outcome includes the share not paid yet
             return result
         gained = self.way()
         self.paid += gained

@@ -35,7 +35,7 @@ def ask(method, path, content=None):
 
 
 class MarketTask(ag.Task):
-    """What is in stock, and what has to be ordered."""
+    """The stock, and the fruit and count to order."""
 
     stock: tuple[tuple[str, int, int], ...]
     """Name, price and count of each kind of fruit."""

@@ -31,7 +31,7 @@ def last_offer(text: str, pool: Things) -> Things | None:
 
 
 def rest(pool: Things, taken: Things) -> Things:
-    """Return what is left for the other player."""
+    """Return the rest of the pool, which the other player gets."""
     return {name: count - taken[name] for name, count in pool.items()}
 
 

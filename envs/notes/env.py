@@ -120,7 +120,7 @@ class Notes(ag.ToolEnv[BookTask]):
 
 
 def oracle(task: BookTask, *, takes_notes: bool = True) -> ReplyPolicy:
-    """Return a reader that only uses what is in its context; `agentgym check` plays it."""
+    """Return a reader that only uses the content of its context; `agentgym check` plays it."""
 
     def reply(text: str) -> Reply:
         said = text.replace(task.prompt[0]["content"], "")  # The instruction contains an example.

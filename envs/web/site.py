@@ -16,7 +16,7 @@ REASONS = ("broken", "too late", "too small")
 content: dict[str, Any] = {}
 """The content that the site is opened with: its products, its orders, and the token in its forms."""
 ledger: list[list[Any]] = []
-"""What was ordered, returned and rated, in order."""
+"""The orders, returns and ratings, in order."""
 lock = threading.Lock()
 
 

@@ -22,7 +22,7 @@ def end_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of what was not trained on with its header row, or [] if there are no training runs."""
+    """Return the table of untrained rollouts and tokens with its header row, or [] if there are no training runs."""
     return _table(UNLEARNED, [line for line in lines if line.is_training])
 
 
@@ -145,7 +145,7 @@ UNLEARNED: dict[str, Metric] = {
     "steps without a finite gradient": _total("train/skipped_steps"),
     "steps without a token": _total("train/untrained_steps"),
 }
-"""What was run and not trained on, by column header."""
+"""Counts of rollouts, groups, tokens and steps that were not trained on, by column header."""
 
 
 @dataclass(frozen=True, slots=True)

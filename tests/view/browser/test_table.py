@@ -95,9 +95,7 @@ def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Rout
     expect(page.locator(".count")).to_have_text(f"{found} rollouts of {whole}")
     expect(page.locator(".grid .row mark").first).to_have_text("Summarise")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Search messages")).to_have_value(
-        "Summarise"
-    )  # as long as the table is filtered by it
+    expect(page.get_by_label("Search messages")).to_have_value("Summarise")  # as long as the table is filtered by it
     expect(page.get_by_label("Search messages")).not_to_be_focused()
 
 
