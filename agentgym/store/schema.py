@@ -80,7 +80,7 @@ CREATE TABLE IF NOT EXISTS vocabulary (
     model   TEXT NOT NULL,            -- Segment.model: "" for the policy
     ids     BLOB NOT NULL,            -- uint32, token ids that first occur here
     lengths BLOB NOT NULL,            -- uint32, number of bytes of each id
-    bytes   BLOB NOT NULL             -- the bytes of all ids, concatenated
+    bytes   BLOB NOT NULL             -- the UTF-8 bytes of all ids, concatenated
 );
 """
 

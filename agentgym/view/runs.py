@@ -94,9 +94,9 @@ class Run:
         return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # readers create an empty -wal
 
     def begun(self) -> float | None:
-        """Return when its settings were written, in seconds since 1970, or None if it has none.
+        """Return when its settings were last written, in seconds since 1970.
 
-        Without settings, the time of its store is returned.
+        Without settings, this is the time of its store. Returns None if it has neither.
         """
         for name in (SETTINGS, FILE):
             with suppress(OSError):  # the folder may be removed meanwhile
