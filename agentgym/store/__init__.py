@@ -1,1 +1,1 @@
-"""The rollouts of a run on disk: written while it runs, read by every window on it."""
+"""The on-disk store of a run's rollouts: written while the run is active, read by every viewer."""

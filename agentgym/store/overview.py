@@ -1,4 +1,4 @@
-"""The outcomes of a run's rollouts by task, by failure and by reward, counted by SQLite."""
+"""The outcomes of a run's rollouts by task, failure and reward, counted by SQLite."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,32 +23,35 @@ TASK_SORTS: Mapping[str, str] = {
     "reward_mean": "reward_mean",
     "gain": "reward_last - reward_first",
 }
-"""The columns that tasks can be sorted by; gain is the last reward less the first."""
+"""The columns that tasks can be sorted by. "gain" is the last reward minus the first."""
 MOST_FAILURES = 20_000
-"""The most failures that are looked at, the latest."""
+"""How many failures are looked at, the latest ones."""
 MOST_UNPACKED = 256 << 20
-"""The most bytes of JSON that the failures of a run may have together; each is let go before the next one."""
+"""Limit on the total bytes of JSON of a run's failures. Each one is freed before the next is unpacked."""
 SHOWN = 50
-"""The most rollouts of one failure that are named."""
+"""How many rollout numbers are listed per failure."""
 
 
 @dataclass(slots=True)
 class FailureKind:
-    """Counts rollouts that failed of one thing: with one type, at one place of the user's code."""
+    """Count of the rollouts that failed with the same kind of error: one type, at one place in the user's code."""
 
     first: Failure
-    """That of the first such rollout."""
+    """Failure of the first such rollout."""
     count: int = 0
     first_step: int = 0
     last_step: int = 0
     numbers: list[int] = field(default_factory=list)
-    """The first of them."""
+    """Numbers of the first SHOWN such rollouts."""
 
 
 def task_rows(
     store: RolloutStore, *, phase: str | None, sort: str, descending: bool, offset: int, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of tasks, and those from `offset` on, with the mean rewards of their first and last visits."""
+    """Return the number of tasks and the rows from `offset` on.
+
+    A row has the mean rewards of the task's first and last visit.
+    """
     where, values = ("1", []) if phase is None else ("phase = ?", [stored_text(phase)])
     column = TASK_SORTS[sort]
     missing = f"{column} IS NULL, " if sort in ("reward_first", "reward_last", "reward_mean", "gain") else ""
@@ -76,7 +79,7 @@ def task_rows(
 
 
 def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
-    """Return each time that a task was played, with the rewards and the numbers of its attempts."""
+    """Return each visit to a task, with the rewards and numbers of its rollouts."""
     rows = store.query(
         "SELECT step, phase, reward, number FROM rollouts WHERE group_id = ? ORDER BY step, phase, number",
         stored_text(task),
@@ -90,7 +93,7 @@ def visits(store: RolloutStore, task: str) -> list[dict[str, Any]]:
 
 
 def failure_kinds(store: RolloutStore) -> list[FailureKind]:
-    """Return the latest failures by type, place and last line of their tracebacks, the most frequent first."""
+    """Return the latest failures grouped by type, place and last traceback lines, the most frequent kind first."""
     found: dict[tuple[str, str, str], FailureKind] = {}
     with store.one_read():
         for number, step, failure in _failures(store):
@@ -103,14 +106,14 @@ def failure_kinds(store: RolloutStore) -> list[FailureKind]:
 
 
 def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[list[float], list[int]]:
-    """Return the edges and the counts of equal bins over the rewards; both are empty if no rollout has a reward."""
+    """Return the edges and counts of equally wide bins over the rewards, both empty if no rollout has a reward."""
     where, values = conditions(filters, store.far_rewards(filters.phase) if filters.suspicious else set())
     with store.one_moment(), store.sound("rewards"):
         sql = f"FROM rollouts WHERE {where} AND reward IS NOT NULL"
         low, high, number = store.query(f"SELECT min(reward), max(reward), count(*) {sql}", *values)[0]
         if not number:
             return [], []
-        half = (high / 2 - low / 2) / bins or 0.5  # halves, as the difference of two floats may be too large for one
+        half = (high / 2 - low / 2) / bins or 0.5  # halved, since the difference of two floats may overflow
         place = f"min(CAST((reward / 2 - ?) / ? AS INTEGER), {bins - 1})"
         rows = store.query(f"SELECT {place} AS bin, count(*) {sql} GROUP BY bin", low / 2, half, *values)
     counts = [0] * bins
@@ -120,7 +123,7 @@ def reward_histogram(store: RolloutStore, filters: Filters, bins: int) -> tuple[
 
 
 def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float]:
-    """Return the advantage of the first trained turn of each of these rollouts, if a step has computed one."""
+    """Return the advantage of each rollout's first trained turn, leaving out rollouts without one."""
     rows = store.query(
         "SELECT rollout, advantages FROM segments WHERE rollout IN (SELECT value FROM json_each(?)) "
         "AND advantages IS NOT NULL ORDER BY rollout, place DESC",
@@ -131,7 +134,7 @@ def group_advantages(store: RolloutStore, numbers: list[int]) -> dict[int, float
 
 
 def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
-    """Each failed rollout's number, step and failure, from the first of the latest, read in parts."""
+    """Yield the number, step and failure of each of the latest failed rollouts, oldest first, read in parts."""
     latest = "SELECT number FROM rollouts WHERE reward IS NULL ORDER BY number DESC LIMIT 1 OFFSET ?"
     skipped, unpacker = store.query(latest, MOST_FAILURES), Unpacker(MOST_UNPACKED, MOST_UNPACKED)
     last = skipped[0][0] if skipped else 0
@@ -146,7 +149,7 @@ def _failures(store: RolloutStore) -> Iterator[tuple[int, int, Failure]]:
 
 
 def _key(failure: Failure) -> tuple[str, str, str]:
-    """What makes failures one kind: type, place, and the last frame and the error's class of the traceback."""
+    """Return the key that groups failures: type, place, and the traceback's last frame with the error's class."""
     lines = failure.traceback.rstrip().splitlines()
     frames = [line.strip() for line in lines if line.lstrip().startswith("File ")]
     error = lines[-1].partition(":")[0] if lines else failure.message.partition(":")[0]

@@ -1,4 +1,4 @@
-"""The reader of a run's rollout store: it finds rollouts by their outcome and rebuilds them."""
+"""The reader of a run's rollout store, which finds rollouts by their outcome and rebuilds them."""
 
 import json
 import sqlite3
@@ -31,7 +31,7 @@ from agentgym.types.rollout import Rollout
 
 Order: TypeAlias = Literal["written", "latest", "worst", "best"]
 LARGEST = 2**63 - 1
-"""The largest integer that SQLite holds."""
+"""Largest integer that SQLite can store."""
 _ORDERS = {
     "written": "number",
     "latest": "number DESC",
@@ -42,32 +42,36 @@ _ORDERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRollout:
-    """A rollout as it was played, and what the step that trained on it computed."""
+    """A rollout as it was run, with the results of the step that trained on it."""
 
     number: int
-    """Its place in the order of writing, from 1."""
+    """Its position in the order of writing, from 1."""
     phase: str
-    """Either "train" or the name of an evaluation."""
+    """"train", or the name of an evaluation."""
     step: int
-    """The step that it was played for; of an evaluation, how many steps were done before it."""
+    """The training step that it was run for; for an evaluation, the number of steps done before it."""
     rollout: Rollout
     trainer_logprobs: tuple[Floats | None, ...]
-    """For each segment, the trainer's log-probabilities of its sampled tokens before the step; None where it was not
-    trained on."""
+    """For each segment, the trainer's log-probabilities of its sampled tokens before the step, or None if the segment
+    was not trained on.
+    """
     advantages: tuple[tuple[float, ...] | None, ...]
-    """For each segment, one number a turn; None where it was not trained on."""
+    """For each segment, one number per turn, or None if the segment was not trained on. The numbers are an empty tuple
+    if not all of the segment's sampled tokens were trained.
+    """
     logprob_gap: float | None = None
-    """Largest difference between the engine's and the trainer's log-probabilities, in nats; None if it was not
-    trained on, or if an earlier mini-batch of the same step had changed the policy."""
+    """Largest difference between the engine's and the trainer's log-probabilities, in nats. None if the rollout was not
+    trained on, or if an earlier mini-batch of the same step had changed the policy.
+    """
     suspicious: tuple[str, ...] = ()
-    """Names of what is odd about it; `agentgym.store.suspicious.SIGNS` says what they mean."""
+    """Names of its suspicious signs, which `agentgym.store.suspicious.SIGNS` describes."""
 
     @property
     def turn_gaps(self) -> tuple[tuple[float, ...] | None, ...]:
-        """For each segment, the largest difference of engine and trainer in each of its turns, in nats.
+        """For each segment, the largest difference between engine and trainer in each of its turns, in nats.
 
-        None where it was not trained on. From the second mini-batch of a step on, the policy had moved between the two,
-        unless the run has old_logprobs="trainer".
+        None if the segment was not trained on. From the second mini-batch of a step on, the policy had moved between
+        the two, unless the run has old_logprobs="trainer".
         """
         found: list[tuple[float, ...] | None] = []
         for segment, trained in zip(self.rollout.segments, self.trainer_logprobs, strict=True):
@@ -82,7 +86,7 @@ class StoredRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """One line about a stored rollout, found without reading its messages."""
+    """A summary of a stored rollout, found without reading its messages."""
 
     number: int
     phase: str
@@ -92,19 +96,26 @@ class RolloutSummary:
     reward: float | None
     stop_reason: str
     failure: str | None
-    """Type and message of the error that ended it; None for a rollout that was scored."""
+    """Type and message of the error that ended it; None if the rollout was scored."""
     turns: int
     tokens: int
-    """Tokens that the policy sampled."""
+    """How many tokens the policy sampled."""
     seconds: float
     suspicious: tuple[str, ...]
 
 
 class RolloutStore:
-    """Reads the rollouts of a run, while it runs or later: `with RolloutStore("runs/mine") as store`.
+    """Reads the rollouts of a run, during the run or later: `with RolloutStore("runs/mine") as store`.
 
-    Opening it raises FileNotFoundError if the folder has no store, and ValueError if the store cannot be read. A read
-    that takes longer than the size of the store explains is stopped; with `one_read` all reads count together.
+    A read that takes longer than the store's size can explain is stopped.
+
+    Args:
+        folder: The run's folder.
+        one_read: Apply that limit to all reads of this object together, instead of to each read.
+
+    Raises:
+        FileNotFoundError: On entering, if the folder has no store.
+        ValueError: On entering, if the store can't be read.
     """
 
     def __init__(self, folder: str | Path, *, one_read: bool = False) -> None:
@@ -135,10 +146,18 @@ class RolloutStore:
         ids: Sequence[str] = (),
         limit: int | None = None,
     ) -> Iterator[StoredRollout]:
-        """Yield the rollouts that meet every condition, in `order`, with one in memory at a time.
+        """Yield the rollouts that meet every condition, holding one in memory at a time.
 
-        `worst` and `best` leave failed ones out. An id is a rollout's (`task/0`), its task's (`task`), or its number
-        in the store.
+        Args:
+            order: The order of writing ("written"), its reverse ("latest"), or the lowest ("worst") or highest
+                ("best") reward first. "worst" and "best" leave out failed rollouts, unless `failed` is set.
+            failed: Whether to yield failed rollouts only.
+            suspicious: Whether to yield rollouts with suspicious signs only.
+            step: The only step to look at; None means all.
+            phase: The only phase to look at; None means all.
+            ids: The rollouts to look at, each named by its id (`task/0`), its task's id (`task`) or its number in the
+                store; all if empty.
+            limit: The largest number of rollouts to yield; None means all.
         """
         read = self._all or ReadCost()
         with self._opened().one_read(read):
@@ -148,11 +167,11 @@ class RolloutStore:
         for number in numbers:
             with self._opened().one_read(read):
                 found = self._one(number, far)
-            if found is not None:  # a run that is resumed may have cut it since
+            if found is not None:  # a resumed run may have removed it since
                 yield found
 
     def get(self, number: int) -> StoredRollout | None:
-        """Return the rollout of that number; None if there is none."""
+        """Return the rollout with this number, or None if it doesn't exist."""
         with self.one_read():
             return self._one(number, self.far_rewards())
 
@@ -167,7 +186,7 @@ class RolloutStore:
         ids: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[RolloutSummary]:
-        """Return one line for each rollout that `find` would yield."""
+        """Return a summary of each rollout that `find` would yield."""
         far = self.far_rewards(phase)
         where, values = _conditions(order, failed, suspicious, step, phase, ids, far)
         sql = f"SELECT number, {SUMMARY_COLUMNS}, suspicious, logprob_gap FROM rollouts"
@@ -197,36 +216,48 @@ class RolloutStore:
         return int(self.query(f"SELECT count(*) FROM rollouts WHERE {where}", *values)[0][0])
 
     def task(self, group_id: str) -> dict[str, Any] | None:
-        """Return the fields of a group's task; None if the run did not keep it."""
+        """Return the fields of a group's task, or None if the run did not store it."""
         rows = self.query("SELECT group_id, task FROM tasks WHERE group_id = ?", stored_text(group_id))
         with self.sound(f"task {group_id!r}"):
             return Unpacker().unpacked(rows[0][1]) if rows else None
 
     def token_bytes(self, model: str, ids: Collection[int]) -> dict[int, bytes]:
-        """Return the bytes of the token ids that the run kept; `model` is the segment's, "" for the policy."""
+        """Return the stored bytes of these token ids, leaving out ids that the run did not store.
+
+        Args:
+            model: The model role of the segment (`Segment.model`), "" for the policy.
+            ids: The token ids to look up.
+        """
         rows = self.query("SELECT model, ids, lengths, bytes FROM vocabulary WHERE model = ?", stored_text(model))
         with self.sound("vocabulary"):
             return found_among([of for _, *of in rows], ids)
 
     def _numbers(self, where: str, values: Sequence[object], order: Order, limit: int | None) -> list[int]:
-        """The rollouts by their numbers, which are small; a transaction that stays open would hold the writer up."""
+        """Return the numbers of the matching rollouts.
+
+        Numbers are small enough to hold in memory, whereas a transaction left open would hold up the writer.
+        """
         sql = f"SELECT number FROM rollouts WHERE {where} ORDER BY {_ORDERS[order]} LIMIT ?"
         return [row[0] for row in self.query(sql, *values, _all(limit))]
 
     def far_rewards(self, phase: str | None = None) -> set[int]:
-        """Return the numbers of the rollouts whose reward is far from all others of their phase; of one, or of all."""
+        """Return the numbers of the rollouts whose reward is far from all others of their phase.
+
+        Args:
+            phase: The only phase to look at; None means all.
+        """
         with self.one_moment(), self.one_read():
             return far_rewards(self.query, None if phase is None else stored_text(phase))
 
     def one_read(self) -> AbstractContextManager[ReadCost]:
-        """Limit the time of everything that is read within the block together."""
+        """Limit the time of all reads within the block together."""
         return self._opened().one_read(self._all)
 
     @contextmanager
     def one_moment(self) -> Iterator[None]:
-        """Read everything within the block as of one moment, whatever is written meanwhile."""
+        """Make all reads within the block see the same snapshot, even if a run writes meanwhile."""
         connection = self._opened().connection
-        if connection.in_transaction:  # a block around this one has begun it
+        if connection.in_transaction:  # an enclosing block has started it
             yield
             return
         connection.execute("BEGIN")
@@ -246,7 +277,7 @@ class RolloutStore:
 
     @contextmanager
     def sound(self, what: str) -> Iterator[None]:
-        """Turn errors of unpacking bytes of the store into a StoreError that says what they belong to."""
+        """Turn errors from unpacking the store's bytes into a StoreError that names `what` the bytes belong to."""
         try:
             yield
         except StoreError:
@@ -274,9 +305,10 @@ class RolloutStore:
         )
 
     def query(self, sql: str, *values: object) -> list[Any]:
-        """Return the rows of a query on the store's own tables; StoreError if the file is damaged.
+        """Return the rows of a query on the store's own tables.
 
-        A value of another type than its column counts as damage, too.
+        Raises:
+            StoreError: If the file is damaged. A value whose type differs from its column's counts as damage too.
         """
         database = self._opened()
         try:
@@ -305,7 +337,7 @@ def _conditions(
     ids: Sequence[str],
     far: set[int],
 ) -> tuple[str, list[object]]:
-    """The conditions as SQL, and its values; each of them has an index."""
+    """Return the conditions as an SQL expression and its values. Each condition has an index."""
     where, values = ["1"], list[object]()
     if failed:
         where.append("reward IS NULL")
@@ -328,7 +360,7 @@ def _conditions(
 
 
 def _any(*conditions: str) -> str:
-    """One condition that holds where any of these does, each found by its own index."""
+    """Return one condition that holds if any of these does, so that each is looked up in its own index."""
     return f"number IN ({' UNION '.join(f'SELECT number FROM rollouts WHERE {one}' for one in conditions)})"
 
 
@@ -337,5 +369,5 @@ def _among(column: str, values: Collection[object]) -> str:
 
 
 def _all(limit: int | None) -> int:
-    """SQLite's word for no limit is -1."""
+    """Return the limit as SQLite takes it, where -1 means no limit."""
     return -1 if limit is None else min(limit, LARGEST)

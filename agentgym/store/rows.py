@@ -1,4 +1,4 @@
-"""Rollouts as rows of the store, and rows as rollouts."""
+"""Conversions between rollouts and the rows of the store."""
 
 import json
 import zlib
@@ -18,36 +18,39 @@ from agentgym.types.rollout import Rollout, RolloutBranch, Segment, Turn
 from agentgym.types.transcript import printable
 
 SUMMARY_COLUMNS = "phase, step, group_id, rollout_id, reward, stop_reason, failure, turns, tokens, seconds"
-"""The columns that are read without unpacking anything."""
+"""The rollout columns that can be read without unpacking anything."""
 ROLLOUT_COLUMNS = f"{SUMMARY_COLUMNS}, detail"
 SEGMENT_COLUMNS = "place, parent, kind, token_ids, id_bytes, logprobs, turns, messages"
 SEGMENT_VALUES = SEGMENT_COLUMNS.replace("turns", "turns AS turns_of_segment")
-"""SEGMENT_COLUMNS as they are read: `turns` is a number of rollouts."""
+"""SEGMENT_COLUMNS as they are read: `turns` is renamed because rollouts have a column `turns`, a count."""
 
 
 def packed(value: object) -> bytes:
-    """Compress `value` as JSON, which `Unpacker` unpacks; ValueError where that would be too large to be read.
+    """Compress `value` as JSON that `Unpacker` can unpack.
 
-    Lone surrogates survive, and what JSON has no form for becomes text.
+    Lone surrogates survive. A value that JSON can't represent becomes text.
+
+    Raises:
+        ValueError: If the JSON would be too large to be read back.
     """
     text = json.dumps(value, separators=(",", ":"), default=_plain).encode()
     if len(text) > MOST_BYTES:
-        raise ValueError(f"it has {len(text):,} bytes of JSON, and at most {MOST_BYTES:,} are kept and read")
+        raise ValueError(f"its JSON has {len(text):,} bytes, above the limit of {MOST_BYTES:,}")
     return zlib.compress(text, 1)
 
 
 def stored_text(text: str) -> str:
-    """Escape lone surrogates, which SQLite cannot hold; other text stays as it is."""
+    """Escape lone surrogates, which SQLite can't store; other text stays unchanged."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _plain(value: object) -> object:
-    """A numpy number as Python's own; anything else as its text."""
+    """Return a numpy number as Python's own type, anything else as text."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...]:
-    """The values of ROLLOUT_COLUMNS."""
+    """Return the values of ROLLOUT_COLUMNS."""
     detail = {
         "rewards": dict(rollout.rewards),
         "metrics": dict(rollout.metrics),
@@ -72,7 +75,10 @@ def rollout_row(rollout: Rollout, *, phase: str, step: int) -> tuple[object, ...
 
 
 def segment_row(segment: Segment) -> tuple[object, ...]:
-    """The values of SEGMENT_COLUMNS: 2 or 4 bytes an id, 4 a sampled token's log-probability."""
+    """Return the values of SEGMENT_COLUMNS.
+
+    An id takes 2 or 4 bytes, and the log-probability of a sampled token 4.
+    """
     small = bool((segment.token_ids < 1 << 16).all())
     turns = [
         [
@@ -108,7 +114,11 @@ def segment_row(segment: Segment) -> tuple[object, ...]:
 
 
 def segment_of(row: Sequence[Any], unpacker: Unpacker) -> Segment:
-    """The segment of a row of SEGMENT_COLUMNS, with its laws checked; ValueError, which names the field."""
+    """Build the segment of a row of SEGMENT_COLUMNS, checking its invariants.
+
+    Raises:
+        ValueError: If a value is invalid; the message names the field.
+    """
     index, parent, kind, ids, id_bytes, logprobs, turns, messages = row
     token_ids: Ints = np.frombuffer(ids, f"<u{id_bytes}").astype(np.int64)
     said = unpacker.unpacked(messages)
@@ -138,17 +148,25 @@ def segment_of(row: Sequence[Any], unpacker: Unpacker) -> Segment:
 
 
 def trained_of(segment: Segment, logprobs: bytes | None) -> Floats | None:
-    """Return the trainer's log-probabilities, one for each sampled token; None where the segment was not trained on."""
+    """Return the trainer's log-probabilities, one per sampled token, or None if the segment was not trained on.
+
+    Raises:
+        ValueError: If their number is not that of the sampled tokens.
+    """
     if logprobs is None:
         return None
     found: Floats = np.frombuffer(logprobs, "<f4")
     if len(found) != segment.sampled.sum():
-        raise ValueError(f"{len(found)} log-probabilities of the trainer for {segment.sampled.sum()} sampled tokens")
+        raise ValueError(f"{len(found)} trainer log-probabilities for {segment.sampled.sum()} sampled tokens")
     return found
 
 
 def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | None:
-    """Return the advantages, one for each turn, or none; None where the segment was not trained on."""
+    """Return the advantages, one per turn or an empty tuple; None if the segment was not trained on.
+
+    Raises:
+        ValueError: If their number is not that of the turns, or if one is not a number.
+    """
     if text is None:
         return None
     found = [number(value, "advantages") for value in parsed(text.encode())]
@@ -158,7 +176,7 @@ def advantages_of(segment: Segment, text: str | None) -> tuple[float, ...] | Non
 
 
 def _turn(values: Sequence[Any], message: Any, env_messages: Any) -> Turn:
-    # Stores of version 2 do not say when a turn was asked for.
+    # Stores of version 2 don't record when a turn was requested.
     start, stop, finish_reason, versions, seconds, env_seconds, reward, place, *when = values
     waited, asked_at = when or (0.0, None)
     return Turn(
@@ -178,12 +196,20 @@ def _turn(values: Sequence[Any], message: Any, env_messages: Any) -> Turn:
 
 
 def failure_of(found: Any) -> Failure:
-    """The failure of these fields, in JSON's types; ValueError, which names the field."""
+    """Build a failure from its JSON fields.
+
+    Raises:
+        ValueError: If a value is invalid; the message names the field.
+    """
     return Failure(**{name: text_of(value, f"failure.{name}") for name, value in found.items()})
 
 
 def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
-    """The end of a branch of these fields, in JSON's types; ValueError, which names the field."""
+    """Build the outcome of a rollout branch from its JSON fields.
+
+    Raises:
+        ValueError: If a value is invalid; the message names the field.
+    """
     failure = found["failure"]
     for name in ("rewards", "role_rewards", "metrics"):
         numbers(found.get(name, {}), name)
@@ -195,7 +221,11 @@ def branch_of(found: Mapping[str, Any]) -> RolloutBranch:
 
 
 def rollout_of(row: Sequence[Any], segments: Sequence[Segment], unpacker: Unpacker) -> Rollout:
-    """The rollout of a row of ROLLOUT_COLUMNS and its segments; ValueError, which names the field."""
+    """Build the rollout of a row of ROLLOUT_COLUMNS with these segments.
+
+    Raises:
+        ValueError: If a value is invalid; the message names the field.
+    """
     _, _, group_id, rollout_id, reward, stop_reason, _, _, _, _, detail = row
     found: Mapping[str, Any] = unpacker.unpacked(detail)
     return Rollout(
@@ -209,7 +239,11 @@ def rollout_of(row: Sequence[Any], segments: Sequence[Segment], unpacker: Unpack
 
 
 def detail_of(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a rollout that are kept as JSON, checked; ValueError, which names the field."""
+    """Return the rollout fields that are stored as JSON, after checking them.
+
+    Raises:
+        ValueError: If a value is invalid; the message names the field.
+    """
     cases = found["failed_cases"]
     return {
         "rewards": numbers(found["rewards"], "rewards"),

@@ -1,4 +1,4 @@
-"""The settings of a run in its folder: written when it begins, and compared when it is resumed."""
+"""The settings file of a run, written when the run starts and compared when it is resumed."""
 
 import json
 import platform
@@ -19,9 +19,9 @@ from agentgym.seeds import VERSION as DERIVATION
 from agentgym.types.env_version import EnvVersion, as_json
 
 SETTINGS = "settings.json"
-"""The file in the run's folder that holds every setting, and the versions of what it was begun with."""
+"""The file in the run's folder with every setting and the versions that the run started with."""
 FORMAT = 2
-"""The version of the names in that file; what was begun with another one is not resumed."""
+"""Version of the setting names in that file. A run or evaluation with another version can't be resumed."""
 
 MAY_DIFFER = (
     *("recipe", "output_dir", "resume", "max_steps", "save_every", "keep_checkpoints", "solved", "sandbox", "merge"),
@@ -41,16 +41,19 @@ MAY_DIFFER = (
     *("train.layout", "train.max_tokens_per_microbatch", "train.balance", "train.gradient_checkpointing"),
     *("train.threads", "train.device", "train.shard", "train.replicas", "train.offload"),
 )
-"""Settings that a resumed run may have otherwise than it was begun with; every other one makes another policy, other
-tasks or other draws."""
+"""Settings that may change when a run is resumed. Every other setting changes the policy, the tasks or the random
+draws.
+"""
 OF_EVALUATIONS = ("eval_tasks", "eval_rollouts", "eval_sampling", "eval_sampling.*", "eval_seed")
-"""Settings that make another evaluation. A resumed run whose evaluations are compared with earlier ones keeps them."""
+"""Settings that make it a different evaluation. A resumed run can't change them if its evaluations are compared with
+earlier ones.
+"""
 
 PACKAGES = ("torch", "transformers", "peft", "numpy", "sglang")
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Give the fields of nested dataclasses under dotted names, in JSON's types; a folder as its whole path."""
+    """Return the fields of nested dataclasses under dotted names as JSON types, with existing paths made absolute."""
     found: dict[str, Any] = {}
     for field in fields(config):
         name, value = f"{prefix}{field.name}", getattr(config, field.name)
@@ -70,9 +73,10 @@ def _plain(value: Any) -> str:
 
 
 def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = MappingProxyType({})) -> None:
-    """Write every setting of the run, what its envs are, and the versions that it runs with into its folder.
+    """Write every setting of the run, the versions of its envs and the package versions into its folder.
 
-    Of its evaluations, the settings and the seed are kept if it is resumed without any: later ones are held to them.
+    If a run is resumed without evaluations, the settings and seed of its earlier evaluations stay in the file, so
+    that later ones have to match them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     now = flat(config)
@@ -93,7 +97,7 @@ def write_settings(folder: Path, config: Any, envs: Mapping[str, EnvVersion] = M
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of Python and of the packages that a run's metrics depend on; None for one that is missing."""
+    """Return the versions of Python and the packages that affect metrics; None for a missing package."""
     return {
         "python": platform.python_version(),
         "agentgym": _version(DISTRIBUTION),
@@ -109,7 +113,7 @@ def _version(package: str) -> str | None:
 
 
 def begun_envs(folder: Path) -> dict[str, EnvVersion]:
-    """Return what the envs of the run in `folder` were when it was last begun or resumed; none where it is not said."""
+    """Return the env versions of the last start or resumption of the run in `folder`, or {} if they can't be read."""
     try:
         return {name: _env_version(of) for name, of in _kept(folder)["envs"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -119,17 +123,17 @@ def begun_envs(folder: Path) -> dict[str, EnvVersion]:
 def _env_version(kept: Mapping[str, Any]) -> EnvVersion:
     found = EnvVersion(**kept)
     if not isinstance(found.where, str) or not all(isinstance(of, str | None) for of in (found.version, found.sha256)):
-        raise TypeError("envs: where, version and sha256 must be texts")
+        raise TypeError("envs: where, version and sha256 must be strings")
     return found
 
 
 def _kept(folder: Path) -> dict[str, Any]:
-    """Read the settings of the run or the evaluation in `folder`, whoever has made it."""
+    """Read the settings file of the run or evaluation in `folder`, without trusting its content."""
     return read_object(folder / SETTINGS, within=folder)
 
 
 def begun_model(folder: Path) -> str | None:
-    """Return the model of the run or the evaluation in `folder`; None where it is not said."""
+    """Return the model of the run or evaluation in `folder`, or None if it can't be read."""
     try:
         kept = _kept(folder)
         found = (kept.get("settings") or kept).get("model")
@@ -139,7 +143,7 @@ def begun_model(folder: Path) -> str | None:
 
 
 def begun_seed(folder: Path) -> int:
-    """Return the seed of the run or the evaluation in `folder`; 0 if nothing says it."""
+    """Return the seed of the run or evaluation in `folder`, or 0 if it can't be read."""
     try:
         kept = _kept(folder)
         found = (kept.get("settings") or kept).get("seed")
@@ -149,9 +153,12 @@ def begun_seed(folder: Path) -> int:
 
 
 def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
-    """Return the env of the run or the evaluation in `folder`, or the members of its mixture, and its parameters.
+    """Return the env of the run or evaluation in `folder`, and its parameters.
 
-    :raises ValueError: where its settings do not say it.
+    A mixture is returned as its members and their weights.
+
+    Raises:
+        ValueError: If the settings don't name an env.
     """
     try:
         kept = _kept(folder)
@@ -161,11 +168,11 @@ def begun_env(folder: Path) -> tuple[str | dict[str, float], dict[str, Any]]:
             env = {text_of(name, "env"): number(weight, f"env.{name:.80}") for name, weight in env.items()}
         return env, dict(begun.get("env_args") or {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"env: {folder / SETTINGS} names none; name the env") from None
+        raise ValueError(f"env: {folder / SETTINGS} names no env; name one") from None
 
 
 def rescored_from(folder: Path) -> str | None:
-    """Return the folder whose rollouts were scored again in this one; None for one that was played."""
+    """Return the folder whose rollouts were rescored into this one, or None if its rollouts were run."""
     try:
         found = _kept(folder)["rescored"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -174,7 +181,7 @@ def rescored_from(folder: Path) -> str | None:
 
 
 def begun_steps(folder: Path, otherwise: int) -> int:
-    """Return the steps of the run in `folder`, as it was last begun or resumed; `otherwise` where none can be read."""
+    """Return the step count that the run in `folder` last started or resumed with, or `otherwise` if unreadable."""
     try:
         return int(_begun(folder)["max_steps"])
     except (ValueError, KeyError, TypeError):
@@ -182,7 +189,10 @@ def begun_steps(folder: Path, otherwise: int) -> int:
 
 
 def begun_eval_seed(folder: Path) -> int | None:
-    """Return the seed of the evaluations in `folder`; None where it is not said, or seeds were derived otherwise."""
+    """Return the seed of the evaluations in `folder`.
+
+    Returns None if it can't be read, or if the seeds were derived differently.
+    """
     try:
         kept = _kept(folder)["seeds"]
         return int(kept["evaluation"]) if kept["derivation"] == DERIVATION else None
@@ -191,40 +201,44 @@ def begun_eval_seed(folder: Path) -> int | None:
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse to resume what is in `folder` if its settings have other names, or its seeds were derived in another way.
+    """Refuse to resume a folder whose settings use different names or whose seeds were derived differently.
 
     Raises:
-        ValueError: It was begun by another version of agentgym; the message says what to do.
+        ValueError: If another version of agentgym started it; the message says what to do.
     """
     try:
         kept = _kept(folder)
         form, derivation = kept.get("format"), kept["seeds"]["derivation"]
-    except (OSError, ValueError):  # what reads it next says why
+    except (OSError, ValueError):  # the next reader reports why
         return
     except (KeyError, TypeError):
         form, derivation = FORMAT, None
     if form != FORMAT:
         raise ValueError(
-            f"resume: {folder} was begun by an agentgym whose settings have other names; finish it with that agentgym, "
-            "or begin anew in another folder"
+            f"resume: {folder} was started by an agentgym version with other setting names; finish it with that "
+            "version, or start over in another folder"
         )
     if derivation != DERIVATION:
         raise ValueError(
-            f"resume: {folder} was begun by an agentgym that derives seeds in another way, and the rest would be "
-            "played with other draws; finish it with that agentgym, or begin anew in another folder"
+            f"resume: {folder} was started by an agentgym version that derives seeds differently, so the rest would "
+            "use other random draws; finish it with that version, or start over in another folder"
         )
 
 
 def _begun(folder: Path) -> Mapping[str, Any]:
-    """Read the settings of the run in `folder`; ValueError where there is none."""
+    """Read the settings of the run in `folder`.
+
+    Raises:
+        ValueError: If the folder has no readable run settings.
+    """
     try:
         begun: Mapping[str, Any] = dict(_kept(folder)["settings"])
     except FileNotFoundError:
         raise ValueError(f"resume: {folder} is not the folder of a run: there is no {folder / SETTINGS}") from None
     except KeyError:
         raise ValueError(
-            f"resume: {folder} is not the folder of a run: its {SETTINGS} holds no settings of one; an evaluation is "
-            f"resumed by `agentgym eval ... --output-dir {folder} --resume`"
+            f"resume: {folder} is not the folder of a run: its {SETTINGS} has no run settings; resume an evaluation "
+            f"with `agentgym eval ... --output-dir {folder} --resume`"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(
@@ -234,7 +248,7 @@ def _begun(folder: Path) -> Mapping[str, Any]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether the settings in `folder` are those of a run, rather than of an evaluation or of something else."""
+    """Return whether `folder` has the settings of a run, not of an evaluation or anything else."""
     try:
         return "recipe" in _begun(folder)
     except ValueError:
@@ -242,7 +256,11 @@ def is_run(folder: Path) -> bool:
 
 
 def refuse_changes(folder: Path, config: Any) -> None:
-    """Raise ValueError, naming each field and both values, where the run in `folder` was begun with other settings."""
+    """Refuse to resume the run in `folder` with other settings.
+
+    Raises:
+        ValueError: If a setting changed; the message names each changed field and both values.
+    """
     begun = {**_begun(folder), **_evaluated(folder)}
     now = flat(config)
     compared = bool(begun.get("eval_tasks") and now.get("eval_tasks"))
@@ -254,13 +272,13 @@ def refuse_changes(folder: Path, config: Any) -> None:
     ]
     if changed:
         raise ValueError(
-            f"resume: the run in {folder} was begun with other settings; {'; '.join(changed)}. Resume it with those of "
-            f"its {SETTINGS}, or start a new run {_start_from(folder, begun)}in another output_dir"
+            f"resume: the run in {folder} was started with other settings; {'; '.join(changed)}. Resume it with those "
+            f"in its {SETTINGS}, or start a new run {_start_from(folder, begun)}in another output_dir"
         )
 
 
 def _evaluated(folder: Path) -> Mapping[str, Any]:
-    """Return the settings of the evaluations that the run in `folder` has made; none if it has made none."""
+    """Return the settings of the evaluations that the run in `folder` made, or {} if it made none."""
     try:
         return dict(_kept(folder).get("evaluations") or {})
     except (OSError, ValueError, TypeError):
@@ -272,9 +290,12 @@ def _is_of(name: str, settings: Sequence[str]) -> bool:
 
 
 def _start_from(folder: Path, begun: Mapping[str, Any]) -> str:
-    """Say how a run goes on from what the one in `folder` has trained; nothing where it has written nothing yet."""
+    """Return the part of a message that says how to start a new run from the trained model or adapter in `folder`.
+
+    Returns "" if the run has written neither yet.
+    """
     if (folder / "model").is_dir() and begun.get("train.method") == "full":
-        return f"from what it trained, model {folder / 'model'}, "
+        return f"from its trained model, model {folder / 'model'}, "
     if (folder / "adapter").is_dir():
-        return f"from what it trained: `{command('merge', folder / 'adapter', 'MODEL')}`, then model MODEL, "
+        return f"from its trained adapter: `{command('merge', folder / 'adapter', 'MODEL')}`, then model MODEL, "
     return ""

@@ -1,4 +1,4 @@
-"""The tables of a run's rollout store, and how its file is opened."""
+"""The tables of a run's rollout store, and the functions that open its file."""
 
 import fcntl
 import logging
@@ -19,17 +19,17 @@ from agentgym.files.foreign.tables import Table
 _LOG = logging.getLogger(__name__)
 
 FILE = "rollouts.sqlite"
-"""The store's name in a run's folder."""
+"""Name of the store's file in a run's folder."""
 
 VERSION = 4
-"""Raised whenever a table or a name in it changes; a store of another version is refused by name."""
+"""Version of the schema, raised whenever a table or a column name changes. Stores of other versions are refused."""
 
 OPEN_SECONDS = 5.0
-"""How long a writer waits for another process that holds the file."""
+"""Seconds that a writer waits while another process holds the file."""
 
 
 class StoreError(UnreadableFileError):
-    """A store that cannot be opened or read; its message names the file and says what to do."""
+    """A store that can't be opened or read; the message names the file and says what to do."""
 
 
 TABLES = """
@@ -38,22 +38,22 @@ CREATE TABLE IF NOT EXISTS tasks (
     task     BLOB NOT NULL          -- the task's fields, compressed JSON
 );
 CREATE TABLE IF NOT EXISTS rollouts (
-    number      INTEGER PRIMARY KEY,  -- in the order of writing
+    number      INTEGER PRIMARY KEY,  -- order of writing
     phase       TEXT NOT NULL,        -- "train", or the name of an evaluation
-    step        INTEGER NOT NULL,     -- the step that it was played for
+    step        INTEGER NOT NULL,     -- the step it was run for
     group_id    TEXT NOT NULL,
     rollout_id  TEXT NOT NULL,
-    reward      REAL,                 -- NULL for a rollout that failed
+    reward      REAL,                 -- NULL if the rollout failed
     stop_reason TEXT NOT NULL,
-    failure     TEXT,                 -- type and message of what it failed of
+    failure     TEXT,                 -- type and message of its error
     turns       INTEGER NOT NULL,     -- without those of branches
-    tokens      INTEGER NOT NULL,     -- that the policy sampled, in branches too
+    tokens      INTEGER NOT NULL,     -- tokens that the policy sampled, including in branches
     seconds     REAL NOT NULL,        -- without those of branches
     detail      BLOB NOT NULL,        -- rewards, metrics, sandbox, failed cases and traceback, compressed JSON
-    suspicious  TEXT,                 -- names of what is odd about it, with spaces between; NULL for nothing
-    logprob_gap REAL,                 -- largest difference of engine and trainer, nats; NULL where the policy had moved
-    tool_calls  INTEGER,              -- that the model made
-    tool_errors INTEGER               -- of them, those that failed
+    suspicious  TEXT,                 -- names of its suspicious signs, separated by spaces; NULL if none
+    logprob_gap REAL,                 -- largest engine-trainer difference in nats; NULL if the policy had moved
+    tool_calls  INTEGER,              -- calls that the model made
+    tool_errors INTEGER               -- calls that failed
 );
 CREATE INDEX IF NOT EXISTS rollouts_by_step ON rollouts (step, phase);
 CREATE INDEX IF NOT EXISTS rollouts_by_id ON rollouts (rollout_id);
@@ -67,20 +67,20 @@ CREATE TABLE IF NOT EXISTS segments (
     place      INTEGER NOT NULL,      -- Segment.index
     parent     INTEGER,
     kind       TEXT NOT NULL,
-    token_ids  BLOB NOT NULL,         -- little-endian uint16 where all ids fit, else uint32
+    token_ids  BLOB NOT NULL,         -- little-endian uint16 if all ids fit, else uint32
     id_bytes   INTEGER NOT NULL,      -- 2 or 4
-    logprobs   BLOB NOT NULL,         -- float32, of the sampled tokens alone
+    logprobs   BLOB NOT NULL,         -- float32, of the sampled tokens only
     turns      BLOB NOT NULL,         -- spans, versions, times and rewards, compressed JSON
-    messages   BLOB NOT NULL,         -- what it opened with, the tools, was said and was answered, compressed JSON
+    messages   BLOB NOT NULL,         -- prompt, tools, and the messages of model and env, compressed JSON
     trained    BLOB,                  -- float32, the trainer's log-probabilities before the step
-    advantages TEXT,                  -- one number a turn, JSON
+    advantages TEXT,                  -- one number per turn, JSON
     PRIMARY KEY (rollout, place)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS vocabulary (
     model   TEXT NOT NULL,            -- Segment.model: "" for the policy
-    ids     BLOB NOT NULL,            -- uint32, token ids that occur here for the first time
-    lengths BLOB NOT NULL,            -- uint32, of each the number of its bytes
-    bytes   BLOB NOT NULL             -- what they stand for, one behind the other, in UTF-8
+    ids     BLOB NOT NULL,            -- uint32, token ids that first occur here
+    lengths BLOB NOT NULL,            -- uint32, number of bytes of each id
+    bytes   BLOB NOT NULL             -- the UTF-8 bytes of all ids, concatenated
 );
 """
 
@@ -91,7 +91,7 @@ _INDEX = r"CREATE INDEX IF NOT EXISTS (\w+) ON {} \(([^)]*)\)"
 
 
 def _table(name: str, body: str) -> Table:
-    """What is read of a table of a store."""
+    """Describe one table of a store, as its readers check it."""
     columns = _COLUMN.findall(body)
     key = _KEY.search(body)
     return Table(
@@ -102,7 +102,7 @@ def _table(name: str, body: str) -> Table:
 
 
 READ_TABLES: Mapping[str, Table] = {name: _table(name, body) for name, body in _MADE}
-"""What a store must be so that it can be read, by the names of the tables."""
+"""The tables that a readable store must have, by name."""
 _TYPES: Mapping[str, type] = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes, "NULL": type(None)}
 _RENAMED = {
     "turns_of_segment": ("BLOB", "NOT NULL"),
@@ -112,16 +112,17 @@ _RENAMED = {
 }
 _COLUMNS = {name: (kind, rule) for name, kind, rule in reversed(_COLUMN.findall(TABLES))}
 KINDS: Mapping[str, tuple[str, bool]] = {name: (kind, not rule) for name, (kind, rule) in (_RENAMED | _COLUMNS).items()}
-"""The kind of each column by its name, as readers ask for it, and whether it may be NULL; of two with one name, that of
-the first table."""
+"""Type of each column, by the name that readers query it under, and whether it may be NULL. If two tables have a column
+of the same name, the first table's counts.
+"""
 
 
 _ROWS = {"number": "rollout", "rollout": "rollout", "group_id": "task", "model": "tokens of the model"}
-"""What a row is of, by the column that names it; of several columns the first one."""
+"""What a row describes, by the column that identifies it; the first of these columns in a row counts."""
 
 
 def misplaced(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str | None:
-    """Name a value that is of another kind than its column, which SQLite lets into any; None if all are right."""
+    """Describe a value whose type differs from its column's, which SQLite allows; None if all types are right."""
     for place, name in enumerate(names):
         if name not in KINDS:
             continue
@@ -140,12 +141,14 @@ def _kind(value: object) -> str:
 
 
 def open_store(path: Path) -> sqlite3.Connection:
-    """Open a connection that writes to the store at `path`, which is made if it does not exist.
+    """Open a writing connection to the store at `path`, creating the store if it doesn't exist.
 
-    Readers see whole rollouts only, as each is written in one transaction. They never block the writer: the file is in
-    write-ahead mode, but on a file system that other machines may share, where that mode does not work. Raises
-    StoreError for a file that is no store, or one of another version. An opener waits up to OPEN_SECONDS for another
-    that holds the file.
+    Each rollout is written in one transaction, so readers only see whole rollouts. Readers never block the writer,
+    because the file is in write-ahead mode. The exception is a file system that other machines may share or that has
+    no locks, where that mode doesn't work. Opening waits up to OPEN_SECONDS if another process holds the file.
+
+    Raises:
+        StoreError: If the file can't be opened, is not a store, or is a store of another version.
     """
     try:
         if os.path.lexists(path):
@@ -177,11 +180,11 @@ def open_store(path: Path) -> sqlite3.Connection:
 
 
 def read_store(path: Path) -> ForeignDatabase:
-    """Open a store for reading, whoever has made it; a run may write to it meanwhile.
+    """Open a store for reading, without trusting its content; a run may be writing to it meanwhile.
 
     Raises:
-        FileNotFoundError: There is no store.
-        StoreError: It is no store, one of another version, or empty.
+        FileNotFoundError: If there is no store.
+        StoreError: If the file is not a store, is a store of another version, or is empty.
     """
     try:
         found = ForeignDatabase(path, within=path.parent)
@@ -209,7 +212,7 @@ def read_store(path: Path) -> ForeignDatabase:
 
 
 def damaged(path: Path, error: Exception) -> StoreError:
-    """Say that a store cannot be read on, and what can be done."""
+    """Return an error that says that reading a store failed, and what can be done."""
     return StoreError(
         f"{path}: the store cannot be read ({error}); if it is damaged, `{_recover(path)}` saves what it can"
     )
@@ -220,16 +223,16 @@ def _recover(path: Path) -> str:
 
 
 def _check_version(path: Path, found: int) -> None:
-    """Raise StoreError for a version that cannot be read; 0 means that nothing has been written yet."""
+    """Raise StoreError if this version can't be read; 0 means that nothing has been written yet."""
     if found not in (0, VERSION):
         raise StoreError(
             f"{path}: the store has version {found}, and this agentgym reads version {VERSION}; "
-            "use the agentgym that wrote it (settings.json beside it names the version)"
+            "open it with the agentgym version that wrote it, which settings.json next to it names"
         )
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead mode; SQLite does not wait for another opener here by itself."""
+    """Switch to write-ahead mode, waiting for another opener, which SQLite doesn't do by itself here."""
     until = time.monotonic() + OPEN_SECONDS
     while True:
         try:
@@ -242,19 +245,19 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 
 
 def _without_wal(path: Path) -> str | None:
-    """Name the file system of a store if SQLite's write-ahead log does not work there: it needs locks and one machine.
+    """Name the file system of a store if SQLite's write-ahead log doesn't work there, or return None if it works.
 
-    None where it works.
+    The log needs file locks and a file system that only one machine uses.
     """
     return shared_kind(path.parent) or (None if has_locks(path.parent, fcntl.lockf) else "a file system without locks")
 
 
 @cache
 def _say_shared(path: Path, kind: str) -> None:
-    """Warn once for each store of what differs on such a file system, and what to do."""
+    """Warn, once per store, what differs on such a file system and what to do."""
     _LOG.warning(
         "%s is on %s: it is written without SQLite's write-ahead log, and reading it may make the run wait for up to "
-        "%g s; while the run goes on, give `agentgym show`, `view` and `report` a copy of the folder",
+        "%g s; while the run is active, use `agentgym show`, `view` and `report` on a copy of the folder",
         *(path, kind, OPEN_SECONDS),
     )
 
@@ -264,31 +267,34 @@ def _is_busy(error: sqlite3.Error) -> bool:
 
 
 def _cannot_open(path: Path, error: sqlite3.Error, *, write: bool) -> StoreError:
-    """Name the file, and say what to do."""
+    """Return an error that names the file and says what to do."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY_ROLLBACK:
         return StoreError(
-            f"{path}: a change to it was interrupted, and {path.name}-journal beside it would undo that change, which "
-            "a reader must not do; resume its run, or move that file out of the folder"
+            f"{path}: a write was interrupted, and only a writer may undo it with {path.name}-journal next to it; "
+            "resume the run, or move that file out of the folder"
         )
     if _is_busy(error):
-        todo = "another process holds it: wait for that process, or end it"
+        todo = "another process holds it; wait for that process to finish, or stop it"
     elif code == sqlite3.SQLITE_FULL:
-        todo = "make room on its disk"
+        todo = "free space on its disk"
     elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-        todo = "check that it is a writable file, and that its disk has room"
+        todo = "check that it is a writable file and that its disk has free space"
     elif write:
-        todo = f"move {path.name}, and {path.name}-wal if there is one, out of the folder: the run makes a new store"
+        todo = (
+            f"move {path.name}, and {path.name}-wal if it exists, out of the folder; the run then creates a new store"
+        )
     else:
         todo = f"if it is damaged, `{_recover(path)}` saves what it can"
-    return StoreError(f"{path}: it cannot be opened as a store of rollouts ({error}); {todo}")
+    return StoreError(f"{path}: this rollout store cannot be opened ({error}); {todo}")
 
 
 def _to_write(path: Path) -> sqlite3.Connection:
-    """A connection that writes.
+    """Open a connection that writes.
 
-    On a file system without locks it holds the store alone: the lock on the run's folder sees to it that only one
-    process writes, and with the exclusive mode a store in write-ahead mode can be opened, which comes from elsewhere.
+    On a file system without locks, it holds the store exclusively. The lock on the run's folder already ensures that
+    only one process writes, and exclusive mode also opens a store that is in write-ahead mode because it came from
+    elsewhere.
     """
     if has_locks(path.parent, fcntl.lockf):
         return sqlite3.connect(path, timeout=OPEN_SECONDS, isolation_level=None)

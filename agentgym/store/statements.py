@@ -1,4 +1,4 @@
-"""What a store is asked to write, and the statements that write it."""
+"""The jobs that a store's writer is given, and the statements that write them."""
 
 import json
 import sqlite3
@@ -25,23 +25,23 @@ WAITING = (
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM),
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
 )
-"""SQLite's errors of a store that may take later what it does not take now."""
+"""SQLite error codes after which the same write may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupsJob:
-    """Rollouts of a phase and a step, by task."""
+    """A job that writes the rollouts of a phase and step, grouped by task."""
 
     groups: Sequence[Group]
     phase: str
     step: int
     whole: bool = True
-    """Whether no other rollouts of these groups are written apart from them, so that they can be compared."""
+    """Whether these are all rollouts of their groups, so that they can be compared with each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignsJob:
-    """The signs of a group's rollouts, which were written before."""
+    """A job that writes the suspicious signs of a group's rollouts, which are already stored."""
 
     group: Group
     phase: str
@@ -50,7 +50,7 @@ class SignsJob:
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """What the training of a step computed."""
+    """A job that writes the training results of a step."""
 
     trained: Iterable[Trained]
     phase: str
@@ -58,9 +58,10 @@ class StepJob:
 
 
 def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
-    """Return a job for each group, or for each rollout of the only group, so that one refused takes no other along.
+    """Split a job into one per group, or one per rollout if it has a single group.
 
-    The signs of a group's rollouts come from all of them, and are written after them.
+    A part that the store refuses then doesn't take the others down with it. The signs of a group's rollouts depend on
+    the whole group, so they are written last.
     """
     if len(job.groups) != 1:
         return [replace(job, groups=[group]) for group in job.groups]
@@ -71,12 +72,12 @@ def parts_of(job: GroupsJob) -> list[GroupsJob | SignsJob]:
 
 
 def rollouts_in(job: GroupsJob | SignsJob | StepJob) -> int:
-    """Count the rollouts of a job."""
+    """Return how many rollouts a job has."""
     return sum(len(group.rollouts) for group in job.groups) if isinstance(job, GroupsJob) else 0
 
 
 def in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], object]) -> None:
-    """Do the work whole or not at all; if another process writes, wait for it first."""
+    """Run `work` in one transaction, so that all or nothing is written; wait first if another process is writing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         work(connection)
@@ -88,7 +89,7 @@ def in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Conne
 
 
 def write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: GroupsJob, signs: Sequence[str]) -> None:
-    """Write a rollout with its segments; `signs` are the names of what is odd about it."""
+    """Write a rollout with its segments; `signs` are the names of its suspicious signs."""
     row = rollout_row(rollout, phase=job.phase, step=job.step)
     columns = (*row, " ".join(signs) or None, *call_counts(rollout))
     number = connection.execute(_INSERT_ROLLOUT, columns).lastrowid
@@ -96,7 +97,7 @@ def write_rollout(connection: sqlite3.Connection, rollout: Rollout, job: GroupsJ
 
 
 def write_signs(connection: sqlite3.Connection, job: SignsJob) -> None:
-    """Write the signs that a group's rollouts have among all of them."""
+    """Write the signs of a group's rollouts, which are found by comparing all of them."""
     signs = signs_of_group(job.group)
     connection.executemany(
         "UPDATE rollouts SET suspicious = ? WHERE rollout_id = ? AND phase = ? AND step = ?",
@@ -108,7 +109,7 @@ def write_signs(connection: sqlite3.Connection, job: SignsJob) -> None:
 
 
 def write_step(connection: sqlite3.Connection, job: StepJob) -> None:
-    """Write what training computed beside the segments that it is of."""
+    """Write a step's training results into the rows of their segments."""
     ids = connection.execute(
         "SELECT rollout_id, number FROM rollouts WHERE phase = ? AND step = ?", (stored_text(job.phase), job.step)
     )
@@ -116,7 +117,7 @@ def write_step(connection: sqlite3.Connection, job: StepJob) -> None:
     gaps: dict[int, float] = {}
     for made in job.trained:
         if (number := numbers.get(stored_text(made.rollout_id))) is None:
-            continue  # it is counted as lost already
+            continue  # its rollout is already counted as lost
         logprobs = None if made.logprobs is None else np.asarray(made.logprobs, "<f4").tobytes()
         advantages = json.dumps([round(float(value), 6) for value in made.advantages])
         connection.execute(
@@ -131,14 +132,14 @@ def write_step(connection: sqlite3.Connection, job: StepJob) -> None:
 
 
 def close(connection: sqlite3.Connection | None) -> None:
-    """Close the connection; one that is closed already stays so."""
+    """Close the connection if it is open."""
     if connection is not None:
         with suppress(sqlite3.Error):
             connection.close()
 
 
 def rollouts_of(connection: sqlite3.Connection) -> int:
-    """Count the rollouts of a store; 1 if it cannot be told any more."""
+    """Return how many rollouts a store has, or 1 if they can't be counted."""
     try:
         return int(connection.execute("SELECT count(*) FROM rollouts").fetchone()[0])
     except sqlite3.Error:
@@ -146,10 +147,10 @@ def rollouts_of(connection: sqlite3.Connection) -> int:
 
 
 def waits(error: Exception) -> bool:
-    """Whether the store may take later what it did not take now."""
+    """Return whether a write that failed with this error may succeed later."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in WAITING or disk_trouble(error) is not None
 
 
 def said_of(error: Exception) -> str:
-    """Return the kind of an error and its message."""
+    """Return the error's class name and message."""
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""Cheap signs, for every rollout, that it was rewarded for the wrong thing or that its numbers are wrong.
+"""Cheap signs, computed for every rollout, that it was rewarded for the wrong thing or that its numbers are wrong.
 
-A sign is a reason to read the rollout, not a proof. Those of one group are found when it is written; those that need
-the training step or the other rollouts of the run are found by the reader.
+A sign is a reason to read the rollout, not a proof. The writer finds the signs that depend on one group. The reader
+finds those that need the training step or the other rollouts of the run.
 """
 
 from collections import Counter
@@ -13,28 +13,28 @@ from agentgym.types.rollout import Group, Rollout
 from agentgym.types.transcript import call_text
 
 SIGNS: Mapping[str, str] = {
-    "no-tool-call": "scored above the mean of its group without a tool call, while others of the group called tools",
+    "no-tool-call": "scored above the mean of its group without a tool call, while others in the group called tools",
     "tool-fails": "has the highest reward of its group, although more than half of its calls of one tool failed",
-    "malformed-call": "has the highest reward of its group, although a call of it reached no tool",
+    "malformed-call": "has the highest reward of its group, although one of its tool calls was malformed",
     "repeats": "wrote the same turn three times or more",
-    "logprob-gap": "a log-probability of the trainer is more than 1 nat off the engine's",
-    "reward-far": "its reward is far from those of all other rollouts of its phase",
+    "logprob-gap": "a trainer log-probability differs from the engine's by more than 1 nat",
+    "reward-far": "its reward is far from those of all other rollouts in its phase",
 }
-"""Every sign by its name, in words."""
+"""Description of each sign, by its name."""
 SAME_TURNS = 3
-"""The number of turns with the same text that count as a repetition."""
+"""How many turns with the same text count as a repetition."""
 LARGE_GAP = 1.0
-"""Nats; the two sides of a sound run differ by far less, in bfloat16 too."""
+"""Threshold in nats. In a healthy run, the engine and the trainer differ by far less, in bfloat16 too."""
 FEWEST = 8
-"""Scored rollouts of a phase before a reward can be far from all others."""
+"""How many scored rollouts a phase needs before a reward can count as far from all others."""
 FAR = 3.0
-"""A reward is far if the nearest other one is this many times the range of all others away."""
+"""A reward is far if its distance to the nearest other reward is more than this many times the range of all others."""
 
 
 _ENDS = f"""
 SELECT number, reward FROM rollouts WHERE phase = ? AND reward IS NOT NULL ORDER BY reward {{way}} LIMIT {FEWEST}
 """
-"""The rollouts of a phase with the lowest rewards, or the highest."""
+"""SQL for the rollouts of a phase with the lowest or highest rewards."""
 _PHASES_WITH_ENOUGH = f"""
 WITH RECURSIVE phases(phase) AS (
     SELECT min(phase) FROM rollouts
@@ -46,11 +46,14 @@ SELECT phase FROM phases WHERE EXISTS (
     WHERE rollouts.phase = phases.phase AND reward IS NOT NULL LIMIT 1 OFFSET {FEWEST - 1}
 )
 """
-"""The phases with so many scored rollouts."""
+"""SQL for the phases that have at least FEWEST scored rollouts."""
 
 
 def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
-    """Return the signs of each rollout of a group that has any, by the rollout's id; failed rollouts have none."""
+    """Return the signs of each rollout of a group, by rollout id.
+
+    Rollouts without a sign are left out, and failed rollouts never have one.
+    """
     rewards = [rollout.reward for rollout in group.scored if rollout.reward is not None]
     if not rewards:
         return {}
@@ -74,7 +77,7 @@ def signs_of_group(group: Group) -> dict[str, tuple[str, ...]]:
 
 
 def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -> tuple[str, ...]:
-    """Return the signs of a rollout, those of the writer first."""
+    """Return all signs of a rollout, starting with those that the writer stored."""
     found = (signs or "").split()
     if gap is not None and gap > LARGE_GAP:
         found.append("logprob-gap")
@@ -84,9 +87,10 @@ def signs_of(number: int, signs: str | None, gap: float | None, far: set[int]) -
 
 
 def is_far(reward: float, nearest: float, farthest: float) -> bool:
-    """Whether `reward` is far from others that lie between `nearest` and `farthest`, both on one side of it.
+    """Return whether `reward` is far from all others, which lie between `nearest` and `farthest` on one side of it.
 
-    If all others are equal, there is no range to compare with: then ten times their size, at least 10, is far.
+    If all others are equal, there is no range to compare with. Then a distance of more than ten times their absolute
+    value, and of more than 10, is far.
     """
     spread = abs(farthest - nearest)
     return abs(reward - nearest) > (FAR * spread if spread else 10 * max(1.0, abs(nearest)))
@@ -95,12 +99,12 @@ def is_far(reward: float, nearest: float, farthest: float) -> bool:
 def far_rewards(query: Callable[..., list[Any]], phase: str | None) -> set[int]:
     """Return the numbers of the rollouts whose reward is far from all others of their phase.
 
-    Only the lowest and the highest of a phase can be, and an index finds them: the time depends on the number of
-    phases, not on that of rollouts.
+    Only a phase's lowest and highest rewards can be far, and an index finds them. The time therefore depends on the
+    number of phases, not on the number of rollouts.
 
     Args:
-        query: Gives the rows of a statement, with its values; all statements must see one moment.
-        phase: The only phase to look at; all by default.
+        query: Returns the rows of an SQL statement, given its values; all statements must read the same snapshot.
+        phase: The only phase to look at; None means all.
     """
     found: set[int] = set()
     for (name,) in query(_PHASES_WITH_ENOUGH) if phase is None else [(phase,)]:
@@ -112,7 +116,7 @@ def far_rewards(query: Callable[..., list[Any]], phase: str | None) -> set[int]:
 
 
 def _repeats(rollout: Rollout) -> bool:
-    """Whether one text, calls included, stands in three turns."""
+    """Return whether at least three turns have the same text, tool calls included."""
     if sum(len(segment.turns) for segment in rollout.segments) < SAME_TURNS:
         return False
     turns = Counter(

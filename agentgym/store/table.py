@@ -1,4 +1,4 @@
-"""Pages of a run's rollouts: filtered, sorted and counted by SQLite, without unpacking one of them."""
+"""Pages of a run's rollouts, which SQLite filters, sorts and counts without unpacking any."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ SORTS: Mapping[str, str] = {
     "task": "group_id",
     "stop": "stop_reason",
 }
-"""The columns that a table can be sorted by, by the names that it is asked with."""
+"""The columns that the table can be sorted by, keyed by their names in requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Names conditions on rollouts, all of which must hold; None and False ask for nothing."""
+    """Conditions on rollouts, all of which must hold; None and False set no condition."""
 
     phase: str | None = None
     env: str | None = None
-    """The member of a mixture that played it."""
+    """The member of a mixture that it was run in."""
     task: str | None = None
-    """The group's id, whole."""
+    """The group's full id."""
     stop: str | None = None
     step_from: int | None = None
     step_to: int | None = None
@@ -41,16 +41,16 @@ class Filters:
     suspicious: bool = False
     tool_errors: bool = False
     among: Sequence[int] | None = None
-    """The numbers that a search has found."""
+    """Rollout numbers that a search found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """Holds one line of the table."""
+    """One row of the table."""
 
     summary: RolloutSummary
     tool_calls: int | None
-    """None where the store was written before they were counted."""
+    """None if the store was written before calls were counted."""
     tool_errors: int | None
 
 
@@ -63,7 +63,10 @@ def page(
     offset: int = 0,
     limit: int = 200,
 ) -> tuple[int, list[TableRow]]:
-    """Return how many rollouts meet the filters, and those from `offset` on; those without a value stand at the end."""
+    """Return how many rollouts match the filters, and up to `limit` of them from `offset` on.
+
+    Rollouts without a value in the sorted column come last.
+    """
     with store.one_moment():
         far = store.far_rewards(filters.phase)
         where, values = conditions(filters, far)
@@ -76,12 +79,12 @@ def page(
 
 
 def rows_of(store: RolloutStore, filters: Filters) -> list[TableRow]:
-    """Return all rollouts that meet the filters, in the order of writing."""
+    """Return all rollouts that match the filters, in the order of writing."""
     return page(store, filters, limit=LARGEST)[1]
 
 
 def conditions(filters: Filters, far: set[int]) -> tuple[str, list[object]]:
-    """Return the conditions as SQL, and its values."""
+    """Return the filters as an SQL condition and its values."""
     where, values = ["1"], list[object]()
 
     def add(condition: str, *given: object) -> None:
@@ -93,7 +96,7 @@ def conditions(filters: Filters, far: set[int]) -> tuple[str, list[object]]:
             add(f"{column} = ?", stored_text(text))
     if filters.env is not None:
         name = stored_text(filters.env)
-        add("group_id >= ? AND group_id < ?", f"{name}/", f"{name}0")  # "0" is the character behind "/"
+        add("group_id >= ? AND group_id < ?", f"{name}/", f"{name}0")  # "0" is the character after "/"
     bounds = (
         ("step >= ?", filters.step_from),
         ("step <= ?", filters.step_to),

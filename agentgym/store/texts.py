@@ -1,4 +1,4 @@
-"""The texts of stored rollouts, for searching: what was said, called and answered, without unpacking tokens."""
+"""The searchable texts of stored rollouts: messages, tool calls and tool results, read without unpacking tokens."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from agentgym.store.rows import failure_of
 
 @dataclass(frozen=True, slots=True)
 class RolloutTexts:
-    """Holds the texts of one rollout, each once."""
+    """The texts of one rollout, each listed once."""
 
     number: int
     mark: str
-    """Tells it from another rollout that has its number after a run was resumed."""
+    """Tells this rollout apart from another one that got the same number after the run was resumed."""
     texts: tuple[str, ...]
 
 
 MARK = "phase || ' ' || step || ' ' || rollout_id || ' ' || seconds || ' ' || tokens AS mark"
-"""The mark of a rollout, as SQL."""
+"""A rollout's mark, as an SQL expression."""
 
 
 def marks(store: RolloutStore, numbers: list[int]) -> dict[int, str]:
-    """Return the marks of those of these rollouts that exist."""
+    """Return the marks of the given rollouts by number, leaving out rollouts that don't exist."""
     asked = ", ".join(map(str, numbers))
     return dict(store.query(f"SELECT number, {MARK} FROM rollouts WHERE number IN ({asked})"))
 
 
 def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTexts]:
-    """Return the texts of the next rollouts after that number, at most `limit`."""
+    """Return the texts of at most `limit` rollouts whose numbers are above `number`, in order."""
     sql = f"SELECT number, {MARK}, group_id, rollout_id, detail FROM rollouts WHERE number > ? ORDER BY number LIMIT ?"
     texts = list[RolloutTexts]()
     with store.one_read():
@@ -41,13 +41,13 @@ def texts_behind(store: RolloutStore, number: int, limit: int) -> list[RolloutTe
 
 
 def texts_of(store: RolloutStore, number: int) -> list[str]:
-    """Return the texts of one rollout; none if there is no such rollout."""
+    """Return the texts of one rollout, or an empty list if it doesn't exist."""
     found = texts_behind(store, number - 1, 1)
     return list(found[0].texts) if found and found[0].number == number else []
 
 
 def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) -> dict[str, None]:
-    """The texts in their order; a prompt that several segments share comes once."""
+    """Return the texts in order; a prompt that several segments share appears once."""
     found, unpacker = dict.fromkeys(names), Unpacker()
     for _, messages in store.query("SELECT rollout, messages FROM segments WHERE rollout = ? ORDER BY place", number):
         said = unpacker.unpacked(messages)
@@ -62,7 +62,10 @@ def _texts(store: RolloutStore, number: int, names: list[str], detail: bytes) ->
 
 
 def _within(value: Any) -> Iterator[str]:
-    """Every text in a message but the word of its role, with the names and values of calls; no bytes of an image."""
+    """Yield every text in a message, including the names and values of tool calls.
+
+    Roles, types, ids and image data are left out.
+    """
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Counts over rollouts: tool calls and those that failed, by tool, and failures, by kind."""
+"""Counts over rollouts: tool calls and failed calls by tool, and failures by kind."""
 
 import re
 from collections import Counter
@@ -11,27 +11,27 @@ from agentgym.types.messages import Message
 from agentgym.types.rollout import Rollout
 
 PER_TOOL = "tool_errors/"
-"""In front of a tool's name in a rollout's metrics: how many of its calls failed."""
+"""Prefix of a tool's name in a rollout's metrics, whose value is how many calls of the tool failed."""
 OTHERS = "(others)"
-"""The name of all that is counted together."""
+"""The name under which everything beyond MOST is counted."""
 MOST = 64
-"""Names, or kinds of failures, that are counted apart: a model can make up names without end."""
+"""How many tool names or failure kinds are counted separately. A model can make up any number of names."""
 _PLACE = re.compile(r"[^:\n]+:\d+ in \S+")
 _NUMBER = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F-]{2,}\b|\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCounts:
-    """Counts calls and errors by tool, of one rollout or of many; the only place that does."""
+    """Tool calls and errors by tool, of one or many rollouts. Nothing else counts them."""
 
     calls: Counter[str] = field(default_factory=Counter)
-    """Calls that the model made, by the name that it wrote."""
+    """How many calls the model made, by the tool name it wrote."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Calls that failed, by tool."""
+    """How many calls failed, by tool."""
 
     @classmethod
     def of(cls, rollouts: Iterable[Rollout]) -> "ToolCounts":
-        """Return the counts of these rollouts, failed ones included."""
+        """Return the counts of these rollouts, including failed ones."""
         counts = cls()
         for played in rollouts:
             for message in played.messages:
@@ -42,7 +42,7 @@ class ToolCounts:
         return counts
 
     def add(self, other: "ToolCounts") -> None:
-        """Add the counts of other rollouts to these; beyond a bound the rarest names are counted together."""
+        """Add the counts of other rollouts. Beyond MOST names, the rarest are counted together."""
         self.calls.update(other.calls)
         self.errors.update(other.errors)
         names = {name for name, _ in self.calls.most_common(MOST)}
@@ -50,16 +50,16 @@ class ToolCounts:
         _fold(self.errors, names)
 
     def failing(self, *, least_calls: int = 1) -> dict[str, tuple[int, int]]:
-        """Return errors and calls of each tool that failed in more than half of at least so many calls."""
+        """Return errors and calls of each tool with at least `least_calls` calls, more than half of which failed."""
         both = {name: (errors, self.calls[name]) for name, errors in self.errors.items() if name != OTHERS}
         return {name: (errors, calls) for name, (errors, calls) in both.items() if 2 * errors > calls >= least_calls}
 
 
 class FailureCounts:
-    """Counts failures by type and place, not by their texts, which may differ in each: the first one stands for all.
+    """Counts failures by type and place. Their messages may all differ, so the first one of each kind is stored.
 
-    A failure at no line of the user's code is counted by its text without the numbers in it. Beyond a bound new kinds
-    are counted together.
+    A failure without a line in the user's code is counted by its message with the numbers removed. Beyond MOST kinds,
+    new kinds are counted together.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class FailureCounts:
         return self._counts.total()
 
     def most_common(self, most: int | None = None) -> list[tuple[str, int]]:
-        """Return the first text of each kind and how often the kind came, the most frequent first."""
+        """Return each kind's first message and its count, the most frequent kind first."""
         return [(self._texts[kind], times) for kind, times in self._counts.most_common(most)]
 
 
@@ -94,26 +94,29 @@ def _kind(failure: Failure) -> tuple[str, str, str]:
 
 
 def _fold(counts: Counter[str], names: Set[str]) -> None:
-    """Count all but these names together."""
+    """Count all names except these together."""
     for name in [name for name in counts if name not in names and name != OTHERS]:
         counts[OTHERS] += counts.pop(name)
 
 
 def calls_in(message: Message) -> Sequence[Any]:
-    """Return the tool calls of a message; none for what an agent program wrote in the place of a list of them."""
+    """Return the tool calls of a message, or an empty tuple if an agent program put something else there."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list | tuple) else ()
 
 
 def _name_of(call: object) -> str:
-    """The name in a call; "" for what an agent program wrote in the place of one, as its rollout is worth keeping."""
+    """Return the tool name in a call.
+
+    Returns "" if an agent program wrote something else; its rollout is still worth storing.
+    """
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) else ""
 
 
 def call_counts(rollout: Rollout) -> tuple[int, int]:
-    """Return how many tools the model of a rollout has called, and how many of these calls failed."""
+    """Return how many tool calls the model of a rollout made, and how many of them failed."""
     calls = sum(len(calls_in(message)) for message in rollout.messages)
     total = rollout.metrics.get("tool_errors")
     if total is None:

@@ -1,4 +1,4 @@
-"""The part of a training step that is kept with each rollout: the trainer's log-probabilities and the advantages."""
+"""The results of a training step stored with each rollout: trainer log-probabilities and advantages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,28 +12,30 @@ from agentgym.types.sample import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a step made of one segment of a rollout."""
+    """A step's training results for one segment of a rollout."""
 
     rollout_id: str
     segment: int
     logprobs: Floats | None
-    """The trainer's log-probabilities of the segment's sampled tokens, before the optimizer step; None where it kept
-    none."""
+    """The trainer's log-probabilities of the segment's sampled tokens, before the optimizer step; None if it stored
+    none.
+    """
     advantages: Sequence[float]
-    """One number a turn."""
+    """One number per turn; empty if not all of the segment's sampled tokens were trained."""
     gap: float | None = None
-    """Largest difference between these log-probabilities and the engine's, in nats; None without them, and where an
-    earlier mini-batch of the same step had changed the policy before they were computed."""
+    """Largest difference between these log-probabilities and the engine's, in nats. None without them, or if an earlier
+    mini-batch of the same step had already changed the policy before they were computed.
+    """
 
 
 def trained_segments(
     rollouts: Sequence[Rollout], samples: Sequence[Sample], scored: Mapping[tuple[str, int, int], tuple[Floats, bool]]
 ) -> Iterator[Trained]:
-    """One `Trained` for each segment that the samples cover.
+    """Yield one `Trained` for each segment that the samples cover.
 
-    `scored` has the log-probabilities of each sample's trained tokens and whether optimizer steps of the same step of
-    the run had changed the policy before, by the sample's rollout id, segment and step. A segment is in one sample, or
-    in one for each turn::
+    `scored` maps a sample's rollout id, segment and step to the log-probabilities of its trained tokens and to
+    whether earlier optimizer steps of the same run step had changed the policy before. A segment is covered by a
+    single sample, or by one sample per turn::
 
         sampled tokens   a a a | a a | a        three turns
         logprobs         x x x   x x   x        those of its samples, one after the other
@@ -57,7 +59,7 @@ def _trained(
     advantages = np.concatenate([sample.advantages[sample.loss_mask] for sample in parts])
     logprobs = np.concatenate([of for of, _ in scored]) if len(scored) == len(parts) else None
     if logprobs is not None and len(logprobs) != sum(lengths):
-        logprobs = None  # not all of its sampled tokens were trained: it would not say which
+        logprobs = None  # only some sampled tokens were trained, and nothing would say which
     moved = any(changed for _, changed in scored)
     gap = None if logprobs is None or moved else np.abs(logprobs - segment.logprobs[segment.sampled]).max()
     return Trained(

@@ -1,4 +1,4 @@
-"""The bytes of the token ids that occur in a store: a copied store shows its tokens without the model."""
+"""The bytes of the token ids that occur in a store, so that a copied store shows its tokens without the model."""
 
 import logging
 import sqlite3
@@ -14,25 +14,25 @@ from agentgym.types.rollout import Rollout
 log = logging.getLogger(__name__)
 
 TokenBytes: TypeAlias = Callable[[str, Sequence[int]], Mapping[int, bytes]]
-"""Gives the bytes of token ids of a model, "" for the policy; ids that it does not know are left out."""
+"""Takes a model role, "" for the policy, and token ids; returns their bytes and leaves out ids that it doesn't know."""
 LARGEST_ID = 1 << 24
-"""Ids from here on are not kept: no vocabulary is so large."""
+"""Ids from here on are not stored, since no vocabulary is that large."""
 
 
 class VocabularyWriter:
-    """Keeps the bytes of each id the first time that it occurs; a look at 5,000 ids that are kept takes microseconds.
+    """Stores the bytes of each id when it first occurs. Checking 5,000 ids that are already stored takes microseconds.
 
-    Where `token_bytes` fails, the run goes on without, and one warning says so.
+    If `token_bytes` fails, one warning is logged and the run continues without storing further bytes.
     """
 
     def __init__(self, token_bytes: TokenBytes | None) -> None:
         self.token_bytes = token_bytes
         self._seen: dict[str, Bools] = {}
         self._fresh: list[tuple[str, Ints]] = []
-        """Ids of the transaction that is open: it may be taken back."""
+        """Ids of the open transaction, which may still be rolled back."""
 
     def read(self, connection: sqlite3.Connection) -> None:
-        """Take what this store has as seen, and nothing else: another one may have had more."""
+        """Set the ids that count as seen to those of this store. A previous store may have had more."""
         rows = connection.execute("SELECT model, ids FROM vocabulary").fetchall()
         self._seen.clear()
         for model, ids in rows:
@@ -53,11 +53,11 @@ class VocabularyWriter:
                 connection.execute("INSERT INTO vocabulary VALUES (?, ?, ?, ?)", (stored_text(model), *row))
 
     def keep(self) -> None:
-        """Leave the ids of the last transaction seen: it is on disk."""
+        """Keep the ids of the last transaction as seen, since it was committed."""
         self._fresh.clear()
 
     def drop(self) -> None:
-        """Forget that the ids of the last transaction were seen: it was taken back."""
+        """Forget that the ids of the last transaction were seen, since it was rolled back."""
         for model, ids in self._fresh:
             self._seen[model][ids] = False
         self._fresh.clear()
@@ -69,8 +69,10 @@ class VocabularyWriter:
             found = self.token_bytes(model, fresh.tolist())
             lengths = np.fromiter(map(len, found.values()), "<u4", len(found))
             return np.fromiter(found, "<u4", len(found)).tobytes(), lengths.tobytes(), b"".join(found.values())
-        except Exception as error:  # a tokenizer of the user's: rollouts are worth more than the texts of their tokens
-            log.warning("the texts of tokens are not kept, and the run goes on: %s: %s", type(error).__name__, error)
+        except Exception as error:  # the tokenizer may be the user's, and rollouts matter more than token texts
+            log.warning(
+                "token texts are not stored, and the run continues without them: %s: %s", type(error).__name__, error
+            )
             self.token_bytes = None
             return None
 
@@ -94,7 +96,7 @@ class VocabularyWriter:
 
 
 def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dict[int, bytes]:
-    """Return the bytes of those of the wanted ids that stand in these rows of ids, lengths and bytes."""
+    """Return the bytes of the wanted ids that occur in these rows, each with packed ids, lengths and bytes."""
     asked = np.fromiter(wanted, np.int64, len(wanted))
     found: dict[int, bytes] = {}
     for packed_ids, packed_lengths, text in rows:
@@ -106,7 +108,7 @@ def found_among(rows: Iterable[Sequence[bytes]], wanted: Collection[int]) -> dic
 
 
 def shown_token(given: bytes) -> str:
-    """Return the text of one token; bytes that are no whole character in it are shown as ⟨F0 9F⟩, their hex."""
+    """Return the text of one token; bytes that don't form a whole character in it are shown in hex, such as ⟨F0 9F⟩."""
     try:
         return given.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The writer of a run's rollout store: a thread of its own, which the event loop never waits for."""
+"""The writer of a run's rollout store, which works in a separate thread so that the event loop never waits for it."""
 
 import asyncio
 import logging
@@ -49,27 +49,32 @@ log = logging.getLogger(__name__)
 class _Place:
     folder: Path
     lost: bool
-    """Whether the store is gone from its place, and must be written again from the open connection."""
+    """Whether the store is missing from its folder and must be written again from the open connection."""
 
 
 _Work: TypeAlias = GroupsJob | SignsJob | StepJob
 _Job: TypeAlias = _Work | _Place | threading.Event
 
 HELD_MOST = 4096
-"""Rollouts that are held in memory while the store cannot be written; of more, the oldest are lost."""
+"""Largest number of rollouts held in memory while the store can't be written. Beyond it, the oldest are lost."""
 LOOK_S = 1.0
-"""Seconds after which `flush` looks whether the thread that it waits for is still there."""
+"""Seconds between the checks in `flush` that the thread it waits for is still alive."""
 
 
 class RolloutWriter:
-    """Writes rollouts to the store of a run; `add` returns at once, and what was added outlives a crash of the process.
+    """Writes rollouts to the store of a run; `add` returns at once, and added rollouts survive a crash.
 
-    A rollout is on disk whole or not at all. What the store does not take, because another process has locked it or
-    its disk is full, is held in memory and tried again with whatever comes next, and when the writer is closed. What
-    is then still held, and what the store refuses for good, is counted in `lost` and warned of; the run goes on. Of
-    what an earlier run left in the folder, the rollouts of its first `done` steps stay, and later ones are cut. With
-    `token_bytes`, the bytes of each token id that occurs are kept once, so that a copied store shows its tokens without
-    the model.
+    A rollout is on disk either whole or not at all. If the store can't take a rollout for now, because another
+    process has locked it or its disk is full, the rollout is held in memory and tried again with the next job and
+    when the writer is closed. Rollouts that are still held then, and those that the store refuses for good, are
+    counted in `lost` and logged as a warning; the run continues.
+
+    Args:
+        folder: The run's folder.
+        done: How many steps an earlier run in the folder finished. The rollouts of these steps are kept, and later
+            ones are removed.
+        token_bytes: Returns the bytes of token ids. Each id's bytes are stored once, so that a copied store shows its
+            tokens without the model. None stores no bytes.
     """
 
     def __init__(self, folder: Path, *, done: int = 0, token_bytes: TokenBytes | None = None) -> None:
@@ -79,10 +84,10 @@ class RolloutWriter:
         self._done = done
         self._cut_tried = False
         self._following = False
-        """Whether it goes to another place, or is written again, and is not there yet."""
+        """Whether the store was moved or is being rewritten, and has not been opened at its new path yet."""
         self._task_refused = False
         self._stuck: Exception | None = None
-        """Why the store did not take the first of what is held, the last time it was tried."""
+        """The error of the last attempt to write the first held job; None if it succeeded."""
         self._held: deque[_Work] = deque()
         self._refusals = Refusals(lambda said: log.warning("%s: %s", self.path, said))
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -90,14 +95,14 @@ class RolloutWriter:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        open_store(self.path).close()  # a store that cannot be opened is said here, not in the thread
+        open_store(self.path).close()  # a store that can't be opened raises here, not in the thread
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._jobs.put(None)
         self._thread.join()
-        while not self._jobs.empty():  # the thread ended before its time
+        while not self._jobs.empty():  # the thread ended early
             if isinstance(job := self._jobs.get(), GroupsJob):
                 self._held.append(job)
         self._lose(sum(map(rollouts_in, self._held)), self._stuck)
@@ -108,7 +113,7 @@ class RolloutWriter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what was added to be written, without holding the event loop up; also where it is cancelled."""
+        """Wait until everything added is written, without blocking the event loop, even if the wait is cancelled."""
         closing = asyncio.ensure_future(asyncio.to_thread(self.__exit__, kind, error, trace))
         try:
             await asyncio.shield(closing)
@@ -117,27 +122,32 @@ class RolloutWriter:
             raise
 
     def add(self, groups: Iterable[Group], *, phase: str = "train", step: int, whole: bool = True) -> None:
-        """Write the rollouts of these groups, failed ones included, and their tasks where the groups have them.
+        """Write the rollouts of these groups, including failed ones, and the groups' tasks if they have them.
 
-        With `whole=False` other rollouts of the groups are added apart: none has a sign before `sign` is called.
+        Args:
+            groups: The groups to write.
+            phase: "train", or the name of an evaluation.
+            step: The step that the rollouts were run for.
+            whole: Whether these are all rollouts of their groups. If False, the rollouts get no signs until `sign` is
+                called.
         """
         self._jobs.put(GroupsJob(list(groups), phase, step, whole))
 
     def sign(self, group: Group, *, phase: str, step: int) -> None:
-        """Write the signs of a whole group beside its rollouts, which were added one by one."""
+        """Write the signs of a whole group whose rollouts were added one by one."""
         self._jobs.put(SignsJob(group, phase, step))
 
     def add_step(self, trained: Iterable[Trained], *, phase: str = "train", step: int) -> None:
-        """Write the results of the step's training, beside the rollouts that were added for it.
+        """Write the training results of a step into the rollouts that were added for it.
 
-        A generator is run in the writer's thread.
+        A generator is consumed in the writer's thread.
         """
         self._jobs.put(StepJob(trained, phase, step))
 
     def flush(self) -> None:
-        """Block until everything that was added before was tried, and is on disk if the disk took it.
+        """Block until everything added so far was tried, and is on disk if the disk accepted it.
 
-        What is on disk then outlives a power cut too.
+        Rollouts on disk then survive a power failure too.
         """
         written = threading.Event()
         self._jobs.put(written)
@@ -145,16 +155,16 @@ class RolloutWriter:
             pass
 
     def follow(self, folder: Path, *, lost: bool) -> None:
-        """Write into this folder from now on: the store was moved there, or is `lost` and is written again."""
+        """Write into this folder from here on. The store was moved there or, if `lost`, is written there again."""
         self.path = folder / FILE
         self._following = True
         self._jobs.put(_Place(folder, lost))
 
     def is_removed(self) -> bool:
-        """Whether somebody has removed the store since it was last opened or followed."""
+        """Return whether the store was removed since it was last opened or followed."""
         return not self._following and is_gone(self.path)
 
-    # In the thread
+    # Methods that run in the thread
 
     def _run(self) -> None:
         connection = self._tried(None, self._opened)
@@ -169,7 +179,10 @@ class RolloutWriter:
         connection: sqlite3.Connection | None,
         work: Callable[[sqlite3.Connection | None], sqlite3.Connection | None],
     ) -> sqlite3.Connection | None:
-        """Do the work, and return the connection for the next one; nothing ends the thread, which others wait for."""
+        """Do the work and return the connection for the next job.
+
+        No error ends the thread, because callers wait for it.
+        """
         try:
             return work(connection)
         except Exception as error:
@@ -178,7 +191,7 @@ class RolloutWriter:
             return None
 
     def _opened(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
-        """Return the connection, or a new one if there is none; None if the store cannot be opened now."""
+        """Return the connection, opening one if necessary, or None if the store can't be opened now."""
         if connection is not None:
             return connection
         try:
@@ -194,28 +207,28 @@ class RolloutWriter:
         return connection
 
     def _wait_for(self, error: Exception) -> None:
-        """Report, the first time, that nothing can be written to the store now."""
+        """Report, the first time, that the store can't be written now."""
         if self._stuck is None:
-            said = "they are held in memory and tried again, and the run goes on"
+            said = "they are held in memory and tried again, and the run continues"
             self._refusals.refused("rollouts", said_of(error), then=said)
         self._stuck = error
 
     def _do(self, connection: sqlite3.Connection | None, job: _Job) -> sqlite3.Connection | None:
-        """Do a job, and return the connection for the next one."""
+        """Do a job and return the connection for the next one."""
         if isinstance(job, _Place):
             return self._moved(connection, job)
         if isinstance(job, StepJob):
             job = self._listed(job)
         if isinstance(job, GroupsJob | SignsJob | StepJob):
             self._held.append(job)
-        if self._stuck is None or self._jobs.empty():  # a locked store is waited for once, not for each job
+        if self._stuck is None or self._jobs.empty():  # wait for a locked store once, not for each job
             connection = self._write_held(connection)
         if isinstance(job, threading.Event) and connection is not None:
             self._checkpoint(connection)
         return connection
 
     def _listed(self, job: StepJob) -> StepJob:
-        """Return the job with all that it writes; a generator could not be tried again."""
+        """Return the job with its results as a list, since a generator couldn't be tried again."""
         try:
             return replace(job, trained=list(job.trained))
         except Exception as error:
@@ -223,7 +236,7 @@ class RolloutWriter:
             return replace(job, trained=())
 
     def _write_held(self, connection: sqlite3.Connection | None) -> sqlite3.Connection | None:
-        """Write what is held, in its order, until the store does not take it; return the connection."""
+        """Write the held jobs in order until the store doesn't accept one; return the connection."""
         try:
             connection = self._opened(connection)
             while self._held and connection is not None:
@@ -231,21 +244,21 @@ class RolloutWriter:
                     self._wait_for(error)
                     break
                 if self._stuck is not None:
-                    log.warning("%s: it can be written again, and takes the rollouts that were held", self.path)
+                    log.warning("%s: it can be written again; the rollouts held in memory are being written", self.path)
                 self._stuck = None
             return connection
         finally:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        """Lose the oldest of what is held if it is more than can be."""
+        """Drop the oldest held jobs until at most HELD_MOST rollouts are held, counting their rollouts as lost."""
         many = sum(map(rollouts_in, self._held))
         while many > HELD_MOST:
             many -= (dropped := rollouts_in(self._held.popleft()))
             self._lose(dropped, self._stuck)
 
     def _written(self, connection: sqlite3.Connection, job: _Work) -> Exception | None:
-        """Write the first of the held jobs, or replace it by its parts; return the error if it must be tried again."""
+        """Write the first held job, or replace it by its parts; return the error if it must be tried again."""
         try:
             if isinstance(job, StepJob):
                 in_transaction(connection, lambda to: write_step(to, job))
@@ -270,29 +283,31 @@ class RolloutWriter:
         return None
 
     def _lose(self, many: int, error: Exception | None) -> None:
-        """Count rollouts as lost, and say why; the run goes on."""
+        """Count rollouts as lost and report why; the run continues."""
         if many:
             self.lost += many
             why = said_of(error) if error is not None else "the store was never opened"
-            self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run goes on")
+            self._refusals.refused("some rollouts", why, then=f"{self.lost} are lost so far, and the run continues")
 
     def _lose_beside(self, job: StepJob | SignsJob, error: Exception) -> None:
-        """Say that what belongs beside rollouts is lost; they stay without it."""
-        what = "what a step's training computed" if isinstance(job, StepJob) else "the signs of a group"
-        self._refusals.refused(what, said_of(error), then="its rollouts stay without it")
+        """Report that additions to stored rollouts are lost; the rollouts stay without them."""
+        what = "a step's training results" if isinstance(job, StepJob) else "a group's suspicious signs"
+        self._refusals.refused(what, said_of(error), then="its rollouts are stored without them")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
-        """Move what is in the write-ahead log into the store's file, so that it outlives a power cut."""
+        """Move the content of the write-ahead log into the store's file, so that it survives a power failure."""
         try:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
-            self._refusals.refused("the store's write-ahead log", said_of(error), then="rollouts stay in it until then")
+            self._refusals.refused(
+                "the store's write-ahead log", said_of(error), then="rollouts stay in the log until the next attempt"
+            )
 
     def _moved(self, connection: sqlite3.Connection | None, place: _Place) -> sqlite3.Connection | None:
-        """Return a connection to the store at its new place; None if it cannot be opened there now.
+        """Return a connection to the store at its new path, or None if it can't be opened there now.
 
-        A connection that is closed last removes files by the name that its store had: the old one is closed after the
-        new one is open, or before there is a new store of that name.
+        The last connection to close removes files under the store's old name. The old connection is therefore closed
+        after the new one is open, or before a new store has that name.
         """
         if connection is None:
             return self._opened(None)
@@ -314,20 +329,20 @@ class RolloutWriter:
         return self._opened(None)
 
     def _cut_done_again(self, connection: sqlite3.Connection) -> None:
-        """Drop the rollouts of steps that are done again, or say that they stay; either way the run goes on."""
+        """Remove the rollouts of steps that will be repeated, or warn that they stay; the run continues either way."""
         try:
             in_transaction(connection, self._cut)
         except Exception as error:
             log.warning(
                 "%s: rollouts that an earlier run wrote for step %d and later could not be removed, and stay "
-                "beside those of this run: %s",
+                "next to those of this run: %s",
                 self.path,
                 self._done,
                 said_of(error),
             )
 
     def _cut(self, connection: sqlite3.Connection) -> None:
-        """Drop what is done again; an evaluation after so many steps as well."""
+        """Remove the rollouts of repeated steps, and of evaluations after at least that many steps."""
         connection.execute("DELETE FROM rollouts WHERE step >= ?", (self._done,))
         connection.execute("DELETE FROM tasks WHERE group_id NOT IN (SELECT group_id FROM rollouts)")
 
@@ -341,15 +356,15 @@ class RolloutWriter:
         self.vocabulary.add(connection, [rollout for group in job.groups for rollout in group.rollouts])
 
     def _write_task(self, connection: sqlite3.Connection, group_id: str, task: Task) -> None:
-        """Write the task, or warn the first time that one cannot be; its rollouts are written either way."""
+        """Write the task, or warn the first time that a task can't be written; its rollouts are written either way."""
         try:
             refuse_unkept([task])
             row = (stored_text(group_id), packed(task_fields(task)))
             connection.execute("INSERT OR REPLACE INTO tasks VALUES (?, ?)", row)
         except Exception as error:
-            if not connection.in_transaction:  # SQLite has taken back the whole transaction, such as on a full disk
+            if not connection.in_transaction:  # SQLite has rolled back the whole transaction, e.g. on a full disk
                 raise
             if not self._task_refused:
-                said = "%s: task %r is not written, and its rollouts are: %s"
+                said = "%s: task %r could not be written, but its rollouts are stored: %s"
                 log.warning(said, self.path, group_id, said_of(error))
             self._task_refused = True

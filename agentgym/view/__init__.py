@@ -1,1 +1,1 @@
-"""The local page on runs: a server that reads their folders, and what the browser shows of them."""
+"""The local web page for inspecting runs: a server that reads their folders, and the files that the browser loads."""

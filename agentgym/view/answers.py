@@ -1,4 +1,4 @@
-"""Answers of the server: JSON that every browser can read, and errors as one sentence."""
+"""Responses of the server: JSON that every browser can parse, and errors as one sentence."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from agentgym.types.json_values import whole_characters
 
 
 class Refused(Exception):
-    """Says why a request cannot be answered; the page shows the sentence."""
+    """A request that can't be fulfilled; the page shows the message."""
 
     def __init__(self, sentence: str, status: int = 400) -> None:
         super().__init__(sentence)
@@ -19,7 +19,10 @@ class Refused(Exception):
 
 
 def as_json(value: object) -> bytes:
-    """Encode a value as UTF-8 JSON; what no number is becomes null, and half a character U+FFFD. Bytes are JSON."""
+    """Encode a value as UTF-8 JSON, except bytes, which are already JSON.
+
+    NaN and infinities become null, and lone surrogates become U+FFFD.
+    """
     if isinstance(value, bytes):
         return value
     try:
@@ -30,7 +33,7 @@ def as_json(value: object) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """Return the value with None for each number that JSON has no form for."""
+    """Return the value with None in place of each number that JSON can't represent."""
     if isinstance(value, Mapping):
         return {str(name): finite(of) for name, of in value.items()}
     if isinstance(value, list | tuple):
@@ -39,10 +42,10 @@ def finite(value: Any) -> Any:
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """Return a value as the answer to a request; the browser asks again each time."""
+    """Return a JSON response that the browser doesn't cache."""
     return Response(as_json(value), status, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def refusal(error: Refused) -> Response:
-    """Return the sentence that says why a request is not answered."""
+    """Return the response for a refused request, with its message."""
     return answer({"error": str(error)}, error.status)

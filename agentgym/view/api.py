@@ -1,4 +1,4 @@
-"""What the page asks of the server: each function answers one kind of address, from the folders of the runs."""
+"""The JSON API of the page: each function serves one kind of URL from the runs' folders."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,20 +20,20 @@ from agentgym.view.search.index import snippet
 from agentgym.view.search.indexing import Indexing
 
 MOST_TOKENS = 20_000
-"""The most tokens of one answer."""
+"""Largest number of tokens in one response."""
 MOST_READ = 20_000_000
-"""Characters that one answer looks through for the pieces around what was searched: half a second."""
+"""Characters that one response may scan for search snippets, which takes half a second."""
 _KINDS = "SELECT DISTINCT kind FROM (SELECT kind FROM segments LIMIT 20000) ORDER BY 1"
-"""The kinds of segments, of the first ones: all of them would be gone through."""
+"""SQL for the kinds of the first segments, since scanning all segments would take too long."""
 _ENDS = "SELECT min(step) AS first_step FROM rollouts UNION ALL SELECT max(step) FROM rollouts"
-"""The first and the last step."""
+"""SQL for the first and the last step."""
 NO_CHOICES: dict[str, list[Any]] = {"phases": [], "stop_reasons": [], "kinds": [], "steps_range": [None, None]}
-"""What the rollouts of a run without a store can be chosen by."""
+"""The filter choices of a run without a store."""
 T = TypeVar("T")
 
 
 class Api:
-    """Answers each kind of address with a value that JSON has a form for; Refused says what is wrong."""
+    """Serves each kind of URL with a JSON-compatible value, or raises Refused with an explanation."""
 
     def __init__(self, runs: Runs, indexing: Indexing) -> None:
         self.runs, self.indexing, self.version = runs, indexing, versions()["agentgym"]
@@ -51,26 +51,26 @@ class Api:
         self.of_rollouts: Mapping[str, Callable[[Run, int, Query], Any]] = {"": rollout, "tokens": tokens}
 
     def all_runs(self) -> dict[str, Any]:
-        """Return every run in a few metrics."""
+        """Return a short summary of every run."""
         return {"runs": [self.in_short(run) for run in self.runs.all()], "version": self.version}
 
     def of_run(self, key: str, what: str, query: Query) -> Any:
-        """Return what an address of a run asks for."""
+        """Return the response to a URL of a run."""
         if what not in self.of_runs:
-            raise Refused(f"there is no {what!r:.80} of a run; there are {', '.join(filter(None, self.of_runs))}", 404)
+            raise Refused(f"a run has no {what!r:.80}; it has {', '.join(filter(None, self.of_runs))}", 404)
         return self.of_runs[what](self.runs.get(key), query)
 
     def of_rollout(self, key: str, number: str, what: str, query: Query) -> Any:
-        """Return what an address of a rollout asks for."""
+        """Return the response to a URL of a rollout."""
         run = self.runs.get(key)
         if not (number.isascii() and number.isdigit()) or len(number) > 18:
-            raise Refused(f"rollout: its number is a whole one, got {number!r:.80}", 404)
+            raise Refused(f"rollout: expected a number such as 12, got {number!r:.80}", 404)
         if what not in self.of_rollouts:
-            raise Refused(f"there is no {what!r:.80} of a rollout; there is tokens", 404)
+            raise Refused(f"a rollout has no {what!r:.80}; it has tokens", 404)
         return self.of_rollouts[what](run, int(number), query)
 
     def in_short(self, run: Run) -> dict[str, Any]:
-        """Return a run in a few metrics."""
+        """Return a short summary of a run."""
         progress = self.runs.progress(run)
         (many, failed), steps = _counts(run), run.settings().get("max_steps")
         return {
@@ -89,7 +89,7 @@ class Api:
         }
 
     def about_run(self, run: Run, query: Query) -> dict[str, Any]:
-        """Return all that is known of a run but its metrics and its rollouts."""
+        """Return everything known about a run except its metrics and rollouts."""
         return self.in_short(run) | {
             "settings": run.settings(),
             "versions": run.settings_file().get("versions") or {},
@@ -100,7 +100,7 @@ class Api:
         }
 
     def state(self, run: Run, query: Query) -> dict[str, Any]:
-        """Return what changes while a run goes on."""
+        """Return the values that change while a run is active."""
         progress = self.runs.progress(run)
         return {
             "rollouts": _counts(run)[0],
@@ -111,16 +111,17 @@ class Api:
         }
 
     def rollouts(self, run: Run, query: Query) -> dict[str, Any]:
-        """Return a page of the table."""
+        """Return a page of the rollout table."""
         wanted, index, found, indexed = asked.text(query, "q"), self.indexing.of(run), None, None
         if wanted is not None:
             if index is None:
-                raise Refused(f"q: this run cannot be searched for now: {self.indexing.why(run)}", 409)
+                raise Refused(f"q: this run cannot be searched now: {self.indexing.why(run)}", 409)
             indexed, found = index.indexed(), index.numbers(wanted)
         filters, (offset, limit) = asked.filters(query, found), asked.paging(query)
         sort, descending = asked.sorting(query)
         envs = _envs(run)
-        if len(envs) < 2 and filters.env is not None:  # the only env is no condition, and another one has no rollout
+        # With a single env, its name filters nothing, and any other name matches no rollout.
+        if len(envs) < 2 and filters.env is not None:
             filters = replace(filters, env=None, among=filters.among if filters.env in envs else [])
         with run.store() as store:
             total, rows = page(store, filters, sort=sort, descending=descending, offset=offset, limit=limit)
@@ -131,7 +132,7 @@ class Api:
 
 
 def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) -> None:
-    """Cut what was asked for out of the texts of the first rows, as far as those are not too long."""
+    """Add a snippet around the search text to each of the first rows, until MOST_READ characters were scanned."""
     left = MOST_READ
     for row in rows:
         if left > 0:
@@ -141,12 +142,12 @@ def _add_snippets(store: RolloutStore, rows: list[dict[str, Any]], wanted: str) 
 
 
 def metric_names() -> dict[str, Any]:
-    """Return how the metrics are put into charts."""
+    """Return how metrics are grouped into charts."""
     return {"groups": [{"unit": "", **group} for group in GROUPS]}
 
 
 def metrics(run: Run, query: Query) -> bytes:
-    """Return the metrics of the lines behind those that the page has, as JSON."""
+    """Return, as JSON, the metrics of the lines after those that the page already has."""
     return metric_rows(run.folder, asked.whole(query, "after", 0), asked.maybe_whole(query, "mark")).as_json()
 
 
@@ -157,7 +158,7 @@ def rollout(run: Run, number: int, query: Query) -> dict[str, Any]:
 
 
 def tokens(run: Run, number: int, query: Query) -> dict[str, Any]:
-    """Return some tokens of one segment."""
+    """Return a range of tokens of one segment."""
     place, start = asked.whole(query, "segment", 0), asked.whole(query, "from", 0)
     count = asked.whole(query, "count", 4000, least=1, most=MOST_TOKENS)
     with run.store() as store:
@@ -165,7 +166,7 @@ def tokens(run: Run, number: int, query: Query) -> dict[str, Any]:
 
 
 def group(run: Run, query: Query) -> dict[str, Any]:
-    """Return all attempts at one task in one step."""
+    """Return all rollouts of one task in one step."""
     filters, envs, name = asked.filters(query), _envs(run), _task(query)
     step = asked.maybe_whole(query, "step")
     if step is not None:
@@ -182,7 +183,7 @@ def group(run: Run, query: Query) -> dict[str, Any]:
 
 
 def tasks(run: Run, query: Query) -> dict[str, Any]:
-    """Return a page of the tasks."""
+    """Return a page of the task table."""
     offset, limit = asked.paging(query)
     sort, descending = asked.sorting(query, TASK_SORTS, "task")
     phase, envs = asked.text(query, "phase"), _envs(run)
@@ -192,7 +193,7 @@ def tasks(run: Run, query: Query) -> dict[str, Any]:
 
 
 def task(run: Run, query: Query) -> dict[str, Any]:
-    """Return one task over the time of the training."""
+    """Return one task over the course of training."""
     name = _task(query)
     with run.store() as store:
         found, fields = visits(store, name), store.task(name)
@@ -202,7 +203,7 @@ def task(run: Run, query: Query) -> dict[str, Any]:
 
 
 def failures(run: Run, query: Query) -> dict[str, Any]:
-    """Return the rollouts that failed, by what they failed of."""
+    """Return the failed rollouts, grouped by their errors."""
     with run.store() as store:
         kinds, failed = failure_kinds(store), _both(store)[1]
     return {
@@ -217,7 +218,7 @@ def failures(run: Run, query: Query) -> dict[str, Any]:
 
 
 def histogram(run: Run, query: Query) -> dict[str, Any]:
-    """Return how many rollouts have which reward."""
+    """Return the histogram of the rewards."""
     bins = asked.whole(query, "bins", 20, least=1, most=200)
     with run.store() as store:
         edges, counts = reward_histogram(store, asked.filters(query), bins)
@@ -227,12 +228,12 @@ def histogram(run: Run, query: Query) -> dict[str, Any]:
 def _task(query: Query) -> str:
     name = asked.text(query, "task")
     if name is None:
-        raise Refused("task: name the task")
+        raise Refused("task: missing; name the task")
     return name
 
 
 def _of_store(run: Run, give: Callable[[RolloutStore], T], otherwise: T) -> T:
-    """What the store gives; `otherwise` where there is none yet, or none that can be read."""
+    """Return what `give` returns for the run's store, or `otherwise` if no store exists yet or it can't be read."""
     try:
         with run.store() as store:
             return give(store)
@@ -243,7 +244,7 @@ def _of_store(run: Run, give: Callable[[RolloutStore], T], otherwise: T) -> T:
 
 
 def _choices(store: RolloutStore) -> dict[str, list[Any]]:
-    """What rollouts can be chosen by."""
+    """Return the choices of the rollout filters."""
     return {
         "phases": store.phases(),
         "stop_reasons": [stop for (stop,) in store.query("SELECT DISTINCT stop_reason FROM rollouts ORDER BY 1")],
@@ -253,12 +254,15 @@ def _choices(store: RolloutStore) -> dict[str, list[Any]]:
 
 
 def _counts(run: Run) -> tuple[int, int]:
-    """How many rollouts there are, and how many failed."""
+    """Return how many rollouts the run has, and how many of them failed."""
     return _of_store(run, _both, (0, 0))
 
 
 def _score(run: Run) -> float | None:
-    """The mean reward of an evaluation: of one that goes on, or was scored again, that of its rollouts."""
+    """Return the mean reward of an evaluation.
+
+    If its summary has none, because it is still running or was rescored, the mean of its rollouts is returned.
+    """
     said = (run.summary() or {}).get("reward")
     if isinstance(said, int | float):
         return said

@@ -1,4 +1,4 @@
-"""Messages as blocks that the page shows: text, code with its colors, diffs, tool calls and their results."""
+"""Messages as the blocks that the page shows: text, highlighted code, diffs, tool calls and their results."""
 
 import difflib
 import json
@@ -10,17 +10,21 @@ from typing import Any
 
 Block = dict[str, Any]
 LARGEST_CODE = 20_000
-"""Characters of the longest code that is colored; longer code is shown plain."""
+"""Length in characters of the longest code that is highlighted. Longer code is shown plain."""
 MOST_COLORED = 150_000
-"""Characters of code that are colored in one rollout, which takes a third of a second; the rest is shown plain."""
+"""Characters of code highlighted per rollout, which takes a third of a second. The rest is shown plain."""
 MOST_SECONDS = 1.0
-"""CPU seconds that the colors of one rollout may take."""
+"""CPU seconds that highlighting one rollout may take."""
 MOST_COMPARED = 1000
-"""Lines of an old and a new text that are compared; of longer ones all old lines come first, then all new ones."""
+"""Largest number of lines of an old and a new text that are compared. For longer texts, all old lines are shown before
+all new ones.
+"""
 _FENCE = re.compile(r"^(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+\n(.*?)(?:^\1[ \t]*+$\n?|\Z)", re.M | re.S)
-"""No part of it gives back what it has taken: a line of any length is read once."""
+"""Fenced code. No part of the expression backtracks, so a line of any length is read once."""
 _PLAIN = re.compile(r"[^\n]{1000}|\s{1000}")
-"""Long lines and wide gaps, on which the expressions of many languages take minutes, while nothing else is answered."""
+"""Long lines and wide gaps, on which many languages' expressions take minutes, during which nothing else would be
+served.
+"""
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/]++={0,2}")
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@", re.M)
 _CODE_OF = {"code": "python", "script": "bash", "cmd": "bash", "command": "bash", "sql": "sql", "query": "sql"}
@@ -29,14 +33,14 @@ _OLD_AND_NEW = (("old", "new"), ("old_str", "new_str"), ("old_string", "new_stri
 
 @dataclass(slots=True)
 class Colors:
-    """Colors code as long as there is something left of what one answer may take."""
+    """Highlights code within the limits of one response."""
 
     left: int = MOST_COLORED
     seconds: float = MOST_SECONDS
-    """CPU seconds that are left: a model can write code that a lexer reads as often as it has letters."""
+    """CPU seconds left. A model can write code whose highlighting time grows with the square of its length."""
 
     def of(self, text: str, language: str) -> list[tuple[str, str]]:
-        """Return the text in pieces, each with the short name of its color."""
+        """Split the text into pieces, each with the short name of its color."""
         if not language or len(text) > min(self.left, LARGEST_CODE) or _PLAIN.search(text):
             return [("", text)]
         self.left -= len(text)
@@ -47,7 +51,7 @@ class Colors:
 
 
 def message_blocks(message: Any, colors: Colors | None = None) -> dict[str, Any]:
-    """Return a message as its role and its blocks; what no message is comes as its JSON."""
+    """Return a message as its role and its blocks; a value that is not a message is shown as JSON."""
     if not isinstance(message, Mapping):
         return {"role": "(no message)", "blocks": [_text(_shown(message))]}
     colors = colors or Colors()
@@ -62,7 +66,7 @@ def message_blocks(message: Any, colors: Colors | None = None) -> dict[str, Any]
 
 
 def content_blocks(content: Any, colors: Colors) -> list[Block]:
-    """Return the blocks of a content, text or a list of parts."""
+    """Return the blocks of a message's content, which is text or a list of parts."""
     if not isinstance(content, list | tuple):
         return list(text_blocks(_shown(content), colors))
     found = list[Block]()
@@ -72,7 +76,7 @@ def content_blocks(content: Any, colors: Colors) -> list[Block]:
 
 
 def text_blocks(text: str, colors: Colors) -> Iterator[Block]:
-    """Text, and the code and the diffs that stand between fences in it."""
+    """Yield the text as blocks, with fenced code and diffs as separate blocks."""
     end = 0
     for fence in _FENCE.finditer(text):
         if text[end : fence.start()].strip():
@@ -85,19 +89,19 @@ def text_blocks(text: str, colors: Colors) -> Iterator[Block]:
 
 
 def code_block(text: str, language: str, colors: Colors) -> Block:
-    """Code with its colors; a diff where it is one."""
+    """Return highlighted code, or a diff if the text is one."""
     if language in ("diff", "patch") or (not language and _HUNK.search(text)):
         return diff_block(text)
     return {"kind": "code", "language": language, "text": text, "spans": colors.of(text, language)}
 
 
 def diff_block(text: str) -> Block:
-    """Return a unified diff as marked lines."""
+    """Return a unified diff as a list of lines with their signs."""
     return {"kind": "diff", "lines": [_diff_line(line) for line in text.splitlines()]}
 
 
 def call_blocks(call: Any, colors: Colors) -> list[Block]:
-    """Return a tool call, then the code among its arguments, and the change where they are an old and a new text."""
+    """Return a tool call, followed by the code in its arguments, or by a diff if they are an old and a new text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return [{"kind": "call", "name": "", "arguments": _shown(call), "id": ""}]
@@ -108,9 +112,9 @@ def call_blocks(call: Any, colors: Colors) -> list[Block]:
 
 
 def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[str, str]]:
-    """Return the text in pieces, each with the short name of its color.
+    """Split the text into pieces, each with the short name of its color.
 
-    It is one piece where the language is not known, or where it takes more CPU seconds than `within`.
+    It stays one piece if the language is unknown or if highlighting takes more CPU seconds than `within`.
     """
     from pygments.lexers import get_lexer_by_name
     from pygments.token import STANDARD_TYPES
@@ -129,7 +133,7 @@ def spans(text: str, language: str, within: float = MOST_SECONDS) -> list[tuple[
             found[-1] = (name, found[-1][1] + piece)
         else:
             found.append((name, piece))
-    same = "".join(piece for _, piece in found) == text  # a lexer may drop what it cannot read
+    same = "".join(piece for _, piece in found) == text  # a lexer may drop text that it can't parse
     return found if same else [("", text)]
 
 
@@ -145,7 +149,7 @@ def _within_arguments(given: Mapping[str, Any], colors: Colors) -> Iterator[Bloc
 
 
 def _language_of(given: Mapping[str, Any]) -> str:
-    """The language of the file that a call names; "" where it names none that is known."""
+    """Return the language of the file that a call names, or "" if it names none or the language is unknown."""
     from pygments.lexers import find_lexer_class_for_filename
 
     path = next((given[name] for name in ("path", "file", "file_path", "filename") if name in given), None)
@@ -156,7 +160,10 @@ def _language_of(given: Mapping[str, Any]) -> str:
 
 
 def _changes(old: str, new: str, colors: Colors) -> list[tuple[str, str]]:
-    """The lines of both texts with their marks; whole lines are compared, as letters within them would take minutes."""
+    """Return the lines of both texts with their signs.
+
+    Whole lines are compared, since comparing characters would take minutes.
+    """
     before, behind, size = old.splitlines(), new.splitlines(), len(old) + len(new)
     if len(before) + len(behind) > MOST_COMPARED or size > min(colors.left, LARGEST_CODE):
         return [*_marked("-", before), *_marked("+", behind)]
@@ -217,7 +224,7 @@ def _text(text: str) -> Block:
 
 
 def _shown(value: object) -> str:
-    """Text as it is, None as "", any other value as JSON."""
+    """Return text unchanged, None as "", and any other value as JSON."""
     return "" if value is None else value if isinstance(value, str) else _pretty(value)
 
 

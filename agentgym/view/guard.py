@@ -1,4 +1,4 @@
-"""The guard in front of the page: who may ask, and what a browser may do with the answers."""
+"""The guard in front of the page: which requests are accepted, and what a browser may do with the responses."""
 
 import hashlib
 import secrets
@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "agentgym-view"
-"""The beginning of the name of the cookie that holds the token; behind it is the port, as cookies know none."""
+"""Prefix of the name of the cookie that holds the token. The port follows, because cookies don't distinguish ports."""
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
-"""The names by which this machine is asked."""
+"""Host names of the local machine."""
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -28,18 +28,22 @@ HEADERS = {
 
 
 class Guard:
-    """Lets GET requests through that name this server as their host and bring its token; all others are refused.
+    """Accepts GET requests that name this server as their host and carry its token, and refuses all others.
 
-    `hosts` are the names it answers to, without the port. `numbers` lets it answer to every address of numbers too,
-    which no other site can have as its name.
-    `token` None lets every request in. With a token all is below a path of its own, and so is the cookie: a browser
-    sends cookies to every port of a machine, so that any other server on it would be given the token.
+    With a token, every URL and the cookie are below a separate path. Browsers send cookies to every port of a
+    machine, so otherwise any other server on it would receive the token.
+
+    Args:
+        app: The application to protect.
+        token: The token that requests must carry; None accepts requests without one.
+        hosts: The accepted host names, without a port.
+        numbers: Whether any IP address is accepted as the host too; no other site can have one as its name.
     """
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: frozenset[str], numbers: bool = False) -> None:
         self.app, self.token, self.hosts, self.numbers = app, token, hosts, numbers
         self.place = "" if token is None else f"/{hashlib.sha256(token.encode()).hexdigest()[:16]}"
-        """The path below which this server answers."""
+        """Path prefix of all URLs of this server."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,9 +56,9 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._is_host(request.headers.get("host", "")):
-            return _no("This server does not answer to that host name; open the address that it printed.")
+            return _no("This server does not accept that host name; open the address that it printed.")
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("Only GET is answered.\n", 405, headers={"Allow": "GET, HEAD"})
+            return PlainTextResponse("Only GET requests are accepted.\n", 405, headers={"Allow": "GET, HEAD"})
         if self.token is None:
             return None
         cookie = f"{COOKIE}-{request.url.port or 80}"
@@ -62,11 +66,13 @@ class Guard:
             return self._welcome(request, cookie)
         is_here = request.url.path.startswith(f"{self.place}/")
         if not is_here or not _same(request.cookies.get(cookie, ""), self.token):
-            return _no("The token is missing or of another server; open the whole address that this one printed.")
+            return _no(
+                "The token is missing or belongs to another server; open the full address that this server printed."
+            )
         return None
 
     def _welcome(self, request: Request, cookie: str) -> Response:
-        """Keep the token in a cookie, and go to the same address without it, below the path of this server."""
+        """Store the token in a cookie, and redirect to the same URL without it, below this server's path."""
         kept = [(name, value) for name, value in parse_qsl(request.url.query) if name != "token"]
         path = f"{self.place}/{request.url.path.removeprefix(self.place).lstrip('/')}"
         answer = RedirectResponse(f"{path}?{urlencode(kept)}" if kept else path, 303)

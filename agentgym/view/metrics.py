@@ -1,4 +1,4 @@
-"""The metrics of a run for its curves: the lines of metrics.jsonl, and how their names are put into charts."""
+"""The metrics of a run for its charts: the lines of metrics.jsonl, and how metrics are grouped into charts."""
 
 import math
 import os
@@ -19,39 +19,39 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "reward",
         "names": ["reward", "reward/*", "role/*"],
-        "help": "Mean reward of a step's scored rollouts, its parts by name, and reward/std, their spread.",
+        "help": "Mean reward of a step's scored rollouts, its components, and reward/std, the standard deviation.",
     },
     {
         "title": "held-out",
         "names": ["eval/*"],
-        "help": "Scores on tasks that are not trained on, after so many steps.",
+        "help": "Scores on held-out tasks, which are not trained on, by the number of steps done before.",
     },
     {
         "title": "groups",
         "names": ["groups/solved_by_none", "groups/solved_by_all", "samples/groups", "samples/groups_without_signal"],
-        "help": "Groups whose rollouts all fail, all succeed, or all have one reward teach nothing.",
+        "help": "Groups whose rollouts all fail, all succeed or all have the same reward: no training signal.",
     },
     {
         "title": "length",
         "names": ["length/*", "tokens/*", "rollout/branch_tokens"],
         "unit": "tokens",
-        "help": "Quantiles of what was sampled, by rollout and by turn; tokens/* have those of branches in them.",
+        "help": "Quantiles of sampled tokens, by rollout and by turn; tokens/* include those of branches.",
     },
     {
         "title": "turns and segments",
         "names": ["rollout/turns", "segments", "rollout/compactions", "rollout/forks"],
-        "help": "Turns and segments of a rollout, mean over the scored ones.",
+        "help": "Turns and segments per rollout, averaged over the scored ones.",
     },
     {
         "title": "branches",
         "names": ["rollout/branches", "rollout/branches_failed"],
-        "help": "Branches of a rollout, and those that failed, mean over the scored rollouts.",
+        "help": "Branches per rollout, and failed branches, averaged over the scored rollouts.",
     },
     {
         "title": "entropy",
         "names": ["train/entropy"],
         "unit": "nats",
-        "help": "Mean entropy of the policy where it sampled; near 0 it explores no more.",
+        "help": "Mean entropy of the policy at its sampled tokens; near 0, it has stopped exploring.",
     },
     {
         "title": "mismatch",
@@ -62,24 +62,24 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "training",
         "names": ["train/loss", "train/grad_norm", "train/kl", "train/clip_fraction", "train/lr"],
-        "help": "Loss, norm of the gradient, distance to the old policy, share of clipped tokens, learning rate.",
+        "help": "Loss, gradient norm, distance to the old policy, share of clipped tokens, learning rate.",
     },
     {
         "title": "critic",
         "names": ["train/explained_variance", "train/value_loss", "train/value_mean", "train/value_skipped_steps"],
-        "help": "How much of the returns the critic knew beforehand (1 is all), its squared error, and its mean value.",
+        "help": "Share of the returns' variance that the critic predicts, its squared error, and its mean value.",
     },
     {
-        "title": "time of a step",
+        "title": "step time",
         "names": ["time/*"],
         "unit": "s",
-        "help": "Wall time of a step by its parts; time/step is the whole of it.",
+        "help": "Wall time of a step and of its parts; time/step is the total.",
     },
     {
         "title": "throughput",
         "names": ["throughput/*"],
         "unit": "tokens/s",
-        "help": "Sampled tokens by second of a step, and trained tokens by second of its training.",
+        "help": "Sampled tokens per second of a step, and trained tokens per second of its training.",
     },
     {
         "title": "staleness",
@@ -90,32 +90,33 @@ GROUPS: tuple[dict[str, Any], ...] = (
     {
         "title": "drops",
         "names": ["*/dropped", "*/carried", "oversample/*", "curriculum/*"],
-        "help": "Rollouts, groups and requests that were cut off, left out or carried over, and the bias of that.",
+        "help": "Rollouts, groups and requests that were cut off, left out or carried over, and the resulting bias.",
     },
     {
         "title": "errors by kind",
         "names": ["failures/*", "rollouts/failed", "rollout/malformed_calls", "rollout/tool_errors", "tools/*/errors"],
-        "help": "Rollouts without a reward by the kind of error, and calls of tools that failed.",
+        "help": "Rollouts without a reward by kind of error, and failed tool calls.",
     },
     {
         "title": "tools",
         "names": ["rollout/tool_calls", "tools/*/calls"],
-        "help": "Calls by the name of the tool.",
+        "help": "Calls by tool name.",
     },
     {
         "title": "how rollouts end",
         "names": ["stop/*"],
         "unit": "share",
-        "help": "Shares of the scored rollouts by what stopped them.",
+        "help": "Shares of the scored rollouts by stop reason.",
     },
 )
-"""The charts of metrics, in their order; "*" stands for any text, and what is in none of them comes last. One that says
-no unit has none."""
+"""The charts, in order. "*" matches any text, and metrics that match no chart come last. A chart without "unit" has no
+unit.
+"""
 
 
 LONGEST = 1 << 20
-"""The most bytes of a line; runs write a few thousand."""
-# Only what every reader of JSON takes for one finite number. No part of it gives back what it has taken.
+"""Largest number of bytes in a line. Runs write a few thousand."""
+# Matches only what every JSON parser reads as one finite number. No part of it backtracks.
 _NUMBER = rb"(?:-?(?:0|[1-9]\d{0,14}+)(?:\.\d++)?+(?:e[-+]?+\d{1,2}+)?+|null)"
 _PLAIN = re.compile(
     rb'\{"step": (?P<step>0|[1-9]\d{0,14}+)(?:, (?P<metrics>"[ !#-\[\]-~]*+": %b(?:, "[ !#-\[\]-~]*+": %b)*+))?+\}'
@@ -126,27 +127,28 @@ _TOOK = re.compile(rb'"time/step": ([^,}n]+)')
 
 @dataclass(frozen=True, slots=True)
 class MetricRows:
-    """The rows behind the first ones of a run, each as JSON; a damaged line is left out."""
+    """The rows of a run after the first ones, each as JSON, without damaged lines."""
 
     lines: int
-    """Whole lines of the file."""
+    """Number of complete lines in the file."""
     start: int
-    """Lines before the first row: 0 where those that the asker has are not those of the file any more."""
+    """Number of lines before the first row; 0 if the client's lines are not the file's first lines."""
     mark: int
-    """Tells these lines from others, such as those of a run that is resumed."""
+    """Checksum that tells these lines from others, such as those after the run was resumed."""
     rows: list[bytes]
 
     def as_json(self) -> bytes:
-        """Return all of it as one object."""
+        """Return everything as one JSON object."""
         head = f'{{"lines":{self.lines},"from":{self.start},"mark":{self.mark},"rows":['
         return head.encode() + b",".join(self.rows) + b"]}"
 
 
 def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> MetricRows:
-    """Return the rows of the lines behind the first `after`, or of all lines where those do not have this mark.
+    """Return the rows of the lines after the first `after`, or of all lines if the first ones don't have this mark.
 
-    A row's time is the seconds that the steps up to it took, which is nearly the time since the run began. A line as
-    runs write it goes into its row without being read: to read and write all numbers of 5,000 steps takes a second.
+    A row's time is the total duration in seconds of the steps up to it, which is close to the time since the run
+    started. Lines in the format that runs write are copied into their rows without parsing, since parsing and
+    encoding all numbers of 5,000 steps takes a second.
     """
     path = folder / METRICS
     try:
@@ -170,13 +172,16 @@ def metric_rows(folder: Path, after: int = 0, mark: int | None = None) -> Metric
 @dataclass(frozen=True, slots=True)
 class _Row:
     seconds: float
-    """That the step took."""
+    """Duration of the step."""
     rest: bytes
-    """All of the row but its time, as JSON."""
+    """JSON of the row, without its time."""
 
 
 def _plain_row(line: bytes) -> _Row | None:
-    """The row of a line as runs write it: a step, and metrics that are gaps or numbers of a middle size."""
+    """Return the row of a line in the format that runs write, or None if the line has another format.
+
+    Such a line has a step, and metrics that are null or numbers of moderate size.
+    """
     if (found := _PLAIN.fullmatch(line)) is None:
         return None
     held_out = b"true" if f'"{HELD_OUT}": '.encode() in line else b"false"
@@ -186,7 +191,7 @@ def _plain_row(line: bytes) -> _Row | None:
 
 
 def _odd_row(line: bytes) -> _Row | None:
-    """The row of any line, without what is no number; None for one that is damaged."""
+    """Return the row of any line, without values that are not numbers, or None if the line is damaged."""
     metrics = _metrics(line)
     if metrics is None:
         return None
@@ -201,19 +206,19 @@ def _mark(lines: Sequence[bytes]) -> int:
 
 @dataclass(slots=True)
 class Progress:
-    """Says how far the metrics of a run are; a file that has grown is read on from where it was read to."""
+    """Tracks the progress of a run's metrics, reading a file that has grown from where it was last read to."""
 
     folder: Path
     lines: int = 0
     steps: int = 0
-    """Steps that are done."""
+    """Number of finished steps."""
     reward: float | None = None
-    """The last one that is known."""
+    """The latest known reward."""
     _read: int = 0
     _file: int = 0
 
     def look(self) -> None:
-        """Read what was written since the last look; all of it where a resumed run has cut the file."""
+        """Read the lines written since the last call, or the whole file if a resumed run truncated or replaced it."""
         try:
             with opened(self.folder / METRICS, within=self.folder) as file:
                 status = os.fstat(file.fileno())
@@ -221,7 +226,7 @@ class Progress:
                     self.lines, self.steps, self.reward, self._read, self._file = 0, 0, None, 0, status.st_ino
                 file.seek(self._read)
                 content = file.read(min(MOST_BYTES, status.st_size - self._read))
-        except (OSError, UnreadableFileError):  # none yet, or none that may be read: its metrics say why when asked for
+        except (OSError, UnreadableFileError):  # missing or unreadable; a request for the metrics reports why
             return
         whole = content if len(content) == MOST_BYTES else content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
@@ -229,7 +234,7 @@ class Progress:
         self._look_at(whole.splitlines())
 
     def _look_at(self, lines: list[bytes]) -> None:
-        """Take the step and the reward of the last lines that have them."""
+        """Store the step and the reward of the last lines that have them."""
         steps: int | None = None
         for line in reversed(lines):
             metrics = _metrics(line)
@@ -243,7 +248,7 @@ class Progress:
 
 
 def _metrics(line: bytes) -> dict[str, Any] | None:
-    """The numbers and gaps of a line, its step among them; None where it has no step."""
+    """Return the numbers and nulls of a line, including its step, or None if it has no step."""
     try:
         row = parsed(line) if len(line) <= LONGEST else None
     except ValueError:
@@ -254,5 +259,5 @@ def _metrics(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_metric(value: object) -> bool:
-    """Whether it is a number that a float can hold; JSON has larger ones."""
+    """Return whether the value is a number that a float can represent; JSON has larger ones."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)

@@ -17,7 +17,7 @@ from agentgym.view.timeline import timeline
 
 
 def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
-    """Return a line of the table."""
+    """Return a row of the rollout table."""
     found = row.summary
     return {
         "number": found.number,
@@ -40,7 +40,10 @@ def table_row(row: TableRow, envs: Sequence[str]) -> dict[str, Any]:
 
 
 def env_of(group_id: str, envs: Sequence[str]) -> str | None:
-    """Return the env of a task: the only one, or the member of the mixture whose name the task's id begins with."""
+    """Return the env of a task, or None if it can't be told.
+
+    It is the only env, or the mixture member whose name the task's id starts with.
+    """
     if len(envs) < 2:
         return envs[0] if envs else None
     name = group_id.partition("/")[0]
@@ -48,14 +51,18 @@ def env_of(group_id: str, envs: Sequence[str]) -> str | None:
 
 
 def stored(store: RolloutStore, number: int) -> StoredRollout:
-    """Return the rollout of that number; Refused where there is none."""
+    """Return the rollout with this number.
+
+    Raises:
+        Refused: If it doesn't exist.
+    """
     if (found := store.get(number)) is not None:
         return found
-    raise Refused(f"there is no rollout {number} in this run; a run that was resumed may have cut it", 404)
+    raise Refused(f"there is no rollout {number} in this run; a resumed run may have removed it", 404)
 
 
 def rollout_page(store: RolloutStore, number: int, envs: Sequence[str]) -> dict[str, Any]:
-    """Return all about one rollout but its tokens."""
+    """Return everything about one rollout except its tokens."""
     found = stored(store, number)
     rollout, failure = found.rollout, found.rollout.failure
     (spans, exact), colors = timeline(rollout), Colors()
@@ -138,7 +145,7 @@ def _neighbors(store: RolloutStore, found: StoredRollout) -> dict[str, Any]:
 
 
 def token_window(store: RolloutStore, number: int, place: int, start: int, count: int) -> dict[str, Any]:
-    """Return the tokens of a segment from `start` on, each with what is known of it."""
+    """Return the tokens of a segment from `start` on, with everything known about each."""
     found = stored(store, number)
     if place >= len(found.rollout.segments):
         raise Refused(f"segment: rollout {number} has {len(found.rollout.segments)} segments, got {place}", 404)
@@ -169,7 +176,7 @@ def token_window(store: RolloutStore, number: int, place: int, start: int, count
 
 
 def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[list[int], list[float | None]]:
-    """Whether each token was trained on, and the ratio of the trainer's probability to the engine's."""
+    """Return whether each token was trained on, and the ratio of the trainer's probability to the engine's."""
     segment, scored = found.rollout.segments[place], found.trainer_logprobs[place]
     was = found.advantages[place] is not None
     sampled = segment.sampled[window]
@@ -187,7 +194,7 @@ def _trained_window(found: StoredRollout, place: int, window: slice) -> tuple[li
 def _by_turn(
     segment: Segment, advantages: tuple[float, ...] | None, window: slice
 ) -> tuple[list[int | None], list[int | None], list[float | None]]:
-    """The turn, the policy version and the advantage of each token that was sampled."""
+    """Return the turn, policy version and advantage of each sampled token."""
     size = window.stop - window.start
     turns: list[int | None] = [None] * size
     versions: list[int | None] = [None] * size

@@ -1,4 +1,4 @@
-"""The runs that the page offers: found below the folders that were named, each under a short name for its address."""
+"""The runs that the page offers, found below the given folders, each with a short key for its URL."""
 
 import hashlib
 import os
@@ -23,35 +23,35 @@ from agentgym.view.answers import Refused
 from agentgym.view.metrics import Progress
 
 LOOK_AGAIN_S = 2.0
-"""Seconds after which new runs are looked for."""
+"""Seconds between searches for new runs."""
 DEEPEST = 6
-"""Folders below one that was named in which runs are looked for."""
+"""How many levels below a given folder runs are searched for."""
 LARGEST_JSON = 32 << 20
-"""The most bytes of settings.json and summary.json."""
+"""Largest number of bytes in settings.json and summary.json."""
 LARGEST_LOCK = 4096
 STILL_S = 120.0
-"""A run whose process cannot be seen from here is taken to run for so long after it has written something."""
+"""Seconds since its last write during which a run counts as active if its process isn't visible from here."""
 NO_RUNS = ("node_modules", "site-packages", "__pycache__")
-"""Folders that are not looked into."""
+"""Folders that are never searched."""
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Reads one folder of a run or of an evaluation."""
+    """Reads the folder of one run or evaluation."""
 
     key: str
-    """Its name in addresses: the folder's name and a hash of its whole path."""
+    """Its name in URLs: the folder's name and a hash of its full path."""
     folder: Path
     name: str
 
     @property
     def kind(self) -> Literal["train", "eval"]:
-        """Return whether it was trained or played alone."""
+        """Whether this is a training run or an evaluation."""
         return "train" if "settings" in self.settings_file() else "eval"
 
     def settings_file(self) -> dict[str, Any]:
-        """Return what settings.json holds; nothing where it cannot be read."""
+        """Return the content of settings.json, or {} if it can't be read."""
         return self._read(SETTINGS)
 
     def settings(self) -> dict[str, Any]:
@@ -63,18 +63,22 @@ class Run:
         return {name: value for name, value in content.items() if name not in ("versions", "envs")}
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the scores at the end; None before."""
+        """Return the scores at the end, or None before that."""
         return self._read(SUMMARY) or None
 
     def _read(self, name: str) -> dict[str, Any]:
-        """Return the object in a file of the folder; an empty one where there is none that can be read."""
+        """Return the object in a file of the folder, or {} if it can't be read."""
         try:
             return read_object(self.folder / name, within=self.folder, most=LARGEST_JSON)
         except (OSError, ValueError):
             return {}
 
     def is_live(self) -> bool:
-        """Return whether a process holds the folder; on another machine, whether it has written in the last minutes."""
+        """Return whether the run is active.
+
+        It is if the process that locks the folder runs on this machine or, since the process may be on another
+        machine, if the folder was written to within STILL_S seconds.
+        """
         try:
             said = read_bytes(self.folder / LOCK, within=self.folder, most=LARGEST_LOCK)
             process = int(said.split(b"\n")[0])
@@ -87,29 +91,35 @@ class Run:
         for name in (METRICS, FILE, f"{FILE}-wal"):
             with suppress(OSError):
                 found.append((self.folder / name).stat())
-        return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # a reader makes an empty -wal
+        return any(of.st_size and time.time() - of.st_mtime < STILL_S for of in found)  # readers create an empty -wal
 
     def begun(self) -> float | None:
-        """Return when its settings were written, in seconds since 1970; None where it has none."""
+        """Return when its settings were last written, in seconds since 1970.
+
+        Without settings, this is the time of its store. Returns None if it has neither.
+        """
         for name in (SETTINGS, FILE):
-            with suppress(OSError):  # also of a folder that is removed meanwhile
+            with suppress(OSError):  # the folder may be removed meanwhile
                 return (self.folder / name).stat().st_mtime
         return None
 
     def store(self) -> RolloutStore:
-        """Return its rollouts, opened for one answer; Refused if the store is not there yet, or cannot be read."""
+        """Return the run's rollout store for one response.
+
+        Entering it raises Refused if the store doesn't exist yet or can't be read.
+        """
         return _Readable(self.folder, one_read=True)
 
 
 class _Readable(RolloutStore):
-    """Reads a store; its refusals are answers."""
+    """A store whose errors are raised as Refused."""
 
     def __enter__(self) -> "_Readable":
         try:
             return super().__enter__()
         except FileNotFoundError:
             raise Refused(
-                f"{self.path.parent} holds no rollouts yet; look again when it has written some", 409
+                f"{self.path.parent} has no rollouts yet; try again after the run has written some", 409
             ) from None
         except StoreError as error:
             raise Refused(str(error), 409) from None
@@ -122,7 +132,7 @@ class _Readable(RolloutStore):
 
 
 class Runs:
-    """Finds the runs below the folders that were named, those that begin later too."""
+    """Finds the runs below the given folders, including runs that start later."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = [folder.resolve() for folder in folders]
@@ -132,31 +142,35 @@ class Runs:
         self._lock = threading.Lock()
 
     def all(self) -> list[Run]:
-        """Return every run, in the order of their folders' names."""
+        """Return every run, in the order of the folders' names."""
         with self._lock:
             if (now := time.monotonic()) >= self._look_at:
                 found = [folder for named in self.folders for folder in _folders(named)]
                 self._found = {run.key: run for run in map(run_of, dict.fromkeys(found))}
                 took = time.monotonic() - now
-                self._look_at = now + max(LOOK_AGAIN_S, 20 * took)  # a large tree is not all that is looked at
+                self._look_at = now + max(LOOK_AGAIN_S, 20 * took)  # so that a large tree isn't searched all the time
             return list(self._found.values())
 
     def get(self, key: str) -> Run:
-        """Return the run of that address; Refused where there is none, or where its folder has gone."""
+        """Return the run with this key.
+
+        Raises:
+            Refused: If it doesn't exist, or its folder was removed.
+        """
         with self._lock:
             run = self._found.get(key)
         run = run or next((run for run in self.all() if run.key == key), None)
         if run is None:
-            raise Refused(f"there is no run {key!r} here; the list of runs shows those that there are", 404)
+            raise Refused(f"there is no run {key!r}; the list of runs shows all that exist", 404)
         if not run.folder.is_dir():
-            raise Refused(f"{run.folder} has gone; the list of runs shows those that there are", 404)
+            raise Refused(f"{run.folder} was removed; the list of runs shows all that exist", 404)
         return run
 
     def progress(self, run: Run) -> Progress:
-        """Return how far the metrics of a run are, as of now."""
+        """Return how far the run's metrics have progressed by now."""
         with self._lock:
             found, alone = self._progress.setdefault(run.folder, (Progress(run.folder), threading.Lock()))
-        with alone:  # a slow disk holds up nobody who asks about another run
+        with alone:  # a slow disk must not delay requests about other runs
             found.look()
             return replace(found)
 
@@ -170,7 +184,7 @@ def run_of(folder: Path) -> Run:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether the folder is a run's or an evaluation's; one that may not be looked into is none."""
+    """Return whether the folder is that of a run or evaluation; False if it can't be read."""
     try:
         return (folder / FILE).is_file() or ((folder / SETTINGS).is_file() and (folder / METRICS).is_file())
     except OSError:
@@ -193,11 +207,11 @@ def _folders(named: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _runs(process: int) -> bool:
-    if process <= 0:  # a group of processes
+    if process <= 0:  # it would mean a process group
         return False
     try:
         os.kill(process, 0)
-    except PermissionError:  # another user's
+    except PermissionError:  # it belongs to another user
         return True
     except (OSError, OverflowError):
         return False
@@ -205,7 +219,7 @@ def _runs(process: int) -> bool:
 
 
 def env_texts(run: Run) -> Mapping[str, str]:
-    """Return what each env of the run was, in words, by its name."""
+    """Return a description of each env of the run, by its name."""
     envs = run.settings_file().get("envs")
     if not isinstance(envs, dict):
         return {}

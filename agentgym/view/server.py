@@ -1,4 +1,4 @@
-"""The server of the page: its routes, its files, and how it is run until it is stopped."""
+"""The routes of the page's server and the files that it serves."""
 
 import logging
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from agentgym.view.search.indexing import Indexing
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
-"""The folder of what the browser loads."""
+"""Folder of the files that the browser loads."""
 KINDS = {
     ".js": "text/javascript",
     ".css": "text/css",
@@ -30,13 +30,13 @@ KINDS = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-"""The types of the page's files, which are not left to the machine's tables."""
+"""Media types of the page's files, fixed here because the machine's own tables vary."""
 
 
 def application(
     runs: Runs, indexing: Indexing, *, token: str | None, hosts: frozenset[str], numbers: bool = False
 ) -> ASGIApp:
-    """Return the server as an ASGI application, behind its guard, which says who is answered."""
+    """Return the server as an ASGI application, wrapped in a guard that decides which requests are accepted."""
     api = Api(runs, indexing)
     routes = [
         Route("/api/runs", _answering(lambda request: api.all_runs())),
@@ -52,7 +52,7 @@ def application(
 
 
 def page_file(request: Request) -> Response:
-    """Return a file of the page; 404 for every path that is not the name of one."""
+    """Return a file of the page, or a 404 response if the path doesn't name one."""
     name = request.path_params["path"] or "index.html"
     if (file := page_files().get(name)) is None:
         return _missing()
@@ -61,7 +61,7 @@ def page_file(request: Request) -> Response:
 
 @cache
 def page_files() -> dict[str, Path]:
-    """Return the files of the page by their paths in its folder, looked for once."""
+    """Return the files of the page by their relative paths, found once."""
     found = (path for path in PAGE.rglob("*") if path.suffix in KINDS and path.is_file())
     return {path.relative_to(PAGE).as_posix(): path for path in found}
 
@@ -71,7 +71,7 @@ def _missing() -> Response:
 
 
 def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """A route that gives JSON, in a thread: the event loop waits for no disk."""
+    """Return a route that responds with JSON from a thread, so that the event loop never waits for the disk."""
 
     def respond(request: Request) -> Response:
         try:
@@ -81,7 +81,7 @@ def _answering(give: Callable[[Request], Any]) -> Callable[[Request], Response]:
         except UnreadableFileError as error:
             return refusal(Refused(str(error), 409))
         except OSError as error:
-            return refusal(Refused(f"{error.filename}: it cannot be read ({error.strerror})", 409))
+            return refusal(Refused(f"{error.filename}: cannot be read ({error.strerror})", 409))
         except Exception as error:
             log.exception("%s", request.url.path)
             said = f"the viewer failed ({type(error).__name__}: {error}); its terminal has the traceback"
@@ -101,4 +101,4 @@ def _of_rollout(api: Api, request: Request) -> Any:
 
 
 def _unknown(request: Request) -> Any:
-    raise Refused("there is no such address", 404)
+    raise Refused("there is no such URL", 404)

@@ -1,4 +1,4 @@
-"""The running of the server: a port of its own, until it is stopped."""
+"""Runs the server: it listens on a port until it is stopped."""
 
 import errno
 import logging
@@ -13,7 +13,10 @@ from agentgym.types.transcript import printable
 
 
 class PrintableLines(logging.Formatter):
-    """Writes lines of a log in which nothing steers the terminal: names of files and texts of models stand in them."""
+    """Escapes control characters in log lines.
+
+    The lines contain file names and model output, which could otherwise control the terminal.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and its traceback, with control characters escaped."""
@@ -21,14 +24,18 @@ class PrintableLines(logging.Formatter):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; AgentGymError, which says what to do, where the address is not to be had."""
+    """Return a listening socket.
+
+    Raises:
+        AgentGymError: If the address can't be listened on; the message says what to do.
+    """
     if not 0 <= port <= 65535:
-        raise AgentGymError(f"--port: must be from 0 to 65535, got {port}; 0 takes a free one")
+        raise AgentGymError(f"--port: expected a number from 0 to 65535, got {port}; 0 picks a free port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
-        raise AgentGymError(f"--host: {host} is no address of this machine ({error}); leave it out") from None
+        raise AgentGymError(f"--host: {host} is not an address of this machine ({error}); omit it") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
@@ -41,21 +48,27 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 def _refused(host: str, port: int, error: OSError) -> AgentGymError:
     if error.errno == errno.EADDRNOTAVAIL:
-        return AgentGymError(f"--host: {host} is no address of this machine; leave it out")
+        return AgentGymError(f"--host: {host} is not an address of this machine; omit it")
     if error.errno == errno.EADDRINUSE:
-        return AgentGymError(f"--port: {port} is taken by another process; name another one, or leave it out")
-    return AgentGymError(f"--port: {port} cannot be listened on ({error.strerror}); name another one, or leave it out")
+        return AgentGymError(f"--port: {port} is used by another process; choose another port, or omit it")
+    return AgentGymError(f"--port: cannot listen on {port} ({error.strerror}); choose another port, or omit it")
 
 
 def address_of(listening: socket.socket, host: str, token: str | None) -> str:
-    """Return the address to open in a browser, with the token."""
+    """Return the URL to open in a browser, including the token."""
     port = listening.getsockname()[1]
     named = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{named}:{port}/" + ("" if token is None else f"?token={token}")
 
 
 def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Answer requests until Ctrl-C or SIGTERM; `ready` is called once the server answers. The log is on stderr."""
+    """Serve requests until Ctrl-C or SIGTERM, and log to stderr.
+
+    Args:
+        app: The ASGI application.
+        listening: The listening socket.
+        ready: Called once the server accepts requests.
+    """
     import uvicorn
 
     to_stderr = logging.StreamHandler()
@@ -82,5 +95,5 @@ def serve(app: object, listening: socket.socket, *, ready: Callable[[], None]) -
 
 
 def _ended(number: int, frame: object) -> None:
-    """End as a process does that is asked to, and close what is open first."""
+    """Exit with the status of a process ended by the signal, after closing all open resources."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""The time of a rollout in pieces: what it waited for, sampled, and spent in tools and scoring."""
+"""The time of a rollout in pieces: waiting, generating, running tools and scoring."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +9,12 @@ Piece = dict[str, Any]
 
 
 def timeline(rollout: Rollout) -> tuple[list[Piece], bool]:
-    """Return the pieces in seconds from the rollout's begin, and whether they stand where they were.
+    """Return the pieces in seconds from the rollout's start, and whether their positions are exact.
 
-    "open" is the time before the first turn (its sandbox, the env's reset), "wait" the time in front of the engine,
-    "generate" that of the engine, "tool" that until the env's answer, and "score" all behind the last turn: the score,
-    and the end of the env and its sandbox. Where it is not known when turns were asked for, as of older stores, they
-    are laid one after another, and "score" is what is left of the whole.
+    "open" is the time before the first turn (its sandbox, the env's reset), "wait" the time before the engine accepts
+    the request, "generate" the engine's time, "tool" the time until the env's response, and "score" everything after
+    the last turn: scoring, and closing the env and its sandbox. If it isn't known when turns were requested, as in
+    older stores, the pieces are placed one after another, and "score" is the rest of the total time.
     """
     turns = sorted(
         ((segment.index, turn) for segment in rollout.segments for turn in segment.turns),
@@ -44,6 +44,6 @@ def _of_turn(segment: int, turn: Turn, begin: float) -> Iterator[Piece]:
 
 
 def _piece(segment: int, turn: int | None, what: str, start: float, stop: float) -> Iterator[Piece]:
-    """One piece; none where it takes no time."""
+    """Yield one piece, or nothing if it takes no time."""
     if stop - start > 1e-6:
         yield {"segment": segment, "turn": turn, "what": what, "from_s": round(start, 6), "to_s": round(stop, 6)}

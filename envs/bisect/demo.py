@@ -1,6 +1,6 @@
-"""A sloppy demonstrator of bisect: it knows the format; some of its rollouts bisect, most guess blindly.
+"""A sloppy demonstrator of bisect that knows the format: some of its rollouts bisect, most guess blindly.
 
-What it leaves to be learned is what reinforcement learning then has to find: halve what is left, every time.
+Reinforcement learning then has to find what remains to be learned: always halve the remaining range.
 """
 
 import random
@@ -16,7 +16,7 @@ _ANSWER = re.compile(r"'(higher|lower)'")
 
 @dataclass(frozen=True, kw_only=True)
 class Sloppiness:
-    """Chances of each style, per rollout (the rest guesses consistently), and of each fault, per turn."""
+    """Probability of each style, per rollout (the rest guesses consistently), and of each fault, per turn."""
 
     bisects: float = 0.25
     blind: float = 0.6
@@ -25,7 +25,7 @@ class Sloppiness:
 
 
 def demonstrate(task: BisectTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> ReplyPolicy:
-    """The policy of one rollout, in one style throughout."""
+    """Return the policy of one rollout, which keeps the same style throughout."""
     chances = sloppiness or Sloppiness()
     style = rng.random()
 
@@ -48,7 +48,7 @@ def demonstrate(task: BisectTask, rng: random.Random, sloppiness: Sloppiness | N
 
 
 def _what_is_left(text: str) -> tuple[int, int]:
-    """The lowest and highest number that the answers so far allow."""
+    """Return the lowest and highest number that the results so far allow."""
     low, high = 1, HIGHEST
     for guessed, answer in zip(_GUESS.findall(text), _ANSWER.findall(text), strict=True):
         if answer == "higher":

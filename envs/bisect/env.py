@@ -1,7 +1,7 @@
-"""Bisect: find a secret number with at most four guesses, asked from Python.
+"""Bisect: find a secret number with at most four guesses, made from Python.
 
-The secret and the count of guesses stay in this process; the code in the sandbox reaches them only through
-`guess(n)`, which is answered here.
+The secret and the number of guesses stay in this process. Code in the sandbox reaches them only through `guess(n)`,
+which runs here.
 """
 
 import random
@@ -17,12 +17,12 @@ HELD_OUT = 1_000_000
 """Tasks from this index on are for evaluation only."""
 HIGHEST = 15
 GUESSES = 4
-"""Just enough: four answers tell 15 secrets apart only when every guess halves what is left."""
+"""Just enough: four results distinguish 15 secrets only if every guess halves the remaining range."""
 
 PENALTY = -0.1
-"""What a malformed call costs."""
+"""Cost of a malformed call."""
 COST = -0.05
-"""What a guess of the long env costs."""
+"""Cost of a guess in the long env."""
 
 
 class BisectTask(ag.Task):
@@ -32,7 +32,7 @@ class BisectTask(ag.Task):
 
 
 def make_task(index: int, guesses: int = GUESSES) -> BisectTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same index always gives the same task."""
     content = f"Find the secret in 1..{HIGHEST} with at most {guesses} calls of guess(n)."
     prompt = ag.Message(role="user", content=content)
     secret = random.Random(index).randint(1, HIGHEST)
@@ -41,12 +41,12 @@ def make_task(index: int, guesses: int = GUESSES) -> BisectTask:
 
 @ag.register("bisect")
 class Bisect(ag.ToolEnv[BisectTask]):
-    """Reward 1 for guessing the secret, less 0.1 for every malformed call."""
+    """Reward 1 for guessing the secret, minus 0.1 for each malformed call."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=GUESSES, seconds=120)
     most = GUESSES
-    """The guesses of a rollout."""
+    """Number of guesses in a rollout."""
 
     def __init__(self, task: BisectTask) -> None:
         super().__init__(task)
@@ -55,10 +55,10 @@ class Bisect(ag.ToolEnv[BisectTask]):
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[BisectTask]:
-        """Return tasks whose ids differ between the splits; both draw their secrets from all of 1..15.
+        """Return tasks whose ids differ between the splits, with secrets from all of 1..15 in both.
 
-        No secret is held out: all tasks have one prompt, so a model cannot remember the secret of a task, only learn
-        how to search. A model that never met some of the secrets would rightly learn not to guess them.
+        No secret is held out. All tasks have the same prompt, so a model can't memorize a task's secret but only
+        learn how to search. A model that never saw some of the secrets would rightly learn not to guess them.
         """
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
@@ -75,7 +75,7 @@ class Bisect(ag.ToolEnv[BisectTask]):
     def _guess(self, n: object) -> str:
         if self.guesses >= self.most:
             return "no guesses left"
-        # Counted before anything is said: an answer that costs nothing would be a free guess.
+        # Count before returning anything: a result that costs nothing would be a free guess.
         self.guesses += 1
         if not isinstance(n, int | float):
             return "not a number"
@@ -86,30 +86,30 @@ class Bisect(ag.ToolEnv[BisectTask]):
 
     @ag.reward
     def found(self) -> float:
-        """Whether one of the guesses was the secret."""
+        """Return whether one of the guesses was the secret."""
         return float(self.is_found)
 
     @ag.reward(weight=PENALTY)
     def malformed(self) -> float:
-        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        """Return how many calls were malformed; without this cost, malformed calls would not be unlearned."""
         return self.metrics["malformed_calls"]
 
 
 @ag.register("bisect_turns")
 class BisectTurns(Bisect):
-    """Bisect where a malformed call costs its 0.1 at the turn that made it, for credit by turn.
+    """Bisect in which a malformed call costs its 0.1 at the turn that made it, for per-turn credit.
 
-    The rollout's reward is that of Bisect; what changes is which turns it is charged to.
+    The rollout's reward is the same as in Bisect; only the turns that pay for it differ.
     """
 
     def __init__(self, task: BisectTask) -> None:
         super().__init__(task)
         self.charged = 0.0
-        """How many malformed calls a turn has paid for."""
+        """How many malformed calls earlier turns have paid for."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome holds what is not charged yet
+        if result.terminated:  # the outcome includes the cost not charged yet
             return result
         cost = PENALTY * self.malformed()
         self.charged = self.metrics["malformed_calls"]
@@ -130,7 +130,7 @@ class BisectLong(Bisect):
     def __init__(self, task: BisectTask) -> None:
         super().__init__(task)
         self.paid = 0
-        """How many guesses the turns before have paid for."""
+        """How many guesses earlier turns have paid for."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[BisectTask]:
@@ -139,7 +139,7 @@ class BisectLong(Bisect):
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome holds what is not paid yet
+        if result.terminated:  # the outcome includes the cost not paid yet
             return result
         cost = COST * self.spent()
         self.paid = self.guesses
@@ -147,12 +147,12 @@ class BisectLong(Bisect):
 
     @ag.reward(weight=COST)
     def spent(self) -> float:
-        """How many guesses were made that no turn has paid for."""
+        """Return how many guesses no turn has paid for."""
         return float(self.guesses - self.paid)
 
 
 def oracle(task: BisectTask) -> list[Reply]:
-    """Guesses that halve what is left, up to the secret; `agentgym check` and the tests play them."""
+    """Return guesses that halve the remaining range until the secret; `agentgym check` and the tests play them."""
     low, high, guesses = 1, HIGHEST, list[Reply]()
     while True:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Bisect, tested without a model or a container."""
+"""Tests of bisect without a model or a container."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ async def play(sandboxes: FakeSandboxPool, *script: Reply, task: BisectTask = TA
 
 
 def namespace(sandboxes: FakeSandboxPool) -> dict[str, Any]:
-    """What the code left in the last sandbox."""
+    """Return the variables that the code left in the last sandbox."""
     sandbox = sandboxes.made[-1]
     assert isinstance(sandbox, FakeSandbox)
     return sandbox.namespace

@@ -1,7 +1,7 @@
 """A sloppy demonstrator of chase: it knows the format, follows most pointers, and often gives up and guesses.
 
-What it leaves to be learned is what reinforcement learning then has to find: do not guess, do not malform a
-call, do not mistype a key, write a true summary.
+Reinforcement learning then has to find what remains to be learned: don't guess, don't write malformed calls, don't
+mistype keys, and write true summaries.
 """
 
 import random
@@ -16,7 +16,7 @@ _FOUND = re.compile(r"see (\d+)|value (\d+)|Start at key (\d+)|Next key: (\d+)|T
 
 @dataclass(frozen=True, kw_only=True)
 class Sloppiness:
-    """Chances of each fault, per turn."""
+    """Probability of each fault, per turn."""
 
     guess: float = 0.45
     malformed: float = 0.05
@@ -25,7 +25,7 @@ class Sloppiness:
 
 
 def demonstrate(task: ChaseTask, rng: random.Random, sloppiness: Sloppiness | None = None) -> ReplyPolicy:
-    """The policy of one rollout: it goes by what the text so far says, and by chance."""
+    """Return the policy of one rollout, which replies based on the text so far and by chance."""
     chances = sloppiness or Sloppiness()
     turns_left = Chase.limits.turns
 
@@ -56,7 +56,7 @@ def demonstrate(task: ChaseTask, rng: random.Random, sloppiness: Sloppiness | No
 
 
 def _last_found(text: str) -> tuple[str | None, str | None]:
-    """The last key and, if it was already seen, the value."""
+    """Return the last key and, if it was already seen, the value."""
     key = value = None
     for see, value_of, start, following, summarised in _FOUND.findall(text):
         key = see or start or following or key

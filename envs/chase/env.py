@@ -1,7 +1,7 @@
-"""Chase: follow pointers through a store with a Python tool, then answer with the value at their end.
+"""Chase: follow a chain of pointers with a Python tool, then answer with the value at its end.
 
-The store and the value stay in this process; the code in the sandbox reaches them only through `get(key)`,
-which is answered here.
+The store and the value stay in this process. Code in the sandbox reaches them only through `get(key)`, which runs
+here.
 """
 
 import random
@@ -19,14 +19,14 @@ HELD_OUT = 1_000_000
 
 
 class ChaseTask(ag.Task):
-    """A chain of 2 to 4 keys; the last one holds the value."""
+    """A chain of 2 to 4 keys, the last of which holds the value."""
 
     store: dict[str, str]
     value: int
 
 
 def make_task(index: int) -> ChaseTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same index always gives the same task."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 4))]
     value = rng.randint(10, 99)
@@ -38,7 +38,7 @@ def make_task(index: int) -> ChaseTask:
 
 @ag.register("chase")
 class Chase(ag.ToolEnv[ChaseTask]):
-    """Reward 1 for the right answer, less 0.1 for every malformed call."""
+    """Reward 1 for the right answer, minus 0.1 for each malformed call."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, seconds=120)
@@ -59,18 +59,18 @@ class Chase(ag.ToolEnv[ChaseTask]):
 
     @ag.reward
     def solved(self) -> float:
-        """Whether the answer names the value."""
+        """Return whether the answer is the value."""
         return float(self.answer == f"Answer: {self.task.value}")
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
-        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        """Return how many calls were malformed; without this cost, malformed calls would not be unlearned."""
         return self.metrics["malformed_calls"]
 
 
 @ag.register("chase_compaction")
 class ChaseCompaction(Chase):
-    """Chase with a memory of two calls: then the model must carry on from its own summary."""
+    """Chase with a context of two calls, after which the model has to continue from its own summary."""
 
     context = ag.Compact(at=None, turns=2, instruction="Summarise.")
 
@@ -79,9 +79,10 @@ _LAST = re.compile(r"(?:key:? |see )(\d+)|alue (?:is )?(\d+)")
 
 
 def oracle(task: ag.Task) -> ReplyPolicy:
-    """A policy that follows each pointer and sums up what it has; `agentgym check` and the tests play it.
+    """Return a policy that follows each pointer and summarizes when asked; `agentgym check` and the tests play it.
 
-    It goes by what its conversation said last, so it plays every kind of chase, sub-agents and forks included.
+    It replies based on the last message of its conversation, so it plays every variant of chase, including sub-agents
+    and forks.
     """
 
     def reply(text: str) -> Reply:

@@ -1,4 +1,4 @@
-"""Chase, tested without a model or a container."""
+"""Tests of chase without a model or a container."""
 
 import agentgym as ag
 from agentgym.engines.scripted import Reply, Scripted, call, raw, say

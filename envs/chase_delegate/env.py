@@ -1,7 +1,7 @@
-"""Chase with sub-agents: a key may belong to another, who follows its own chain and reports back.
+"""Chase with sub-agents: some keys are delegated to a sub-agent, which follows its own chain and reports back.
 
-The root asks as it asks for any key; the tool starts a sub-agent with a conversation of its own and answers with what
-it found out. Sub-agents have the same tool, and so sub-agents of their own.
+The root looks up a delegated key like any other. The tool then starts a sub-agent with a separate conversation and
+returns what it reports. Sub-agents have the same tool, so they can start sub-agents too.
 """
 
 import random
@@ -18,7 +18,7 @@ _REPORT = re.compile(r"Answer: (\d\d)")
 
 
 class DelegateTask(ag.Task):
-    """A chain of keys; `owned` are those that are a sub-agent's to follow."""
+    """A chain of keys; `owned` are the keys that sub-agents follow."""
 
     store: dict[str, str]
     owned: tuple[str, ...]
@@ -26,7 +26,7 @@ class DelegateTask(ag.Task):
 
 
 def make_task(index: int) -> DelegateTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same index always gives the same task."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(3, 5))]
     value = rng.randint(10, 99)
@@ -39,7 +39,7 @@ def make_task(index: int) -> DelegateTask:
 
 @ag.register("chase_delegate")
 class ChaseDelegate(ag.ToolEnv[DelegateTask]):
-    """Reward 1 for the right answer, less 0.1 for every malformed call, the sub-agents' included."""
+    """Reward 1 for the right answer, minus 0.1 for each malformed call, including those of sub-agents."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=14, seconds=120, tokens=400)
@@ -59,7 +59,7 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
         return await self._delegate(self.asked)
 
     async def _delegate(self, key: str) -> str:
-        """Start a sub-agent behind this key; the answer that it gives."""
+        """Start a sub-agent at the key after this one, and return its report."""
         question = ag.Message(role="user", content=f"Start at key {self._next(key)}. What is the value?")
         async with self.fork("subagent", [question], tools=[self.python], turns=6) as agent:
             report = _REPORT.fullmatch(await agent.run())
@@ -75,10 +75,10 @@ class ChaseDelegate(ag.ToolEnv[DelegateTask]):
 
     @ag.reward
     def solved(self) -> float:
-        """Whether the answer names the value."""
+        """Return whether the answer is the value."""
         return float(self.answer == f"Answer: {self.task.value}")
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
-        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        """Return how many calls were malformed; without this cost, malformed calls would not be unlearned."""
         return self.metrics["malformed_calls"]

@@ -1,4 +1,4 @@
-"""Chase over chains that no context holds: the model has to summarise again and again to get to the end."""
+"""Chase over chains that don't fit into the context: the model has to summarize repeatedly to reach the end."""
 
 import random
 from itertools import pairwise
@@ -8,7 +8,7 @@ from envs.chase.env import HELD_OUT, Chase, ChaseTask, oracle as oracle
 
 
 def make_task(index: int) -> ChaseTask:
-    """Make the task of an index, always the same: a chain of 2 to 12 keys."""
+    """Create the task of an index, a chain of 2 to 12 keys; the same index always gives the same task."""
     rng = random.Random(index)
     keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(2, 12))]
     value = rng.randint(10, 99)
@@ -20,7 +20,7 @@ def make_task(index: int) -> ChaseTask:
 
 @ag.register("chase_long")
 class ChaseLong(Chase):
-    """Chase with chains of up to 12 keys and a context for about three of them; the way counts for half."""
+    """Chase with chains of up to 12 keys and a context for about three; the share looked up counts for half."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=192)
     context = ag.Compact(at=0.55, instruction="Summarise.")
@@ -40,27 +40,30 @@ class ChaseLong(Chase):
 
     @ag.reward(weight=0.5)
     def solved(self) -> float:
-        """Whether the answer names the value."""
+        """Return whether the answer is the value."""
         return super().solved()
 
     @ag.reward(weight=0.5)
     def way(self) -> float:
-        """The share of the chain that was looked up: whoever guesses early sees too few solved chains to learn from."""
+        """Return the share of the chain that was looked up.
+
+        Without this reward, a model that guesses early would solve too few chains to learn from.
+        """
         return len(self.seen & self.task.store.keys()) / len(self.task.store)
 
 
 @ag.register("chase_long_turns")
 class ChaseLongTurns(ChaseLong):
-    """Chase over long chains whose keys are paid for at the turns that looked them up; the reward is the same."""
+    """Chase over long chains in which looking up a key is rewarded at that turn; the total reward is the same."""
 
     def __init__(self, task: ChaseTask) -> None:
         super().__init__(task)
         self.paid = 0.0
-        """The share of the chain that the turns before have been paid for."""
+        """Share of the chain that earlier turns were paid for."""
 
     async def step(self, action: ag.Message) -> ag.StepResult:
         result = await super().step(action)
-        if result.terminated:  # the outcome holds what is not paid yet
+        if result.terminated:  # the outcome includes the share not paid yet
             return result
         gained = self.way()
         self.paid += gained
@@ -68,5 +71,5 @@ class ChaseLongTurns(ChaseLong):
 
     @ag.reward(weight=0.5)
     def way(self) -> float:
-        """The share of the chain that was looked up and that no turn has been paid for."""
+        """Return the share of the chain that was looked up and that no turn was paid for."""
         return super().way() - self.paid

@@ -1,4 +1,4 @@
-"""Chase over long chains, tested without a model or a container."""
+"""Tests of chase_long without a model or a container."""
 
 import re
 
@@ -22,19 +22,19 @@ FOUND = re.compile(r"key:? (\d+)|see (\d+)|alue (?:is )?(\d+)")
 
 
 class RoomyTurns(ChaseLongTurns):
-    """The same, paid at the turns."""
+    """The same with turn rewards."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
 class Roomy(ChaseLong):
-    """With a context as long in bytes as the real one is in tokens of the tiny model."""
+    """Chase_long with a context that has as many bytes as the real one has tokens of the tiny model."""
 
     limits = ag.Limits(turns=18, seconds=120, context_tokens=1200)
 
 
 def follow(lies: int = 0) -> ReplyPolicy:
-    """Go by what was said last; the first `lies` summaries are wrong."""
+    """Reply based on the last message; the first `lies` summaries are wrong."""
     told = 0
 
     def reply(text: str) -> Reply:

@@ -1,6 +1,6 @@
-"""Chase in a tree: where the store forks, the rollout forks, and the largest value at the leaves is the answer.
+"""Chase in a tree: the rollout forks where the store forks, and the answer is the largest value at the leaves.
 
-Each branch goes on from the same conversation and the same Python session; what it reports is what its own leaf says.
+Each fork continues from the same conversation and the same Python session, and reports the value at its own leaf.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ _REPORT = re.compile(r"Answer: (\d\d)")
 
 
 class TreeTask(ag.Task):
-    """A chain that forks once: what each key leads to, and the largest value at a leaf."""
+    """A chain that forks once, with the entries of each key and the largest value at a leaf."""
 
     store: dict[str, tuple[str, ...]]
     value: int
 
 
 def make_task(index: int) -> TreeTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same index always gives the same task."""
     rng = random.Random(index)
     start, *keys = [str(key) for key in rng.sample(range(10, 100), rng.randint(4, 5))]
     store: dict[str, tuple[str, ...]] = {start: (f"see {keys[0]}", f"see {keys[1]}")}
@@ -40,7 +40,7 @@ def make_task(index: int) -> TreeTask:
 
 @ag.register("chase_tree")
 class ChaseTree(ag.ToolEnv[TreeTask]):
-    """Reward 1 for the largest value in the tree, less 0.1 for every malformed call."""
+    """Reward 1 for the largest value in the tree, minus 0.1 for each malformed call."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=14, seconds=120)
@@ -63,7 +63,7 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
         return repr(f"value {max(reports)}" if reports else "no value")
 
     async def _follow(self, found: str) -> int | None:
-        """Follow one branch from this reply of the store; its value, or None where it reports none."""
+        """Follow one fork that starts at this entry; return its value, or None if it reports none."""
         told = ag.Message(role="tool", content=repr(found), name="python")
         async with self.fork("fork", [told], sandbox=True, turns=4) as agent:
             report = _REPORT.fullmatch(await agent.run())
@@ -75,10 +75,10 @@ class ChaseTree(ag.ToolEnv[TreeTask]):
 
     @ag.reward
     def solved(self) -> float:
-        """Whether the answer names the largest value."""
+        """Return whether the answer is the largest value."""
         return float(self.answer == f"Answer: {self.task.value}")
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
-        """How many calls were malformed, in all branches."""
+        """Return how many calls were malformed, in all forks."""
         return self.metrics["malformed_calls"]

@@ -1,4 +1,4 @@
-"""Chase in a tree, tested without a model or a container."""
+"""Tests of chase_tree without a model or a container."""
 
 import re
 
@@ -18,7 +18,7 @@ FOUND = re.compile(r"key (\d+)|see (\d+)|value (\d+)")
 
 
 def follow(text: str) -> Reply:
-    """Go by what was said last."""
+    """Reply based on the last message."""
     start, see, value = FOUND.findall(text)[-1]
     return say(f"Answer: {value}") if value else call("python", code=f"get({see or start})")
 

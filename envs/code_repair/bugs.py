@@ -1,4 +1,4 @@
-"""Broken modules: each proven to end, to fail its visible cases and to fail its hidden ones."""
+"""Broken modules, each checked to terminate, to fail visible cases and to fail hidden cases."""
 
 import ast
 import json
@@ -14,27 +14,29 @@ from envs.code_repair.mutate import Mutation, apply, mutations, overlap
 from envs.code_repair.probe import outcomes, value_of
 
 STEPS = 6000
-"""Loop turns and calls that a module may take over its cases; the sound ones need less than half of it."""
+"""Loop iterations and function calls that a module may use for its cases. The correct modules need less than half of
+it.
+"""
 
 
 class _OutOfStepsError(BaseException):
-    """Not an Exception: a case that expects an error must not take this for it."""
+    """Not an Exception, so that a case that expects an error doesn't catch it."""
 
 
 @cache
 def original(name: str) -> str:
-    """The sound source of a module."""
+    """Return the correct source of a module."""
     return (Path(__file__).parent / "modules" / f"{name}.py").read_text(encoding="ascii")
 
 
 @cache
 def answers(name: str, *, hidden: bool) -> tuple[Any, ...]:
-    """What the sound module's cases come to."""
+    """Return the outcomes of the correct module's cases."""
     return tuple(run(original(name), _cases(name, hidden=hidden)) or ())
 
 
 def run(source: str, cases: list[str]) -> list[Any] | None:
-    """The outcomes of our own source, on the host; None for one that does not load or does not end."""
+    """Run our own source on the host and return the outcomes, or None if it doesn't load or doesn't terminate."""
     left = STEPS
 
     def step() -> None:
@@ -50,7 +52,7 @@ def run(source: str, cases: list[str]) -> list[Any] | None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two are the same plain JSON: 1, 1.0 and True differ."""
+    """Return whether two values are the same plain JSON; 1, 1.0 and True all differ."""
     try:
         return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
     except (TypeError, ValueError):
@@ -59,13 +61,16 @@ def same(one: object, other: object) -> bool:
 
 @cache
 def single_bugs(name: str, split: ag.Split) -> tuple[Mutation, ...]:
-    """The single mistakes in a module that are proven to break it; those of the two splits are disjoint."""
+    """Return the single mutations of a module that are checked to break it.
+
+    No mutation is in both splits.
+    """
     made = mutations(original(name))
     return tuple(m for m in made if _held_out(name, m) == (split == "test") and is_broken(name, [m]))
 
 
 def draw(rng: random.Random, name: str, split: ag.Split) -> list[Mutation]:
-    """One or two mistakes that break a module together, each of which breaks it alone."""
+    """Choose one or two mutations that break a module together and each on its own."""
     known = single_bugs(name, split)
     while True:
         bugs = rng.sample(known, rng.randint(1, 2))
@@ -74,7 +79,7 @@ def draw(rng: random.Random, name: str, split: ag.Split) -> list[Mutation]:
 
 
 def is_broken(name: str, bugs: list[Mutation]) -> bool:
-    """Whether the broken module ends, fails a visible case and fails a hidden one."""
+    """Return whether the broken module terminates, fails a visible case and fails a hidden one."""
     source = apply(original(name), bugs)
     seen, unseen = (run(source, _cases(name, hidden=hidden)) for hidden in (False, True))
     if seen is None or unseen is None:
@@ -83,7 +88,7 @@ def is_broken(name: str, bugs: list[Mutation]) -> bool:
 
 
 def visible_tests(name: str) -> str:
-    """The visible cases as a file that `python3 -m unittest` finds and runs."""
+    """Return the visible cases as a test file that `python3 -m unittest` finds and runs."""
     scope: dict[str, Any] = {}
     exec(compile(original(name), name, "exec"), scope)
     tests = [_test(number, case, dict(scope)) for number, case in enumerate(CASES[name].visible, 1)]
@@ -111,13 +116,16 @@ def _cases(name: str, *, hidden: bool) -> list[str]:
 
 
 def _held_out(name: str, mutation: Mutation) -> bool:
-    """One mistake in four is for evaluation only; what it is decides, never its index."""
+    """Return whether a mutation is for evaluation only.
+
+    One in four is, based on the mutation itself and never on its index.
+    """
     text = f"{name} {mutation.start} {mutation.stop} {mutation.text}"
     return blake2b(text.encode(), digest_size=1).digest()[0] % 4 == 0
 
 
 class _Count(ast.NodeTransformer):
-    """Every loop turn and every call of a function takes a step: what would never end runs out of them."""
+    """Makes every loop iteration and function call take a step, so that an endless program runs out of steps."""
 
     def _count(self, node: Any) -> Any:
         self.generic_visit(node)

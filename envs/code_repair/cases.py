@@ -1,7 +1,7 @@
-"""What each module must do: statements whose last one is an expression, to be compared with the original's value.
+"""What each module must do: programs that end in an expression, whose value is compared with the original module's.
 
-The visible ones become a test file of the repository; the hidden ones never enter the sandbox before `submit`, and what
-they should come to never does.
+The visible ones become a test file of the repository. The hidden ones never enter the sandbox before `submit`, and
+their right values never do.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Programs over a module's names, one a string."""
+    """Programs over a module's names, one per string."""
 
     visible: tuple[str, ...]
     hidden: tuple[str, ...]

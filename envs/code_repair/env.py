@@ -1,8 +1,7 @@
-"""Code repair: a small repository in which some tests fail, to be mended with a shell and an editor.
+"""Code repair: fix a small repository in which some tests fail, with a shell and an editor.
 
-The bugs are seeded mutations of this env's own modules. What decides are hidden cases: they go into the sandbox
-only after `submit`, into a process that none of the repository's code ran in, and what they should come to
-stays here.
+The bugs are seeded mutations of this env's own modules. Hidden cases decide the reward. They enter the sandbox only
+after `submit`, in a process that none of the repository's code ran in before, and their right values stay here.
 """
 
 import random
@@ -19,15 +18,17 @@ from envs.code_repair.cases import CASES
 from envs.code_repair.mutate import apply
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 MODULES_PER_TASK = 3
-"""One is broken; the others are there to be told apart from it."""
+"""Number of modules. One is broken, and the model has to tell it apart from the others."""
 LONGEST = 20_000
-"""Most characters that one call writes."""
+"""Largest number of characters that one call writes."""
 MAX_SOURCE = 2 * 4 * LONGEST
-"""Bytes of a file that are read: room for a whole file of such characters, four bytes each, and an edit as long."""
+"""Largest number of bytes read from a file: enough for a whole file of such characters at four bytes each, and for an
+edit of the same size.
+"""
 HIDDEN_S = 5.0
-"""For the hidden cases of one module; a sound one needs milliseconds."""
+"""Time limit for the hidden cases of one module; a correct one needs milliseconds."""
 PROMPT = """\
 Some tests of the Python repository in your working folder fail. Find the bug and mend the module; the tests are right.
 Its files: {files}
@@ -38,13 +39,13 @@ Content = Annotated[str, Field(max_length=LONGEST)]
 
 
 class RepairTask(ag.Task):
-    """A repository: modules and their visible tests, one module broken."""
+    """A repository of modules with visible tests, one of them broken."""
 
     files: dict[str, str]
     modules: tuple[str, ...]
     broken: str
     mistakes: tuple[str, ...]
-    """What kind each mutation is."""
+    """The kind of each mutation."""
 
 
 @cache
@@ -53,7 +54,10 @@ def _tests(name: str) -> str:
 
 
 def make_task(split: ag.Split, index: int) -> RepairTask:
-    """Make the task of an index, always the same, and proven broken; the modules take turns, index by index."""
+    """Create the task of an index, checked to be broken; the modules alternate by index.
+
+    The same arguments always give the same task.
+    """
     rng = random.Random(f"{split} {index}")
     names = sorted(CASES)
     broken = names[index % len(names)]
@@ -80,7 +84,7 @@ def _probe() -> str:
 
 @ag.register("code_repair")
 class CodeRepair(ag.ToolEnv[RepairTask]):
-    """Reward 1 when every hidden case of every module is right after `submit`, less 0.1 a malformed call."""
+    """Reward 1 if every hidden case of every module is right after `submit`, minus 0.1 for each malformed call."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=16, seconds=300, context_tokens=16_384, turn_tokens=4096)
@@ -130,7 +134,7 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
 
     @ag.reward
     async def solved(self) -> float:
-        """Whether the repository was submitted and every hidden case of every module is right."""
+        """Return whether the repository was submitted and every hidden case of every module is right."""
         if not self.submitted:
             return 0.0
         try:
@@ -142,14 +146,13 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
-        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        """Return how many calls were malformed; without this cost, malformed calls would not be unlearned."""
         return self.metrics["malformed_calls"]
 
     async def _are_right(self, sources: dict[str, str]) -> bool:
-        """Whether each module, alone and in a fresh process, answers its hidden cases as the sound one does.
+        """Return whether each module, alone in a fresh process, gives the right values for its hidden cases.
 
-        Its code can say anything it likes there. It is never told what is right, so nothing but the right
-        values helps it.
+        Its code can output anything there. It never learns the right values, so it can only pass by returning them.
         """
         expect = {
             f"outcomes({source!r}, {list(CASES[name].hidden)!r})": partial(same, answers(name, hidden=True))
@@ -171,5 +174,5 @@ class CodeRepair(ag.ToolEnv[RepairTask]):
 
 
 def oracle(task: RepairTask) -> list[Reply]:
-    """Replies that write the broken module as it was; `agentgym check` and the tests play them."""
+    """Return replies that restore the broken module; `agentgym check` and the tests play them."""
     return [call("write", path=f"{task.broken}.py", content=original(task.broken)), call("submit")]

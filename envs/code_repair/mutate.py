@@ -1,6 +1,6 @@
-"""Small, plausible mistakes: every way to put one into a source, each as one replaced stretch of its text.
+"""Small, plausible mistakes: finds every way to put one into a source, each as one replaced span of text.
 
-Text and not an unparsed tree: comments and layout stay, and the mistake is all that differs.
+It replaces text instead of unparsing a tree, so comments and layout stay and only the mistake differs.
 """
 
 import ast
@@ -26,13 +26,13 @@ SIGNS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.And: ("and", "or"),
     ast.Or: ("or", "and"),
 }
-"""How an operator is written, and what may be written in its place."""
+"""How each operator is written, and what may replace it."""
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutation:
-    """Characters `start` to `stop` become `text`."""
+    """A mutation that replaces the characters from `start` to `stop` with `text`."""
 
     start: int
     stop: int
@@ -41,25 +41,25 @@ class Mutation:
 
 
 def apply(source: str, mutations: Iterable[Mutation]) -> str:
-    """The source with all of them in it; they must not overlap."""
+    """Return the source with all of these mutations, which must not overlap."""
     for mutation in sorted(mutations, reverse=True):
         source = source[: mutation.start] + mutation.text + source[mutation.stop :]
     return source
 
 
 def overlap(one: Mutation, other: Mutation) -> bool:
-    """Whether they touch the same text."""
+    """Return whether two mutations touch the same text."""
     return one.start < other.stop and other.start < one.stop
 
 
 def mutations(source: str) -> list[Mutation]:
-    """Every single mistake this file knows how to make, in the order of the text; the source must be ASCII."""
+    """Return every single mistake that this module can make in the source, in text order; the source must be ASCII."""
     text = _Text(source)
     return sorted({made for node in _walk(ast.parse(source)) for made in _mistakes(node, text)})
 
 
 class _Text:
-    """A source, and where in it the nodes of its tree stand."""
+    """A source, and the positions of its syntax tree's nodes in it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -78,7 +78,7 @@ class _Text:
         return Mutation(*self.span(node), text, kind)
 
     def operator(self, left: ast.expr, op: ast.AST, right: ast.expr, kind: str) -> Iterator[Mutation]:
-        """Another sign between two operands; brackets around them stay."""
+        """Return the mutation that replaces the operator between two operands; brackets around them stay."""
         sign, *others = SIGNS.get(type(op), ("",))
         start = self.source.index(sign, self.span(left)[1], self.span(right)[0])
         yield from (Mutation(start, start + len(sign), other, kind) for other in others)
@@ -87,7 +87,7 @@ class _Text:
 def _walk(tree: ast.AST) -> Iterator[ast.AST]:
     yield tree
     for node in ast.iter_child_nodes(tree):
-        # Before Python 3.12 what stands in an f-string does not know its place.
+        # Before Python 3.12, nodes inside an f-string have no usable position.
         if not isinstance(node, ast.JoinedStr):
             yield from _walk(node)
 
@@ -126,7 +126,7 @@ def _wrong_call(call: ast.Call, text: _Text) -> Iterator[Mutation]:
 
 
 def _dropped(body: list[ast.stmt], text: _Text) -> Iterator[Mutation]:
-    """An `if` without an else is left out, with all that stands in it."""
+    """Yield the mutation that removes an `if` without an else, with its whole body."""
     for statement in body if len(body) > 1 else []:
         if isinstance(statement, ast.If) and not statement.orelse:
             start, stop = text.span(statement)

@@ -1,6 +1,6 @@
-"""Frozen lake: walk over a grid of ice with holes, from one corner to the other.
+"""Frozen lake: walk over a grid of ice with holes, from one corner to the opposite one.
 
-A game of one player. Every grid has a way to the goal; with `slippery` a step may go astray.
+A game with one player. Every grid has a path to the goal. With `slippery`, a step may go in a random direction.
 """
 
 import random
@@ -18,7 +18,10 @@ Place = tuple[int, int]
 
 
 def make_grid(seed: int, size: int, holes: float) -> list[str]:
-    """Make the grid of a seed, always the same: S the start, G the goal, H a hole, F ice."""
+    """Create the grid of a seed: S is the start, G the goal, H a hole and F ice.
+
+    The same arguments always give the same grid.
+    """
     rng = random.Random(seed)
     while True:
         cells = [["H" if rng.random() < holes else "F" for _ in range(size)] for _ in range(size)]
@@ -29,7 +32,7 @@ def make_grid(seed: int, size: int, holes: float) -> list[str]:
 
 
 def shortest_way(grid: list[str]) -> list[str] | None:
-    """Return the steps of a shortest way to the goal; None where there is none."""
+    """Return the steps of a shortest path to the goal, or None if there is no path."""
     ways: dict[Place, list[str]] = {(0, 0): []}
     waiting = deque(ways)
     while waiting:
@@ -45,20 +48,20 @@ def shortest_way(grid: list[str]) -> list[str] | None:
 
 
 def step_from(place: Place, name: str, size: int) -> Place:
-    """Return the place after a step; the edge of the grid holds it back."""
+    """Return the cell after a step; a step over the edge of the grid stays in the same cell."""
     down, right = STEPS[name]
     row, column = place[0] + down, place[1] + right
     return (row, column) if row in range(size) and column in range(size) else place
 
 
 def cell(grid: list[str], place: Place) -> str:
-    """Return the letter of a place."""
+    """Return the letter of a cell."""
     return grid[place[0]][place[1]]
 
 
 @ag.register("frozen_lake")
 class FrozenLake(ag.Game):
-    """Reward 1 at the goal, 0 in a hole or where the walk does not end."""
+    """Reward 1 at the goal, 0 in a hole or if the walk does not end."""
 
     players = 1
     actions = tuple(STEPS)
@@ -66,13 +69,15 @@ class FrozenLake(ag.Game):
         "You stand on a frozen lake, at P. Walk to the goal G, step by step, over the ice F. A hole H ends the walk."
     )
     limits = ag.Limits(turns=40, seconds=120)
-    size = ag.Parameter(4, Annotated[int, Field(ge=2, le=12)], doc="Rows and columns of the grid.")
-    holes = ag.Parameter(0.2, Annotated[float, Field(ge=0, le=0.5)], doc="Share of the places that are holes.")
-    slippery = ag.Parameter(0.0, Annotated[float, Field(ge=0, lt=1)], doc="Chance that a step goes astray.")
+    size = ag.Parameter(4, Annotated[int, Field(ge=2, le=12)], doc="Number of rows and columns of the grid.")
+    holes = ag.Parameter(0.2, Annotated[float, Field(ge=0, le=0.5)], doc="Share of cells that are holes.")
+    slippery = ag.Parameter(
+        0.0, Annotated[float, Field(ge=0, lt=1)], doc="Probability that a step goes in a random direction."
+    )
 
     @classmethod
     def oracle(cls, task: GameTask) -> list[Reply]:
-        """Return the steps of a shortest way; they lead to the goal where no step goes astray."""
+        """Return the steps of a shortest path, which lead to the goal unless the lake is slippery."""
         return [call("move", action=step) for step in shortest_way(make_grid(task.seed, cls.size, cls.holes)) or ()]
 
     def start(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Frozen lake, walked by scripts."""
+"""Tests of frozen_lake, walked by scripts."""
 
 import pytest
 

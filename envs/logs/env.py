@@ -1,4 +1,4 @@
-"""Logs: a large log file to be cleaned, which is streamed into the sandbox and, cleaned, out of it again.
+"""Logs: clean a large log file, which is streamed into the sandbox and streamed out again after cleaning.
 
 Neither this process nor the sandbox's server holds more than a few megabytes of it at a time, whatever its size is.
 """
@@ -18,7 +18,7 @@ from agentgym.errors import SandboxContentError
 from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 MB = 1 << 20
 LEVELS = ("DEBUG", "INFO", "WARNING", "INFO", "ERROR", "DEBUG", "INFO", "TRACE")
 DROPPED = ("DEBUG", "TRACE")
@@ -40,21 +40,21 @@ def digest(path, limit):
 
 
 class LogTask(ag.Task):
-    """The number that a log is made of, and its size."""
+    """The seed that a log is generated from, and its size."""
 
     number: int
     megabytes: int = Field(ge=1)
 
 
 def make_task(split: ag.Split, index: int, megabytes: int = 16) -> LogTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same arguments always give the same task."""
     prompt = ag.Message(role="user", content=PROMPT.format(megabytes=megabytes))
     number = index if split == "train" else COUNT + index
     return LogTask(id=f"logs-{split}-{index}", prompt=(prompt,), number=number, megabytes=megabytes)
 
 
 def pieces(task: LogTask) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the log, about a megabyte at a time, and what is left of each piece when it is clean."""
+    """Yield the log in pieces of about a megabyte, each with its cleaned version."""
     for piece in range(task.megabytes):
         word = hashlib.sha256(f"{task.number} {piece}".encode()).hexdigest()
         lines = [f"{level} {piece} {word}\n" for level in LEVELS]
@@ -64,7 +64,7 @@ def pieces(task: LogTask) -> Iterator[tuple[bytes, bytes]]:
 
 
 def write_log(task: LogTask, path: Path) -> str:
-    """Write the log of a task, and return the digest of what it is when it is clean."""
+    """Write a task's log, and return the digest of the cleaned log."""
     clean = hashlib.sha256()
     with path.open("wb") as file:
         for piece, kept in pieces(task):
@@ -74,7 +74,7 @@ def write_log(task: LogTask, path: Path) -> str:
 
 
 def digest_of(path: Path) -> str:
-    """The digest of a file; "" for a folder, which is what the sandbox has under that name then."""
+    """Return the digest of a file, or "" for a folder, which the sandbox may have under that name."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -83,16 +83,16 @@ def digest_of(path: Path) -> str:
 
 @ag.register("logs")
 class Logs(ag.ToolEnv[LogTask]):
-    """Half of the reward is for a clean log in the sandbox, half for the same bytes on this side."""
+    """Reward 0.5 for a clean log in the sandbox, and 0.5 for the same bytes after it was streamed out."""
 
     limits = ag.Limits(turns=6, seconds=900)
 
     def __init__(self, task: LogTask) -> None:
         super().__init__(task)
         self.wanted = ""
-        """The digest of the clean log, which the sandbox never gets."""
+        """Digest of the clean log, which never enters the sandbox."""
         self.limit = (task.megabytes + 1) * MB
-        """The bytes that a clean log has at most."""
+        """Largest number of bytes in a clean log."""
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[LogTask]:
@@ -100,7 +100,7 @@ class Logs(ag.ToolEnv[LogTask]):
 
     @classmethod
     def sandbox_for(cls, task: LogTask) -> ag.AnySandbox:
-        """Room for the log and the clean one."""
+        """Return a sandbox with space for the log and the cleaned log."""
         return ag.AnySandbox(disk_mb=2 * task.megabytes + 16)
 
     async def setup(self) -> None:
@@ -116,22 +116,22 @@ class Logs(ag.ToolEnv[LogTask]):
 
     @ag.reward(weight=0.5)
     async def clean(self) -> float:
-        """Whether clean.log is right, as a fresh process in the sandbox reads it."""
+        """Return whether clean.log is right when a fresh process in the sandbox reads it."""
         expect = {f"digest('clean.log', {self.limit})": self.wanted}
         return (await self.sandbox.verify(code=DIGEST, expect=expect, timeout_s=240)).fraction
 
     @ag.reward(weight=0.5)
     async def returned(self) -> float:
-        """Whether clean.log is right when it has been streamed out of the sandbox."""
+        """Return whether clean.log is right after it was streamed out of the sandbox."""
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "clean.log")
             try:
                 await self.sandbox.get("clean.log", target, limit=self.limit, timeout_s=self.limits.seconds)
-            except SandboxContentError:  # There is none, it is no file, or it is too large.
+            except SandboxContentError:  # It doesn't exist, isn't a file, or is too large.
                 return 0.0
             return float(await asyncio.to_thread(digest_of, target) == self.wanted)
 
 
 def oracle(task: LogTask) -> list[Reply]:
-    """Replies that clean the log; `agentgym check` and the tests play them."""
+    """Return replies that clean the log; `agentgym check` and the tests play them."""
     return [call("bash", cmd=f"grep -vE '^({'|'.join(DROPPED)}) ' app.log > clean.log"), say("Done.")]

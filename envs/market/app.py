@@ -1,4 +1,4 @@
-"""The market: an HTTP service over SQLite that needs the standard library alone, run in a container of its own."""
+"""The market: an HTTP service over SQLite that only needs the standard library and runs in a separate container."""
 
 import json
 import sqlite3
@@ -15,7 +15,7 @@ Answer = tuple[int, Any]
 
 
 def open_market(stock: list[list[Any]]) -> Answer:
-    """Fill the shelves; it can be done once."""
+    """Fill the shelves, which is possible only once."""
     with closing(sqlite3.connect(DATABASE)) as market, market:
         if market.execute("select count(*) from stock").fetchone()[0]:
             return 409, "the market is open already"
@@ -24,7 +24,7 @@ def open_market(stock: list[list[Any]]) -> Answer:
 
 
 def order(wanted: dict[str, Any]) -> Answer:
-    """Sell so many of one thing, or nothing at all."""
+    """Sell the requested count of one product, or nothing at all."""
     name, count = wanted["name"], wanted["count"]
     if not isinstance(name, str) or not isinstance(count, int) or count < 1:
         return 400, 'an order is {"name": text, "count": a number from 1 on}'
@@ -37,13 +37,13 @@ def order(wanted: dict[str, Any]) -> Answer:
 
 
 def rows(query: str) -> Answer:
-    """What the database has, row by row."""
+    """Return the rows of a table."""
     with closing(sqlite3.connect(DATABASE)) as market:
         return 200, market.execute(query).fetchall()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET /stock, GET /orders, POST /orders, and PUT /stock, which opens the market."""
+    """Serves GET /stock, GET /orders, POST /orders, and PUT /stock, which opens the market."""
 
     def do_GET(self) -> None:
         queries = {
@@ -59,11 +59,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(*open_market(self.read()) if self.path == "/stock" else (404, "only /stock takes a PUT"))
 
     def read(self) -> Any:
-        """The JSON of the request."""
+        """Return the parsed JSON of the request."""
         return json.loads(self.rfile.read(int(self.headers["Content-Length"])))
 
     def answer(self, status: int, content: Any) -> None:
-        """Send JSON, and end."""
+        """Send a JSON response."""
         body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

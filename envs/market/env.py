@@ -1,7 +1,7 @@
-"""Market: an order over HTTP at an app with a database, which runs in a container beside the sandbox.
+"""Market: place an order over HTTP with an app that has a database and runs in a container next to the sandbox.
 
-The app has its own container, memory and file system: code in the sandbox reaches it by HTTP and in no other way. Its
-database is new in every episode. What was ordered is asked of the app itself, after the episode, by a verifier.
+The app has its own container, memory and file system; code in the sandbox can reach it only by HTTP. Its database is
+new in every episode. After the episode, a verifier queries the app's orders.
 """
 
 import random
@@ -16,10 +16,10 @@ from agentgym.sandboxes.docker.images.names import default_image
 from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 FRUIT = ("apples", "cherries", "figs", "grapes", "lemons", "mangos", "pears", "plums")
 KINDS = 4
-"""So many kinds of fruit are in the market; of the cheapest one there are too few."""
+"""Kinds of fruit in the market. There is too little of the cheapest one."""
 APP = (Path(__file__).parent / "app.py").read_text()
 PROMPT = """\
 The market at http://market:8000 answers with JSON: GET /stock lists [name, price, count], POST /orders takes
@@ -35,7 +35,7 @@ def ask(method, path, content=None):
 
 
 class MarketTask(ag.Task):
-    """What is on the shelves, and what is to be ordered."""
+    """The stock, and the fruit and count to order."""
 
     stock: tuple[tuple[str, int, int], ...]
     """Name, price and count of each kind of fruit."""
@@ -44,7 +44,7 @@ class MarketTask(ag.Task):
 
 
 def make_task(split: ag.Split, index: int) -> MarketTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same arguments always give the same task."""
     rng = random.Random(f"{split} {index}")
     count = rng.randint(3, 20)
     names = rng.sample(FRUIT, KINDS)
@@ -57,12 +57,12 @@ def make_task(split: ag.Split, index: int) -> MarketTask:
 
 @ag.register("market")
 class Market(ag.ToolEnv[MarketTask]):
-    """Reward 1 where the market has sold what was to be ordered, and nothing else."""
+    """Reward 1 if the market has sold exactly what had to be ordered, and nothing else."""
 
     sandbox_spec = ag.Docker(
         network="loopback",
         services={
-            # Any image with a Python would do; an app of yours has one of its own, with its own entrypoint.
+            # Any image with Python would do. Your own app would have its own image and entrypoint.
             "market": ag.Service(
                 image=default_image(),
                 entrypoint=["python3", "-c", APP],
@@ -89,12 +89,12 @@ class Market(ag.ToolEnv[MarketTask]):
 
     @ag.reward
     async def ordered(self) -> float:
-        """Whether the market's database has that order and no other one."""
+        """Return whether the market's database has that order and no other."""
         expect = {"ask('GET', '/orders')": [[self.task.name, self.task.count]]}
         return (await self.sandbox.verify(code=CLIENT, expect=expect)).fraction
 
 
 def oracle(task: MarketTask) -> list[Reply]:
-    """Replies that order what is to be ordered; `agentgym check` and the tests play them."""
+    """Return replies that place the right order; `agentgym check` and the tests play them."""
     order = {"name": task.name, "count": task.count}
     return [call("python", code=f"{CLIENT}ask('POST', '/orders', {order!r})"), say("Done.")]

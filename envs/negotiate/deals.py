@@ -1,4 +1,4 @@
-"""What is divided: offers, what they are worth, and a player by rule."""
+"""The rules of dividing: offers, what they are worth, and a rule-based player."""
 
 import random
 import re
@@ -10,38 +10,38 @@ from agentgym.testing import Reply, say
 TOTAL = 10
 """What the whole pool is worth to each player."""
 Things = dict[str, int]
-"""How many of each thing, or what one of each is worth."""
+"""A number per kind of thing: how many there are, or what one of it is worth."""
 
 
 def listed(things: Things) -> str:
-    """Return things as text: `book 2, hat 1`."""
+    """Return things as text, such as `book 2, hat 1`."""
     return ", ".join(f"{name} {count}" for name, count in things.items())
 
 
 def read_things(text: str) -> Things:
-    """Return the things of a text like `book 2, hat 1`."""
+    """Parse a text such as `book 2, hat 1`."""
     return {name: int(count) for name, count in re.findall(r"\b(\w{1,9}) (\d{1,3})\b", text)}
 
 
 def last_offer(text: str, pool: Things) -> Things | None:
-    """Return the last offer in a text that can be had of the pool; None where there is none."""
+    """Return the last offer in a text that the pool can satisfy, or None if there is none."""
     offers = [read_things(line) for line in re.findall(r"^OFFER: ([\w ,]+)", text, re.MULTILINE)]
     possible = (o for o in reversed(offers) if o.keys() == pool.keys() and all(o[name] <= pool[name] for name in pool))
     return next(possible, None)
 
 
 def rest(pool: Things, taken: Things) -> Things:
-    """Return what is left for the other."""
+    """Return the rest of the pool, which the other player gets."""
     return {name: count - taken[name] for name, count in pool.items()}
 
 
 def worth(things: Things, values: Things) -> int:
-    """Return what things are worth to the player of these values."""
+    """Return what things are worth to a player with these values."""
     return sum(count * values[name] for name, count in things.items())
 
 
 def parts(pool: Things) -> Iterator[Things]:
-    """Yield everything that a player may have."""
+    """Yield every part of the pool that a player could get."""
     for counts in product(*(range(count + 1) for count in pool.values())):
         yield dict(zip(pool, counts, strict=True))
 
@@ -52,7 +52,7 @@ def best_split(pool: Things, first: Things, second: Things) -> Things:
 
 
 def draw_values(rng: random.Random, pool: Things) -> Things:
-    """Draw what one of each thing is worth to a player, so that the pool is worth TOTAL."""
+    """Draw what one of each thing is worth to a player, so that the whole pool is worth TOTAL."""
     while True:
         values = {name: rng.randint(0, TOTAL // count) for name, count in pool.items()}
         if worth(pool, values) == TOTAL:
@@ -60,13 +60,15 @@ def draw_values(rng: random.Random, pool: Things) -> Things:
 
 
 def quoted(text: str) -> str:
-    """Return what one player says as the other reads it: no line of it can be taken for something else."""
+    """Quote one player's message for the other, so that none of its lines can be taken for anything else."""
     return "\n".join(f"> {line}" for line in text.splitlines())
 
 
 def conceder(text: str) -> Reply:
-    """Play a side by rule: ask for less with each message, and take what is enough; the fallback model of
-    `opponent`."""
+    """Play a side by rule: demand less with each message, and accept an offer that is good enough.
+
+    This is the fallback model of `opponent`.
+    """
     pool, values = (read_things(line) for line in re.findall(r"(?:things|worth to you): ([\w ,]+)\.", text)[:2])
     heard = "\n".join(re.findall(r"^> (.*)$", text, re.MULTILINE))
     enough = TOTAL + 2 - 2 * len(re.findall(r"^<\|im_start\|>assistant$", text, re.MULTILINE))

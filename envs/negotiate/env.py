@@ -1,7 +1,7 @@
-"""Negotiate: two players divide a pool of things, whose values are private, by talk and matching offers.
+"""Negotiate: two players with private values divide a pool of things by talking and making matching offers.
 
-The first player is the rollout's first conversation, the second a sub-agent of the role "second" that stays open. Each
-has its own reward and its own baseline, and may be the policy, the frozen policy or another model.
+The first player is the rollout's first conversation, the second a sub-agent with the role "second" that stays open.
+Each has a separate reward and baseline, and can be the policy, the frozen policy or another model.
 """
 
 import random
@@ -14,10 +14,10 @@ from agentgym.testing import Reply, Scripted, say
 from envs.negotiate.deals import Things, best_split, conceder, draw_values, last_offer, listed, quoted, rest, worth
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 THINGS = ("book", "hat", "ball", "cup", "lamp", "ring")
 ROUNDS = 4
-"""Messages of each player."""
+"""Number of messages per player."""
 RULES = """\
 You and another player divide these things: {pool}. One of each is worth to you: {values}. The other has values of its \
 own. You talk in turn, with {rounds} messages each. A line such as `OFFER: {example}` says what you want to have. It \
@@ -26,23 +26,27 @@ Player = Literal["policy", "frozen", "opponent"]
 
 
 class DealTask(ag.Task):
-    """What is divided, and what one of each thing is worth to the first and to the second player."""
+    """The pool, and what one of each thing is worth to the first and to the second player."""
 
     pool: Things
     values: tuple[Things, Things]
 
 
 def rules(pool: Things, values: Things) -> str:
-    """Return what a player of these values is told first."""
+    """Return the opening message for a player with these values."""
     example = listed(dict.fromkeys(pool, 1))
     return RULES.format(pool=listed(pool), values=listed(values), rounds=ROUNDS, example=example)
 
 
 def make_task(split: ag.Split, index: int) -> DealTask:
-    """Make the task of an index, always the same: the values differ, and the best split is worth something to both."""
+    """Create the task of an index: the values differ, and the best split is worth something to both.
+
+    The same arguments always give the same task.
+    """
     rng = random.Random(f"{split} {index}")
     while True:
-        counts = (1, rng.randint(1, 3), rng.randint(1, 3))  # With one of a thing, some values make up the total.
+        # Because there is only one of the first kind, some values always add up to the total.
+        counts = (1, rng.randint(1, 3), rng.randint(1, 3))
         pool = dict(zip(rng.sample(THINGS, len(counts)), counts, strict=True))
         first, second = draw_values(rng, pool), draw_values(rng, pool)
         if first != second and worth(best_split(pool, first, second), first):
@@ -52,12 +56,16 @@ def make_task(split: ag.Split, index: int) -> DealTask:
 
 @ag.register("negotiate")
 class Negotiate(ag.Env[DealTask]):
-    """The reward is what a player got, as a share of its part in the best split for both; 0 without a deal."""
+    """Reward: the value a player got as a share of its part in the best split for both, or 0 without a deal."""
 
     limits = ag.Limits(turns=2 * ROUNDS, seconds=300, turn_tokens=256)
     fallback_models: ClassVar = {"opponent": Scripted(conceder)}
-    first = ag.Parameter("policy", Player, doc="who opens: the policy, trained or not, or the model named opponent")
-    second = ag.Parameter("policy", Player, doc="who answers: the policy, trained or not, or the model named opponent")
+    first = ag.Parameter(
+        "policy", Player, doc="who plays first: the policy, trained or frozen, or the model role opponent"
+    )
+    second = ag.Parameter(
+        "policy", Player, doc="who plays second: the policy, trained or frozen, or the model role opponent"
+    )
 
     def __init__(self, task: DealTask) -> None:
         super().__init__(task)
@@ -90,16 +98,16 @@ class Negotiate(ag.Env[DealTask]):
 
     @property
     def is_deal(self) -> bool:
-        """Whether the last offers of both make up the pool."""
+        """Whether the last offers of both players together are exactly the pool."""
         first, second = self.offers
         return first is not None and second == rest(self.task.pool, first)
 
     def _hear(self, player: int, said: str) -> None:
-        """Note the offer in a message; without one, the player's last offer stands."""
+        """Record the offer in a message; without one, the player's last offer holds."""
         self.offers[player] = last_offer(said, self.task.pool) or self.offers[player]
 
     async def _answer(self, said: str) -> str:
-        """Let the second player answer; "" where a limit kept it from it, and from then on."""
+        """Let the second player answer; return "" if a limit stopped it, in this turn or before."""
         if self.other is None:
             told = f"{rules(self.task.pool, self.task.values[1])}\n\nThe other player says:\n{quoted(said)}"
             engine, train = ("opponent", None) if self.second == "opponent" else ("", self.second == "policy")
@@ -129,6 +137,6 @@ class Negotiate(ag.Env[DealTask]):
 
 
 def oracle(task: DealTask) -> list[Reply]:
-    """The messages of two players who agree on the best split at once."""
+    """Return the messages of two players who agree on the best split at once."""
     best = best_split(task.pool, *task.values)
     return [say(f"OFFER: {listed(best)}"), say(f"OFFER: {listed(rest(task.pool, best))}")]

@@ -1,4 +1,4 @@
-"""Negotiate, played by scripts."""
+"""Tests of negotiate, played by scripts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Nim: take counters from heaps, in turn with an opponent; whoever takes the last one wins."""
+"""Nim: take turns with an opponent removing counters from heaps; whoever takes the last one wins."""
 
 import random
 import re
@@ -16,9 +16,10 @@ NAMES = "ABCDEF"
 
 
 def winning_take(heaps: list[int]) -> tuple[int, int] | None:
-    """Return heap and number of counters of a take that wins; None where each take loses against a perfect player.
+    """Return the heap and the number of counters of a winning move.
 
-    A player wins who leaves heaps whose exclusive or is 0 (Bouton, 1901).
+    Returns None if every move loses against a perfect player. A move wins if it leaves heaps whose exclusive or is 0
+    (Bouton, 1901).
     """
     rest = reduce(xor, heaps)
     return next(((i, heap - (heap ^ rest)) for i, heap in enumerate(heaps) if heap ^ rest < heap), None)
@@ -26,7 +27,7 @@ def winning_take(heaps: list[int]) -> tuple[int, int] | None:
 
 @ag.register("nim")
 class Nim(ag.Game):
-    """Reward 1 for a win, -1 for a loss, and for a game that the model does not play to its end."""
+    """Reward 1 for a win, -1 for a loss or a game that the model doesn't finish."""
 
     rules = (
         "You play Nim against an opponent. Each move takes one or more counters from one heap; whoever takes the last "
@@ -34,15 +35,15 @@ class Nim(ag.Game):
     )
     forfeit = -1.0
     limits = ag.Limits(turns=30, seconds=120)
-    heaps = ag.Parameter(3, Annotated[int, Field(ge=1, le=len(NAMES))], doc="Heaps of a game.")
-    largest = ag.Parameter(5, Annotated[int, Field(ge=1, le=20)], doc="Most counters of a heap.")
+    heaps = ag.Parameter(3, Annotated[int, Field(ge=1, le=len(NAMES))], doc="Number of heaps.")
+    largest = ag.Parameter(5, Annotated[int, Field(ge=1, le=20)], doc="Largest number of counters in a heap.")
     skill = ag.Parameter(
         0.5, Annotated[float, Field(ge=0, le=1)], doc="Share of the opponent's moves that are perfect."
     )
 
     @classmethod
     def oracle(cls, task: GameTask) -> ReplyPolicy:
-        """Return a perfect player, which wins each game that begins in favor of its seat, and others by chance."""
+        """Return a perfect player, which wins every game that starts in its favor, and may win others by luck."""
 
         def reply(text: str) -> Reply:
             heaps = [int(held) for held in re.findall(r"[A-F]: (\d+)", re.findall(r"A: .*", text)[-1])]
@@ -76,10 +77,10 @@ class Nim(ag.Game):
     def returns(self) -> list[float]:
         return [
             -1.0 if self.turn == player else 1.0 for player in range(2)
-        ]  # Who would move next did not take the last.
+        ]  # The player to move next didn't take the last counter.
 
     def opponent(self, observation: str, rng: random.Random) -> str:
-        """Play perfectly in the share `skill` of its moves, and at random otherwise."""
+        """Play perfectly with probability `skill`, and at random otherwise."""
         perfect = winning_take(self.counters) if rng.random() < self.skill else None
         heap, taken = perfect or self._any_take(rng)
         return f"{NAMES[heap]} {taken}"

@@ -1,8 +1,8 @@
-"""Notes: a book that no context holds; only what the model writes down about it is there at the end.
+"""Notes: read a book that doesn't fit into the context, so that only the model's own notes remain at the end.
 
-Every third turn the conversation is cut: the model writes notes, and goes on from the question and these notes. A turn
-reads one page at most, and no page can be read twice. Who answers has read the whole book, whose last pages, all that a
-context can have then, say nothing about the things that are asked for.
+Every third turn the conversation is cut off: the model writes notes, and continues from the question and these notes.
+A turn reads at most one page, and no page can be read twice. To answer, the model must have read the whole book. Its
+last pages, all that the final context can contain, say nothing about where the things are.
 """
 
 import random
@@ -16,10 +16,10 @@ import agentgym as ag
 from agentgym.testing import Reply, ReplyPolicy, call, say
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 PAGES_A_CONTEXT = 3
 ASKED = 3
-"""Things whose places are asked for."""
+"""Number of things whose places are asked for."""
 THINGS = ("lamp", "key", "coin", "book", "ring", "map", "bell", "cup", "fan", "drum")
 ROOMS = ("attic", "cellar", "kitchen", "hall", "garden", "library", "stable", "tower")
 PEOPLE = ("Ada", "Ben", "Cleo", "Dov", "Eva", "Finn")
@@ -29,7 +29,7 @@ IDLE = (
     "{person} spoke of the {thing} in the {room}.",
     "{person} drew the {thing} on a wall of the {room}.",
 )
-"""Sentences that name a thing and a room, and move nothing."""
+"""Sentences that mention a thing and a room, and move nothing."""
 PROMPT = """\
 Read the book with next_page(), once a turn, to its end. Where are the {things} then? The conversation is removed \
 after every {pages} pages: only your notes stay. Answer with a line for each, such as `lamp: attic`, and nothing \
@@ -38,24 +38,25 @@ WRITE, ENDED = "Write your notes.", "The book has ended."
 
 
 class BookTask(ag.Task):
-    """The pages of a book, and where the things that are asked for are at its end."""
+    """The pages of a book, and where the things in question are at its end."""
 
     pages: tuple[str, ...] = Field(min_length=PAGES_A_CONTEXT + 1)
     places: dict[str, str]
 
 
 def make_task(split: ag.Split, length: int, index: int) -> BookTask:
-    """Make the task of an index, always the same."""
+    """Create the task of an index; the same arguments always give the same task."""
     rng = random.Random(f"{split} {length} {index}")
     things = rng.sample(THINGS, len(THINGS))
     asked, others = things[:ASKED], things[ASKED:]
     places: dict[str, str] = {}
     pages = []
     for number in range(length):
-        is_last = number >= length - PAGES_A_CONTEXT  # What these say is read, and need not be noted.
+        # The final context contains these pages, so the model needs no notes on them.
+        is_last = number >= length - PAGES_A_CONTEXT
         moved = rng.sample(others if is_last else asked + others, 2)
         if number < ASKED:
-            moved[0] = asked[number]  # Each of them is somewhere at the end.
+            moved[0] = asked[number]  # Each thing is somewhere at the end.
         sentences = [sentence(rng, rng.choice(IDLE), rng.choice(things), rng.choice(ROOMS)) for _ in range(7)]
         for thing in dict.fromkeys(moved):
             places[thing] = rng.choice(ROOMS)
@@ -68,17 +69,17 @@ def make_task(split: ag.Split, length: int, index: int) -> BookTask:
 
 
 def sentence(rng: random.Random, form: str, thing: str, room: str) -> str:
-    """Return a sentence of this form, about somebody."""
+    """Return a sentence of this form about a random person."""
     return form.format(person=rng.choice(PEOPLE), thing=thing, room=room)
 
 
 @ag.register("notes")
 class Notes(ag.ToolEnv[BookTask]):
-    """The reward is the share of the things whose place is right; a line too many or a page unread makes it 0."""
+    """Reward: the share of the things whose place is right, or 0 with too many lines or unread pages."""
 
     limits = ag.Limits(turns=40, seconds=120, context_tokens=4096, turn_tokens=256)
     context = ag.Compact(turns=PAGES_A_CONTEXT, instruction=WRITE)
-    pages = ag.Parameter(12, Annotated[int, Field(ge=6, le=36)], doc="Pages of a book.")
+    pages = ag.Parameter(12, Annotated[int, Field(ge=6, le=36)], doc="Number of pages in a book.")
 
     def __init__(self, task: BookTask) -> None:
         super().__init__(task)
@@ -90,7 +91,10 @@ class Notes(ag.ToolEnv[BookTask]):
         return ag.Procedural(partial(make_task, split, cls.pages), range(COUNT))
 
     async def step(self, action: ag.Message) -> ag.StepResult:
-        """Let each turn read one page: the conversation is cut by turns, and a context may have room for a book."""
+        """Let each turn read one page.
+
+        The conversation is cut by turns, and a context may have room for a whole book.
+        """
         self.may_read = True
         return await super().step(action)
 
@@ -107,7 +111,7 @@ class Notes(ag.ToolEnv[BookTask]):
 
     @ag.reward
     def right(self) -> float:
-        """The share of the things whose place is right; none before the last page is read."""
+        """Return the share of the things whose place is right, or 0 before the last page is read."""
         if self.read < len(self.task.pages):
             return 0.0
         said = [line.strip() for line in (self.answer or "").splitlines() if line.strip()]
@@ -116,11 +120,11 @@ class Notes(ag.ToolEnv[BookTask]):
 
 
 def oracle(task: BookTask, *, takes_notes: bool = True) -> ReplyPolicy:
-    """Return a reader who knows what stands in the context, and nothing else; `agentgym check` plays it."""
+    """Return a reader that only uses the content of its context; `agentgym check` plays it."""
 
     def reply(text: str) -> Reply:
-        said = text.replace(task.prompt[0]["content"], "")  # It has an example.
-        places = dict(re.findall(r"(\w+)(?: to the|:) (\w+)", said))  # What was said last counts.
+        said = text.replace(task.prompt[0]["content"], "")  # The instruction contains an example.
+        places = dict(re.findall(r"(\w+)(?: to the|:) (\w+)", said))  # The latest statement counts.
         known = "\n".join(f"{thing}: {places[thing]}" for thing in task.places if thing in places)
         if WRITE in text.rpartition("user\n")[2]:
             return say(known if takes_notes and known else "Nothing.")

@@ -1,4 +1,4 @@
-"""Notes, read by scripted readers."""
+"""Tests of notes, read by scripted readers."""
 
 import re
 from dataclasses import replace

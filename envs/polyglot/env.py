@@ -1,7 +1,7 @@
-"""Polyglot: one broken program for each task, in an image of its own, with the language that it is written in.
+"""Polyglot: each task is one broken program in a separate image that has the program's language.
 
-The images are built from the folders in `images/`, or are any others that hold a program at the same place. Hidden
-inputs decide, whose right outputs never enter the sandbox.
+The images are built from the folders in `images/`, or are any others with a program at the same path. Hidden inputs
+decide the reward; their right outputs never enter the sandbox.
 """
 
 from typing import Annotated
@@ -12,7 +12,7 @@ import agentgym as ag
 from agentgym.testing import Reply, call
 
 REPOSITORY = "agentgym-polyglot"
-"""The repository of the images; the tag is the name of the folder."""
+"""Repository of the images; the tag is the folder's name."""
 PROGRAM = "program"
 PROMPT = """\
 `{program}` in your working folder should do this: {wanted}. It does not always. Mend it, and keep its language.
@@ -34,7 +34,7 @@ TEST = {
     "perl": {"z y x w": "w x y z", "the end\n": "end the"},
     "shell": {"to be or not to be": "4", "b b\nb": "1", "a b a": "2"},
 }
-"""Hidden inputs by language, and their right outputs. The programs are the same in both splits, and so are the bugs."""
+"""Hidden inputs by language, with their right outputs. Both splits have the same programs and the same bugs."""
 
 MENDED = {
     "python": "#!/usr/bin/env python3\nimport statistics, sys\n"
@@ -42,19 +42,19 @@ MENDED = {
     "perl": '#!/usr/bin/perl\nwhile (<STDIN>) { print join(" ", reverse split), "\\n" }\n',
     "shell": "#!/bin/sh\ntr -s ' \\t' '\\n\\n' | sort -u | grep -c .\n",
 }
-"""Programs that do what is wanted, by language; they never enter the sandbox."""
+"""Correct programs by language; they never enter the sandbox."""
 
 
 class PolyglotTask(ag.Task):
     """An image with a broken program, and the hidden inputs with their outputs."""
 
     image: str
-    """Any image of the engine's that has the program at /task/program."""
+    """Any image of the engine that has the program at /task/program."""
     hidden: dict[str, str]
 
 
 def make_task(split: ag.Split, language: str) -> PolyglotTask:
-    """Make the task of a language; its image is the one that the README says how to build."""
+    """Create the task of a language, with the image that the README says how to build."""
     prompt = ag.Message(role="user", content=PROMPT.format(program=PROGRAM, wanted=WANTED[language]))
     hidden = (TRAIN if split == "train" else TEST)[language]
     return PolyglotTask(
@@ -64,7 +64,7 @@ def make_task(split: ag.Split, language: str) -> PolyglotTask:
 
 @ag.register("polyglot")
 class Polyglot(ag.ToolEnv[PolyglotTask]):
-    """The reward is the share of hidden inputs that the program answers rightly after `submit`."""
+    """Reward: the share of hidden inputs that the program handles right after `submit`."""
 
     limits = ag.Limits(turns=12, seconds=180)
 
@@ -104,7 +104,7 @@ class Polyglot(ag.ToolEnv[PolyglotTask]):
 
     @ag.reward
     async def right(self) -> float:
-        """The share of hidden inputs with the right output; none where nothing was submitted."""
+        """Return the share of hidden inputs with the right output, or 0 if nothing was submitted."""
         if not self.submitted:
             return 0.0
         verdict = await self.sandbox.verify(command=f"chmod 755 {PROGRAM}; ./{PROGRAM}", expect=self.task.hidden)
@@ -112,5 +112,5 @@ class Polyglot(ag.ToolEnv[PolyglotTask]):
 
 
 def oracle(task: PolyglotTask) -> list[Reply]:
-    """Replies that write a program that does what is wanted; `agentgym check` and the tests play them."""
+    """Return replies that write a correct program; `agentgym check` and the tests play them."""
     return [call("write", content=MENDED[task.id.rpartition("-")[2]]), call("submit")]

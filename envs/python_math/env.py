@@ -1,7 +1,7 @@
-"""Python math: a question with one exact answer, and a Python whose names persist from call to call.
+"""Python math: a question with one exact answer, and a Python tool that keeps its variables between calls.
 
-The questions come from a seeded generator. Their answers are worked out here, by formulas that a model's
-code would hardly use, and never enter the sandbox; the model's text is compared with them and never run.
+The questions come from a seeded generator. Their answers are computed here, by formulas that a model's code would
+hardly use, and never enter the sandbox. The model's text is compared with them and never run.
 """
 
 import random
@@ -19,7 +19,7 @@ import agentgym as ag
 from agentgym.testing import Reply, call, say
 
 COUNT = 1_000_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 INSTRUCTION = (
     "Work it out with the python tool; names persist from call to call. "
     'End with a line "Answer: " and the number: an integer or a fraction like 3/4.'
@@ -60,7 +60,7 @@ def digit_sum(rng: random.Random) -> Question:
 
 
 def _digits_at(top: int, unit: int) -> int:
-    """The sum of one decimal place over 1..top: whole cycles 0..9, then the digits of the one begun."""
+    """Return the sum of one decimal place over 1..top: complete cycles 0..9, then the digits of the incomplete one."""
     cycles, rest = divmod(top + 1, 10 * unit)
     digit, extra = divmod(rest, unit)
     return 45 * unit * cycles + unit * digit * (digit - 1) // 2 + digit * extra
@@ -95,7 +95,7 @@ def recurrence(rng: random.Random) -> Question:
 
 
 def _linear(first: int, second: int, p: int, q: int, index: int) -> int:
-    """The term as a whole-number mix of the first two: (a, b) means a*x(2) + b*x(1)."""
+    """Return the term as an integer combination of the first two: (a, b) means a*x(2) + b*x(1)."""
     a, b = 1, 0
     for _ in range(index - 2):
         a, b = p * a + b, q * a
@@ -128,7 +128,10 @@ FAMILIES: tuple[Family, ...] = (remainder, multiples, digit_sum, apart, dice, re
 
 
 def make_task(split: ag.Split, index: int) -> MathTask:
-    """Make the task of an index, always the same; the families take turns, index by index."""
+    """Create the task of an index; the families alternate by index.
+
+    The same arguments always give the same task.
+    """
     family = FAMILIES[index % len(FAMILIES)]
     rng = random.Random(index)
     text, answer = family(rng)
@@ -139,25 +142,25 @@ def make_task(split: ag.Split, index: int) -> MathTask:
 
 
 def is_held_out(question: str) -> bool:
-    """Whether this question is for evaluation only: one in eight, decided by its text alone.
+    """Return whether this question is for evaluation only.
 
-    By its text and not by its index: two indices can draw the same numbers.
+    One in eight is. This depends on the text and not on the index, since two indices can draw the same numbers.
     """
     return blake2b(question.encode(), digest_size=1).digest()[0] % 8 == 0
 
 
 # ---------------------------------------------------------------------------------------------------- answers
 
-# At most 400 digits, and no exponent: "1e999999999" must cost nothing to refuse.
+# At most 400 digits, and no exponent: refusing "1e999999999" must cost nothing.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,400}(/[0-9]{1,400}|\.[0-9]{0,400})?")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 _FRAC = re.compile(r"^([+-]?)\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\}$")
 
 
 def parse_answer(text: str) -> Fraction | None:
-    r"""The exact number on the last line, after `Answer:` or in `\boxed{}`; None where there is none.
+    r"""Parse the exact number on the last line, after `Answer:` or in `\boxed{}`; return None if there is none.
 
-    Commas, spaces and dollar signs do not count: "1,234" is 1234. Fractions may be 3/4, 0.75 or \frac{3}{4}.
+    Commas, spaces and dollar signs are ignored: "1,234" is 1234. Fractions may be 3/4, 0.75 or \frac{3}{4}.
     """
     line = text.strip().rpartition("\n")[2]
     boxed = _BOXED.findall(line)
@@ -176,7 +179,7 @@ def parse_answer(text: str) -> Fraction | None:
 
 @ag.register("python_math")
 class PythonMath(ag.ToolEnv[MathTask]):
-    """Reward 1 for exactly the right number, less 0.1 for every malformed call."""
+    """Reward 1 for exactly the right number, minus 0.1 for each malformed call."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=8, seconds=300)
@@ -192,15 +195,15 @@ class PythonMath(ag.ToolEnv[MathTask]):
 
     @ag.reward
     def correct(self) -> float:
-        """Whether the last line of the answer holds exactly the right number."""
+        """Return whether the last line of the answer has exactly the right number."""
         return float(parse_answer(self.answer or "") == Fraction(self.task.answer))
 
     @ag.reward(weight=-0.1)
     def malformed(self) -> float:
-        """How many calls were malformed: a call that costs nothing to get wrong stays wrong."""
+        """Return how many calls were malformed; without this cost, malformed calls would not be unlearned."""
         return self.metrics["malformed_calls"]
 
 
 def oracle(task: MathTask) -> list[Reply]:
-    """Replies with the right number, which Python has said before; `agentgym check` and the tests play them."""
+    """Return replies with the right number, which Python prints first; `agentgym check` and the tests play them."""
     return [call("python", code=f"answer = {task.answer!r}\nanswer"), say(f"Answer: {task.answer}")]

@@ -1,4 +1,4 @@
-"""The bugs of the repository: each is one replaced stretch of text that no visible test notices."""
+"""The bugs of the repository: each replaces one span of text, and no visible test detects it."""
 
 from typing import NamedTuple
 
@@ -22,11 +22,11 @@ VISIBLE = {
     "query": ["parse('a=1&b=2')", "unquote('a+b')", "unquote('%41b')", "quote('a b')", "parse('')"],
     "plan": ["order({'a': ['b']})", "error_of(order, {'a': ['a']})", "ready({'a': [], 'b': ['a']}, [])"],
 }
-"""Cases of the tests in the repository, by part: expressions with the names of the part."""
+"""Cases of the repository's tests, by part, as expressions over the part's names."""
 
 
 class Bug(NamedTuple):
-    """A bug, what a user says of it, and the hidden cases that notice it."""
+    """A bug, a user's report of it, and the hidden cases that detect it."""
 
     kind: str
     part: str
@@ -35,7 +35,7 @@ class Bug(NamedTuple):
     issue: str
     hidden: list[str]
     held_out: bool = False
-    """Whether it is of the test split; no bug is of both."""
+    """Whether it belongs to the test split; no bug is in both."""
 
 
 BUGS = (

@@ -1,7 +1,7 @@
-"""Repo: a bug in a Python repository of several modules, which an issue tells of and no test of the repository notices.
+"""Repo: a bug in a Python repository of several modules, which an issue describes and no visible test detects.
 
-What decides are hidden cases. They run in fresh processes over a copy of the repository, none of its tests or
-configuration plays a part, and their right values are compared outside of the sandbox.
+Hidden cases decide the reward. They run in fresh processes on a copy of the repository, without its tests or
+configuration, and their values are compared outside the sandbox.
 """
 
 import random
@@ -16,7 +16,7 @@ from envs.repo.bugs import BUGS, NEEDS, VISIBLE
 from envs.repo.generate import ERROR_OF, OUTCOMES, hidden_tests, part_source, visible_tests
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 PARTS_PER_TASK = 4
 PACKAGES = ("acorn", "beacon", "cinder", "dapple", "emblem", "fennel", "gimlet", "hazel", "inkwell", "juniper")
 PROMPT = """\
@@ -31,7 +31,7 @@ Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class RepoTask(ag.Task):
-    """A repository with a bug, and the right values of hidden expressions."""
+    """A repository with a bug, and hidden expressions with their right values."""
 
     kind: str
     files: dict[str, str]
@@ -39,14 +39,17 @@ class RepoTask(ag.Task):
     """The file with the bug."""
     bad: str
     good: str
-    """What is wrong in the file, and what belongs there."""
+    """The wrong text in the file, and the right text."""
     hidden: str
-    """Code that imports the package and names what the expressions use."""
+    """Code that imports the package and defines the names that the expressions use."""
     expect: dict[str, Any]
 
 
 def make_task(split: ag.Split, index: int) -> RepoTask:
-    """Make the task of an index, always the same; the bugs take turns, and no bug is in both splits."""
+    """Create the task of an index; the bugs alternate, and no bug is in both splits.
+
+    The same arguments always give the same task.
+    """
     rng = random.Random(f"{split} {index}")
     bugs = [bug for bug in BUGS if bug.held_out == (split == "test")]
     bug, package = bugs[index % len(bugs)], rng.choice(PACKAGES)
@@ -72,7 +75,7 @@ def make_task(split: ag.Split, index: int) -> RepoTask:
 
 @ag.register("repo")
 class Repo(ag.ToolEnv[RepoTask]):
-    """Reward 1 where every hidden case of every module is right."""
+    """Reward 1 if every hidden case of every module is right."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=20, seconds=300, context_tokens=16_384, turn_tokens=4096)
@@ -122,10 +125,10 @@ class Repo(ag.ToolEnv[RepoTask]):
 
     @ag.reward
     async def mended(self) -> float:
-        """Whether every hidden case of every module is right."""
+        """Return whether every hidden case of every module is right."""
         return float((await self.sandbox.verify(code=self.task.hidden, expect=self.task.expect, timeout_s=20)).ok)
 
 
 def oracle(task: RepoTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     return [call("edit", path=task.path, old=task.bad, new=task.good), say("Done.")]

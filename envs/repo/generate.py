@@ -1,4 +1,4 @@
-"""The files of a repository, and what its sound modules come to: the parts of this folder, under another name."""
+"""Generates a repository's files from this folder's parts under another name, and its correct modules' values."""
 
 import importlib
 import inspect
@@ -23,19 +23,19 @@ OUTCOMES = f"""{ERROR_OF}
 def outcomes(module, cases):
     return [eval(case, {{**vars(module), "error_of": error_of}}) for case in cases]
 """
-"""What the hidden tests are made of; it runs in the sandbox over what was submitted, and here over the sound parts."""
+"""Base of the hidden tests; it runs in the sandbox on the submitted code, and here on the correct parts."""
 
 
 @cache
 def part_source(part: str, package: str) -> str:
-    """Return the sound source of a part in a package of that name."""
+    """Return the correct source of a part in a package of that name."""
     text = (Path(__file__).parent / "parts" / f"{part}.py").read_text()
     return text.replace("envs.repo.parts", package)
 
 
 @cache
 def visible_tests(part: str, package: str) -> str:
-    """Return the tests of a part that the repository has."""
+    """Return the tests of a part that the repository contains."""
     module = _sound(part)
     names = [name for name, value in vars(module).items() if inspect.getmodule(value) is module]
     cases = zip(VISIBLE[part], _outcomes(part, VISIBLE[part]), strict=True)
@@ -49,8 +49,10 @@ def visible_tests(part: str, package: str) -> str:
 
 @cache
 def hidden_tests(part: str) -> tuple[str, list[Any]]:
-    """Return the expression that runs all cases of a part, and its right value as JSON has it: so sandboxes compare
-    it."""
+    """Return the expression that runs all cases of a part, and its right value.
+
+    The value has JSON types, because sandboxes compare values as JSON.
+    """
     cases = [*VISIBLE[part], *(case for bug in BUGS if bug.part == part for case in bug.hidden)]
     return f"outcomes({part}, {cases!r})", json.loads(json.dumps(_outcomes(part, cases)))
 

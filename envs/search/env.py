@@ -1,7 +1,7 @@
-"""Search: questions of several hops over a corpus of its own, answered with a search engine and a reader.
+"""Search: questions of several hops over a corpus, answered with a search engine and a document reader.
 
-Each split has its own corpus, made from a seed: people, companies and cities with invented names, a document for each.
-Nothing that a model remembers of the corpus to train on helps in the held-out one.
+Each split has a separate corpus, generated from a seed: people, companies and cities with invented names, with one
+document each. Nothing that a model memorizes about the training corpus helps in the held-out one.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ import agentgym as ag
 from agentgym.testing import Reply, call, say
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 SIZES = {"person": 200, "company": 80, "city": 60, "river": 40, "product": 40}
-"""So many of each kind; rivers and products have no document."""
+"""How many of each kind there are; rivers and products have no document."""
 FOUND = 5
-"""Documents that a search finds at most."""
+"""Largest number of documents that a search returns."""
 SYLLABLES = (
     "Al Be Cor Dra El Fen Gor Hul Is Jor",
     "ba de ki lo mu ra se ti vo zu",
@@ -36,7 +36,7 @@ PROMPT = "Name {asked}. Search the documents, then answer with the name or the n
 
 
 class Relation(NamedTuple):
-    """What documents say of their subjects, and questions ask."""
+    """A relation that documents state about their subjects and questions ask about."""
 
     of: str
     to: str
@@ -57,7 +57,7 @@ RELATIONS = (
 )
 DOCUMENTED = ("person", "company", "city")
 World = dict[str, dict[Relation, str]]
-"""What is true of each subject, in the order of the documents."""
+"""The facts about each subject, in the order of the documents."""
 
 
 class SearchTask(ag.Task):
@@ -65,13 +65,13 @@ class SearchTask(ag.Task):
 
     corpus: ag.Split
     path: tuple[str, ...]
-    """The subjects whose documents hold the facts, in their order."""
+    """The subjects whose documents have the facts, in order."""
     answer: str
 
 
 @cache
 def make_world(split: ag.Split) -> World:
-    """Make the world of a split, always the same; no name is in both."""
+    """Create the world of a split; no name is in both splits, and a split always has the same world."""
     names = ["".join(parts) for parts in product(*(syllables.split() for syllables in SYLLABLES))]
     random.Random("names").shuffle(names)
     unused, rng = iter(names[split == "test" :: 2]), random.Random(split)
@@ -85,7 +85,10 @@ def make_world(split: ag.Split) -> World:
 
 
 def make_task(split: ag.Split, most_hops: int, index: int) -> SearchTask:
-    """Make the task of an index, always the same: no document on the way but the last one holds the answer."""
+    """Create the task of an index, in which only the last document on the way contains the answer.
+
+    The same arguments always give the same task.
+    """
     rng, world = random.Random(f"{split} {index}"), make_world(split)
     hops = rng.randint(2, most_hops)
     while True:
@@ -113,11 +116,13 @@ def write_index(folder: Path) -> None:
 
 @ag.register("search")
 class Search(ag.ToolEnv[SearchTask]):
-    """Reward 1 for exactly the name or the number that was asked for."""
+    """Reward 1 for exactly the requested name or number."""
 
     limits = ag.Limits(turns=12, seconds=120)
     hops = ag.Parameter(
-        3, Annotated[int, Field(ge=2, le=4)], doc="Most documents that a question takes; the least is 2."
+        3,
+        Annotated[int, Field(ge=2, le=4)],
+        doc="Largest number of documents that a question takes; the smallest is 2.",
     )
     resources: Path
 
@@ -128,7 +133,7 @@ class Search(ag.ToolEnv[SearchTask]):
     @classmethod
     @asynccontextmanager
     async def open_resources(cls) -> AsyncIterator[Path]:
-        """Write the indexes once for all rollouts; each has a connection of its own, which it may interrupt."""
+        """Write the indexes once for all rollouts; each opens a separate connection, which it may interrupt."""
         with tempfile.TemporaryDirectory() as folder:
             await asyncio.to_thread(write_index, Path(folder))
             yield Path(folder)
@@ -140,7 +145,7 @@ class Search(ag.ToolEnv[SearchTask]):
     @ag.tool(timeout_s=10)
     def search(self, query: Annotated[str, Field(max_length=200)]) -> str:
         """Find the documents that fit these words best: their numbers and titles."""
-        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # Nothing of it is FTS5's own syntax.
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # quoted, so nothing acts as FTS5 syntax
         sql = f"SELECT rowid, title FROM documents(?) ORDER BY bm25(documents) LIMIT {FOUND}"
         found = self.db.execute(sql, (words,)).fetchall() if words else []
         return "\n".join(f"{number}: {title}" for number, title in found) or "nothing was found"
@@ -166,7 +171,7 @@ class Search(ag.ToolEnv[SearchTask]):
 
 
 def oracle(task: SearchTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     numbers = {name: number for number, name in enumerate(make_world(task.corpus), 1)}
     hops = [[call("search", query=name), call("read", document=numbers[name])] for name in task.path]
     return [*(reply for hop in hops for reply in hop), say(task.answer)]

@@ -1,7 +1,7 @@
-"""Shop: serve a simulated customer by a policy, with tools that read and change a database, which is what is judged.
+"""Shop: serve a simulated customer by a policy, with tools that change a database; the database decides the reward.
 
-The tools do whatever they are told. To know what the policy allows is the agent's part: five of nine customers want
-what it forbids, and then the right thing is to refuse, by the right rule, and to change nothing.
+The tools do whatever they are told, and the agent has to know what the policy allows. Five of nine customers want
+something that it forbids. Then the right action is to refuse, by the right rule, and to change nothing.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,27 @@ from envs.shop.store import Rows, Store
 from envs.shop.user import scripted_user
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 POLICY = (Path(__file__).parent / "policy.md").read_text()
 
 
 class ShopTask(ag.Task):
-    """A database, a customer who wants something, and the calls that are right."""
+    """A database, a customer who wants something, and the right calls."""
 
     kind: str
     rows: Rows
     wish: str
     email: str
     postcode: str
-    """What the customer says that it is."""
+    """The postcode that the customer gives, which may be wrong."""
     right_calls: tuple[tuple[str, dict[str, Any]], ...]
 
 
 def make_task(split: ag.Split, index: int) -> ShopTask:
-    """Make the task of an index, always the same; the kinds take turns, index by index."""
+    """Create the task of an index; the kinds alternate by index.
+
+    The same arguments always give the same task.
+    """
     kind, shelf = KINDS[index % len(KINDS)], Shelf(Random(f"{split} {index}"))
     scene = kind(shelf)
     _, email, postcode = map(str, shelf.customers[0])
@@ -56,10 +59,10 @@ def make_task(split: ag.Split, index: int) -> ShopTask:
 
 @ag.register("shop")
 class Shop(UserEnv[ShopTask]):
-    """Reward 1 where the database ends as the policy wants it, with what had to be refused refused."""
+    """Reward 1 if the database ends as the policy demands, including the required refusals."""
 
     limits = ag.Limits(turns=20, seconds=600)
-    fallback_models: ClassVar = {"user": Scripted(scripted_user)}  # Where no other model plays the customer.
+    fallback_models: ClassVar = {"user": Scripted(scripted_user)}  # Used if no other model plays the customer.
 
     def __init__(self, task: ShopTask) -> None:
         super().__init__(task)
@@ -70,7 +73,7 @@ class Shop(UserEnv[ShopTask]):
         return ag.Procedural(partial(make_task, split), range(COUNT))
 
     async def extra_tools(self) -> Sequence[DynamicTool]:
-        """The methods of the store."""
+        """Return the store's methods as tools."""
         return tools_of(self.store)
 
     async def user_system(self) -> str:
@@ -82,7 +85,7 @@ class Shop(UserEnv[ShopTask]):
 
     @ag.reward
     def right(self) -> float:
-        """Whether the database is the one that the right calls leave, row by row."""
+        """Return whether every row of the database is as the right calls leave it."""
         wanted = Store(self.task.rows)
         for name, arguments in self.task.right_calls:
             getattr(wanted, name)(**arguments)
@@ -94,6 +97,6 @@ class Shop(UserEnv[ShopTask]):
 
 
 def oracle(task: ShopTask) -> list[Reply]:
-    """Replies that solve the task, with the scripted user of user.py; `agentgym check` and the tests play them."""
+    """Return replies that solve the task with user.py's scripted user; `agentgym check` and the tests play them."""
     right = [call(name, **arguments) for name, arguments in task.right_calls]
     return [say("What are your email and your postcode?"), *right, say("That is all that I can do.")]

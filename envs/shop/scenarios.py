@@ -1,4 +1,4 @@
-"""What customers of the shop want: a story each, and the calls that are right, which the policy allows or forbids."""
+"""What the shop's customers want: a story each, and the right calls, which depend on what the policy allows."""
 
 from collections.abc import Callable
 from random import Random
@@ -15,16 +15,16 @@ Call: TypeAlias = tuple[str, dict[str, Any]]
 
 
 class Scene(NamedTuple):
-    """What a customer wants, what they know, and the calls that are right then, behind the verification."""
+    """What a customer wants and knows, and the right calls after the verification."""
 
     wish: str
     calls: list[Call]
     postcode: str | None = None
-    """What the customer takes for their postcode, where it is wrong."""
+    """The wrong postcode that the customer believes to be theirs; empty if they know the right one."""
 
 
 class Shelf:
-    """The rows of a database that is being drawn."""
+    """The rows of a database that is being generated."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -52,16 +52,16 @@ class Shelf:
         ]
 
     def street(self) -> str:
-        """An address."""
+        """Return a random address."""
         return f"{self.rng.choice(STREETS)} {self.rng.randint(1, 199)}"
 
     def order(self, status: str, days: int, customer: int = 0) -> int:
-        """Give the customer's first order this status and age, and return its number."""
+        """Set the status and age of the customer's first order, and return its number."""
         self.orders[customer][3:5] = [status, days]
         return int(self.orders[customer][0])
 
     def rows(self) -> Rows:
-        """All rows by their table."""
+        """Return all rows by their table."""
         return {"customers": self.customers, "articles": self.articles, "orders": self.orders}
 
 
@@ -125,7 +125,7 @@ def _refusal(number: int, rule: str) -> Call:
 
 
 def _another_size(shelf: Shelf) -> tuple[int, Row]:
-    """A delivered order, and the same article in another size."""
+    """Return a delivered order, and the same article in another size."""
     number = shelf.order("delivered", shelf.rng.randint(1, 30))
     own = next(row for row in shelf.articles if row[0] == shelf.orders[0][2])
     return number, shelf.rng.choice([row for row in shelf.articles if row[1] == own[1] and row is not own])

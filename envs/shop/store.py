@@ -17,16 +17,19 @@ create table refusals (number integer, rule text, primary key (number, rule));
 """
 Row = list[str | int]
 Rows = dict[str, list[Row]]
-"""The rows of each table that has some."""
+"""The rows of each table that has any."""
 Rule = Literal["not verified", "not theirs", "not pending", "too late", "not in stock"]
 Number = Annotated[int, Field(ge=1, description="the number of an order")]
 
 
 class Store:
-    """A database in memory; each public method is a tool. They do what they are told: the policy is the agent's."""
+    """An in-memory database whose public methods are tools.
+
+    They do what they are told; following the policy is up to the agent.
+    """
 
     def __init__(self, rows: Rows) -> None:
-        # Each call of a tool has a thread of its own.
+        # Each tool call runs in a separate thread.
         self.database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self.database.row_factory = sqlite3.Row
         self.database.executescript(TABLES)

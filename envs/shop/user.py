@@ -1,4 +1,4 @@
-"""A scripted user of the shop: it says what it wants, what it is asked for, and goodbye. For tests and runs offline."""
+"""A scripted user of the shop for tests and offline runs: it states its wish, answers questions, and says goodbye."""
 
 import re
 
@@ -7,11 +7,11 @@ from agentgym.testing import Reply, Scripted, say
 
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
 PATIENCE = 6
-"""Answers after which the user gives up."""
+"""Number of agent messages after which the user gives up."""
 
 
 def scripted_user(text: str) -> Reply:
-    """Return what the user says next in a conversation that begins with who they are."""
+    """Return the user's next message in a conversation whose system message describes the user."""
     turns = TURN.findall(text)
     who, said = turns[0][1], [words for role, words in turns[1:-1] if role == "assistant"]
     heard = turns[-2][1].lower()
@@ -25,8 +25,10 @@ def scripted_user(text: str) -> Reply:
 
 
 def open_user(model: object) -> Scripted:
-    """Open the scripted user as an engine of a recipe:
-    `engine=ag.CustomEngineConfig(name="envs.shop.user:open_user")`."""
+    """Open the scripted user as an engine of a recipe.
+
+    Use it as `engine=ag.CustomEngineConfig(name="envs.shop.user:open_user")`.
+    """
     return Scripted(scripted_user)
 
 

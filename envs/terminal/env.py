@@ -1,6 +1,6 @@
-"""Terminal: a small job for a shell, judged by hidden checks when the session has ended.
+"""Terminal: a small job in a shell, judged by hidden checks after the session ends.
 
-What the model says counts for nothing. The checks look at a copy of the working folder, from processes that the session
+The model's claims have no effect. The checks look at a copy of the working directory, in processes that the session
 never touched, and their right values never enter the sandbox.
 """
 
@@ -15,7 +15,7 @@ from agentgym.testing import Reply, call, say
 from envs.terminal.jobs import KINDS
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 PROMPT = "{job}\n\nUse the tool shell; it begins in the folder that this is about. Say done when it is done."
 CHECKS = """
 import os
@@ -34,19 +34,22 @@ def modes(folder):
 
 
 class TerminalTask(ag.Task):
-    """Files, a command that the session begins with, and what the hidden checks should find."""
+    """Files, a command that runs before the session, and what the hidden checks should find."""
 
     kind: str
     files: dict[str, str]
     prepare: str
     expect: dict[str, Any]
-    """The right values of expressions, with the names of CHECKS."""
+    """The right values of expressions over the names in CHECKS."""
     solution: str
     """A shell command that does the job."""
 
 
 def make_task(split: ag.Split, index: int) -> TerminalTask:
-    """Make the task of an index, always the same; the kinds take turns, index by index."""
+    """Create the task of an index; the kinds alternate by index.
+
+    The same arguments always give the same task.
+    """
     kind = KINDS[index % len(KINDS)]
     job = kind(random.Random(f"{split} {index}"))
     return TerminalTask(
@@ -62,7 +65,7 @@ def make_task(split: ag.Split, index: int) -> TerminalTask:
 
 @ag.register("terminal")
 class Terminal(ag.ToolEnv[TerminalTask]):
-    """Reward 1 where the files are as the job wants them."""
+    """Reward 1 if the files are as the job requires."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=10, seconds=180)
@@ -85,10 +88,10 @@ class Terminal(ag.ToolEnv[TerminalTask]):
 
     @ag.reward
     async def done(self) -> float:
-        """Whether every hidden check finds its right value; half a job is none."""
+        """Return whether every hidden check finds its right value; half a job earns nothing."""
         return float((await self.sandbox.verify(code=CHECKS, expect=self.task.expect)).ok)
 
 
 def oracle(task: TerminalTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     return [call("shell", command=task.solution), say("Done.")]

@@ -1,4 +1,4 @@
-"""The jobs of the terminal: files, what is to be done with them, and what hidden checks find when it is done."""
+"""The jobs of the terminal: files, what to do with them, and what hidden checks find after that."""
 
 import re
 from collections.abc import Callable
@@ -25,22 +25,22 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class Job(NamedTuple):
-    """One job: it is done when each expression of `expect` has its value."""
+    """A job, which is done when each expression in `expect` has its value."""
 
     prompt: str
     files: dict[str, str]
     expect: dict[str, Any]
     solution: str
-    """A shell command that does it."""
+    """A shell command that does the job."""
     prepare: str = ""
-    """A shell command that the session begins with."""
+    """A shell command that runs before the session."""
 
 
 Kind: TypeAlias = Callable[[Random], Job]
 
 
 def count(rng: Random) -> Job:
-    """Count lines of logs in several folders."""
+    """Create a job: count lines of logs in several folders."""
     files: dict[str, str] = {}
     for service in rng.sample(WORDS, 3):
         for day in range(1, 4):
@@ -58,7 +58,7 @@ def count(rng: Random) -> Job:
 
 
 def find(rng: Random) -> Job:
-    """Find the largest of the files that have a word in them."""
+    """Create a job: find the largest of the files that contain a word."""
     wanted = rng.choice(WORDS)
     sizes = rng.sample(range(20, 400), 12)
     paths = [f"data/{_word(rng)}/{place}.txt" for place in range(12)]
@@ -78,7 +78,7 @@ def find(rng: Random) -> Job:
 
 
 def rename(rng: Random) -> Job:
-    """Give files other names, and leave what is in them."""
+    """Create a job: rename files without changing their content."""
     files = {
         f"photos/{_word(rng).title()} {place}.{rng.choice(['JPG', 'jpeg', 'png'])}": f"{rng.random()}\n"
         for place in range(10)
@@ -97,7 +97,7 @@ def rename(rng: Random) -> Job:
 
 
 def permit(rng: Random) -> Job:
-    """Set the permissions of programs and keys."""
+    """Create a job: set the permissions of programs and keys."""
     endings = ["sh", "sh", "key", "key", "txt", *rng.choices(["sh", "key", "txt"], k=5)]
     files = {f"bin/{_word(rng)}{place}.{ending}": "x\n" for place, ending in enumerate(endings)}
     wanted = {"sh": rng.choice([0o750, 0o755, 0o700]), "key": rng.choice([0o600, 0o640]), "txt": 0o644}
@@ -113,7 +113,7 @@ def permit(rng: Random) -> Job:
 
 
 def extract(rng: Random) -> Job:
-    """Restore one folder of an archive."""
+    """Create a job: restore one folder from an archive."""
     folders = rng.sample(WORDS, 4)
     names = rng.sample(WORDS, 3)
     files = {f"made/{folder}/{name}.txt": f"{rng.random()}\n" for folder in folders for name in names}
@@ -128,7 +128,7 @@ def extract(rng: Random) -> Job:
 
 
 def configure(rng: Random) -> Job:
-    """Change one setting of one section."""
+    """Create a job: change one setting in one section."""
     sections = rng.sample(WORDS, 4)
     ports = {section: rng.randint(2000, 9999) for section in sections}
     wanted, port = rng.choice(sections), rng.randint(10_000, 60_000)
@@ -145,7 +145,7 @@ def configure(rng: Random) -> Job:
 
 
 def select(rng: Random) -> Job:
-    """Take a column of some rows of a table."""
+    """Create a job: select a column of some rows of a table."""
     city = rng.choice(CITIES)
     rows = [(_word(rng), rng.choice(CITIES), rng.choice(["yes", "no"])) for _ in range(60)]
     found = sorted({f"{name}@example.com" for name, place, active in rows if (place, active) == (city, "yes")})
@@ -159,7 +159,7 @@ def select(rng: Random) -> Job:
 
 
 def replace(rng: Random) -> Job:
-    """Replace a word in some files, and no part of a longer one."""
+    """Create a job: replace a word in some files, but not within longer words."""
     old, new = rng.sample(WORDS, 2)
     files = {
         f"docs/{_word(rng)}{place}.{ending}": _text([f"{rng.choice(WORDS)} {old} {old}s {rng.random()}"] * 3)

@@ -1,4 +1,4 @@
-"""A sloppy demonstrator of tictactoe: a few of its moves are perfect, most take any free field, some none."""
+"""A sloppy demonstrator of tictactoe: a few moves are perfect, most take a random free field, and some are illegal."""
 
 import random
 
@@ -6,13 +6,13 @@ from agentgym.engines.scripted import Reply, ReplyPolicy, say
 from envs.tictactoe.env import Game, best, free, last_shown, to_move
 
 PERFECT = 0.15
-"""Share of the moves that a perfect player makes."""
+"""Share of moves that are perfect."""
 ILLEGAL = 0.05
-"""Share of the moves on any field, free or not."""
+"""Share of moves to a random field, free or not."""
 
 
 def demonstrate(task: Game, rng: random.Random) -> ReplyPolicy:
-    """Return the policy of both sides of one rollout: each goes by the board that it was last shown."""
+    """Return the policy of both sides of one rollout; each uses the board that it was last shown."""
 
     def reply(text: str) -> Reply:
         board = last_shown(text)

@@ -1,6 +1,6 @@
-"""Tic-tac-toe: one policy plays both sides, each with its own reward and its own baseline.
+"""Tic-tac-toe: one policy plays both sides, each with a separate reward and baseline.
 
-X is the rollout's first conversation, O is a sub-agent of the role "O" that stays open for the whole game.
+X is the rollout's first conversation, O is a sub-agent with the role "O" that stays open for the whole game.
 """
 
 import random
@@ -24,18 +24,18 @@ RULES = "Tic-tac-toe: three in a row win. You are {mark}. Answer with the number
 
 
 class Game(ag.Task):
-    """A board on which X is to move."""
+    """A board on which X moves first."""
 
     board: str = Field(pattern="^[XO.]{9}$")
 
 
 def winner(board: str) -> str | None:
-    """Return the mark that has three in a row; None where none has."""
+    """Return the mark that has three in a row, or None."""
     return next((board[a] for a, b, c in LINES if board[a] == board[b] == board[c] != "."), None)
 
 
 def is_over(board: str) -> bool:
-    """Whether somebody has won or no field is free."""
+    """Return whether somebody has won or no field is free."""
     return winner(board) is not None or "." not in board
 
 
@@ -50,7 +50,7 @@ def put(board: str, place: int, mark: str) -> str:
 
 
 def shown(board: str) -> str:
-    """Return the board as a player sees it: three lines, the free fields by their numbers."""
+    """Return the board as a player sees it: three lines, with free fields shown by their numbers."""
     fields = [str(place + 1) if mark == "." else mark for place, mark in enumerate(board)]
     return "\n".join(" ".join(fields[row : row + 3]) for row in (0, 3, 6))
 
@@ -61,13 +61,13 @@ def last_shown(text: str) -> str:
 
 
 def to_move(board: str) -> str:
-    """Return the mark that is to move: X begins."""
+    """Return the mark that moves next; X starts."""
     return "X" if board.count("X") == board.count("O") else "O"
 
 
 @cache
 def can_win(board: str) -> bool:
-    """Whether X wins where both sides play for it."""
+    """Return whether X wins if both sides play for it."""
     if is_over(board):
         return winner(board) == "X"
     return any(can_win(put(board, place, to_move(board))) for place in free(board))
@@ -75,24 +75,27 @@ def can_win(board: str) -> bool:
 
 @cache
 def worth(board: str, mark: str) -> int:
-    """Return 1, 0 or -1: what a board is worth to the mark that is to move, when both play perfectly."""
+    """Return 1, 0 or -1: the value of a board for the mark that moves next, if both play perfectly."""
     if is_over(board):
         return 0 if winner(board) is None else -1
     return max(-worth(put(board, place, mark), "XO"[mark == "X"]) for place in free(board))
 
 
 def best(board: str, mark: str) -> int:
-    """Return a field that a perfect player takes, the first of several."""
+    """Return the first field that a perfect player could take."""
     return max(free(board), key=lambda place: -worth(put(board, place, mark), "XO"[mark == "X"]))
 
 
 def says(text: str) -> ag.Message:
-    """Return what the game tells a side."""
+    """Return a message from the game to a side."""
     return ag.Message(role="user", content=text)
 
 
 def make_task(index: int) -> Game:
-    """Make the task of an index, always the same: up to four marks are on the board, and nobody has won."""
+    """Create the task of an index: up to four marks are on the board, and nobody has won.
+
+    The same index always gives the same task.
+    """
     rng = random.Random(index)
     board = "." * 9
     for mark in "XO" * rng.randint(0, 2):
@@ -102,39 +105,39 @@ def make_task(index: int) -> Game:
 
 @ag.register("tictactoe")
 class TicTacToe(ag.Env[Game]):
-    """Reward 1 for a win, 0.5 for a draw, 0 for a loss, -1 for one answer too many that is no free field."""
+    """Reward 1 for a win, 0.5 for a draw, 0 for a loss, -1 for one answer too many that is not a free field."""
 
     limits = ag.Limits(turns=16, seconds=120, turn_tokens=16)
     opponent = ag.Parameter(
         "self",
         Literal["self", "frozen", "model", "random", "perfect"],
-        doc="who plays O: the policy, trained or not, the model named opponent, or a program",
+        doc="who plays O: the policy, trained or frozen, the model role opponent, or a program",
     )
     illegal_moves = ag.Parameter(
         3,
         Annotated[int, Field(ge=0)],
-        doc="answers of a side that may be illegal, before one more forfeits the game",
+        doc="illegal answers that a side may give before one more forfeits the game",
     )
 
     def __init__(self, task: Game) -> None:
         super().__init__(task)
         self.board = task.board
         self.rewards = (ILLEGAL, DRAWN)
-        """What the game is worth to X and to O: X is to move where a limit ends it."""
+        """Rewards of X and O. These hold if a limit ends the game, since X is then to move."""
         self.ended = ""
-        """How the game ended; "" while it goes on."""
+        """How the game ended; "" while it is running."""
         self.other: Any = None
         self.stack = AsyncExitStack()
 
     @classmethod
     def tasks(cls, split: ag.Split) -> ag.Procedural[Game]:
-        """Return tasks whose ids differ between the splits; their boards are the same, for there are only a few."""
+        """Return tasks whose ids differ between the splits; the boards are the same, since there are only a few."""
         start = 0 if split == "train" else HELD_OUT
         return ag.Procedural(make_task, range(start, start + HELD_OUT))
 
     @classmethod
     def oracle(cls, task: Game) -> ReplyPolicy:
-        """Return a policy with which X wins where it plays O too, and loses no game that it need not lose elsewhere."""
+        """Return a policy that makes X win if it also plays O, and otherwise plays X perfectly."""
 
         def reply(text: str) -> Reply:
             board = last_shown(text)
@@ -159,7 +162,7 @@ class TicTacToe(ag.Env[Game]):
         return ag.StepResult([told], 0.0, bool(self.ended), False, {"stop_reason": "game over"} if self.ended else {})
 
     def _refused(self, answer: str, mark: str) -> ag.Message | None:
-        """Make a move; where it is not legal, return what its side is told: which fields are free."""
+        """Make a move, or return a message with the free fields if it is illegal."""
         number = re.fullmatch(r"\s*([1-9])\s*", answer)
         place = int(number[1]) - 1 if number else -1
         if place in free(self.board):
@@ -198,7 +201,7 @@ class TicTacToe(ag.Env[Game]):
             self.other.reply([told])
             if self.ended:
                 return
-        self._forfeit("O")  # A limit kept it from its move.
+        self._forfeit("O")  # a limit prevented its move
 
     async def _show_other(self) -> None:
         """Show O the board, in the conversation that stays open for the whole game."""

@@ -1,4 +1,4 @@
-"""What is to be done at the site, drawn from a seed: its content, the words of the task, and the right action."""
+"""The tasks at the site, generated from a seed: the site's content, the task's wording, and the right action."""
 
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
@@ -12,14 +12,14 @@ Row: TypeAlias = dict[str, Any]
 
 
 class Chore(NamedTuple):
-    """The words of a task, and the one line that the site's ledger should have."""
+    """The wording of a task, and the one entry that the site's ledger should have."""
 
     words: str
     action: list[str | int]
 
 
 def draw_content(rng: Random) -> dict[str, Any]:
-    """Draw the site: 36 products, and an order or two of each customer."""
+    """Generate the site's content: 36 products, and one or two orders per customer."""
     products: list[Row] = []
     prices = rng.sample(range(10, 400), 36)
     for place, number in enumerate(rng.sample(range(100, 1000), 36)):
@@ -38,7 +38,7 @@ def draw_content(rng: Random) -> dict[str, Any]:
 
 
 def buy(rng: Random, content: dict[str, Any]) -> Chore:
-    """Find the cheapest product that has what is wanted, and order it."""
+    """Create a chore: order the cheapest product that meets the conditions."""
     wanted = rng.choice([row for row in content["products"] if row["stock"]])
     stars, count, name = rng.randint(1, wanted["stars"]), rng.randint(1, 3), rng.choice(NAMES)
     found = [
@@ -56,14 +56,14 @@ def buy(rng: Random, content: dict[str, Any]) -> Chore:
 
 
 def give_back(rng: Random, content: dict[str, Any]) -> Chore:
-    """Find an order of a customer, and return it."""
+    """Create a chore: return a customer's order."""
     order, reason = rng.choice(content["orders"]), rng.choice(list(REASONS))
     words = f"{order['name']} wants to return an order, the {order['product']}: {REASONS[reason]}. Return it."
     return Chore(words, ["return", order["id"], reason])
 
 
 def rate(rng: Random, content: dict[str, Any]) -> Chore:
-    """Find the dearest product of a category, which may be on any of its pages, and rate it."""
+    """Create a chore: rate the most expensive product of a category, which may be on any of its pages."""
     category, stars = rng.choice(list(THINGS)), rng.randint(1, 5)
     dearest = max(
         (row for row in content["products"] if row["category"] == category), key=lambda row: int(row["price"])

@@ -1,7 +1,7 @@
 """Web: a chore at a small site, with tools that open pages, follow links and send forms; the site's state is judged.
 
-The site is a program. It runs in the sandbox, or in a container of its own beside it. The model runs no code: all that
-it can do is what a browser can.
+The site is a program that runs in the sandbox or in a separate container. The model runs no code, so it can only do
+what a browser can.
 """
 
 import json
@@ -21,7 +21,7 @@ from agentgym.testing import Reply, call, say
 from envs.web.chores import KINDS, draw_content
 
 COUNT = 10_000
-"""Tasks of each split."""
+"""Number of tasks per split."""
 SITE = (Path(__file__).parent / "site.py").read_text()
 IN_THE_SANDBOX = f"{SITE}\nthreading.Thread(target=server.serve_forever, daemon=True).start()\n"
 BROWSER = """
@@ -39,7 +39,7 @@ SitePath = Annotated[str, Field(pattern=r"^/[^\s]*$", max_length=500)]
 FieldText = Annotated[str, Field(max_length=200)]
 Fields = Annotated[dict[FieldText, FieldText], Field(max_length=20)]
 SHOWN = 6000
-"""Characters of a page that are shown; a ledger has fewer."""
+"""Largest number of characters of a page that are returned; a ledger has fewer."""
 
 
 class WebTask(ag.Task):
@@ -51,7 +51,10 @@ class WebTask(ag.Task):
 
 
 def make_task(split: ag.Split, index: int) -> WebTask:
-    """Make the task of an index, always the same; the kinds take turns, index by index."""
+    """Create the task of an index; the kinds alternate by index.
+
+    The same arguments always give the same task.
+    """
     rng, kind = random.Random(f"{split} {index}"), KINDS[index % len(KINDS)]
     content = draw_content(rng)
     chore = kind(rng, content)
@@ -66,13 +69,13 @@ def make_task(split: ag.Split, index: int) -> WebTask:
 
 @ag.register("web")
 class Web(ag.ToolEnv[WebTask]):
-    """Reward 1 where the site was asked to do what was wanted, once, and nothing else."""
+    """Reward 1 if the requested action was done once, and nothing else."""
 
     limits = ag.Limits(turns=16, seconds=180)
     place = ag.Parameter(
         "sandbox",
         Literal["sandbox", "container"],
-        doc="where the site runs: in the sandbox, or in a container beside it, which needs Docker",
+        doc="where the site runs: in the sandbox, or in a separate container, which needs Docker",
     )
 
     @classmethod
@@ -120,20 +123,20 @@ class Web(ag.ToolEnv[WebTask]):
         return self.page
 
     async def _asked(self, method: str, path: str, body: bytes | None = None) -> str:
-        """What the site answers."""
+        """Return the site's response."""
         return (await self.sandbox.python(f"ask({method!r}, {path!r}, {body!r})", timeout_s=20)).text(limit=SHOWN)
 
     @ag.reward
     async def done(self) -> float:
-        """Whether the ledger of the site has the right action and no other one."""
+        """Return whether the site's ledger has the right action and no other."""
         try:
             return float(json.loads(await self._asked("REPORT", "/")) == [[*self.task.action]])
-        except (ValueError, RecursionError):  # The site answers no more, or nothing that is its ledger.
+        except (ValueError, RecursionError):  # The site doesn't respond, or its response isn't a ledger.
             return 0.0
 
 
 def oracle(task: WebTask) -> list[Reply]:
-    """Replies that solve the task; `agentgym check` and the tests play them."""
+    """Return replies that solve the task; `agentgym check` and the tests play them."""
     kind, number, *values = task.action
     names = {"order": ("count", "name"), "return": ("reason",), "rate": ("stars",)}[str(kind)]
     fields = {"token": task.content["token"], "id": str(number)} | dict(zip(names, map(str, values), strict=True))

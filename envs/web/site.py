@@ -1,4 +1,4 @@
-"""The site: a small shop with pages, filters and forms, which needs the standard library alone."""
+"""The site: a small shop with pages, filters and forms, which only needs the standard library."""
 
 import html
 import json
@@ -9,19 +9,19 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 PER_PAGE = 5
 LONGEST_NAME = 40
-"""Most characters of a customer's name."""
+"""Largest number of characters in a customer's name."""
 MOST_DONE = 8
-"""Most lines of the ledger, which is told whole."""
+"""Largest number of entries in the ledger, which is reported as a whole."""
 REASONS = ("broken", "too late", "too small")
 content: dict[str, Any] = {}
-"""What the site is opened with: its products, its orders, and the token that its forms carry."""
+"""The content that the site is opened with: its products, its orders, and the token in its forms."""
 ledger: list[list[Any]] = []
-"""What was ordered, returned and rated, in order."""
+"""The orders, returns and ratings, in order."""
 lock = threading.Lock()
 
 
 class Refused(Exception):
-    """A request that the site does not take; its text is shown."""
+    """A request that the site refuses; the message is shown."""
 
 
 def link(path: str, text: str) -> str:
@@ -29,7 +29,7 @@ def link(path: str, text: str) -> str:
 
 
 def form(method: str, action: str, **fields: Any) -> str:
-    """A form: a value is the one of a hidden field, a tuple is a choice, and None is to be filled in."""
+    """Return a form, whose fields are hidden (a value), a choice (a tuple) or to be filled in (None)."""
     made = []
     for name, value in fields.items():
         if isinstance(value, tuple):
@@ -122,7 +122,10 @@ ACTIONS = {"/order": order, "/return": returned, "/rate": rate}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET shows a page, POST sends a form. PUT opens the site, once, and REPORT tells what was done: they are ours."""
+    """Serves pages with GET and accepts forms with POST.
+
+    PUT opens the site, once, and REPORT returns the ledger; only the env uses these two.
+    """
 
     def do_GET(self) -> None:
         there = urlsplit(self.path)
@@ -168,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Write nothing."""
+        """Log nothing."""
 
 
 server = ThreadingHTTPServer(("127.0.0.1", 8000), Handler)

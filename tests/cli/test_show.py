@@ -113,7 +113,7 @@ def test_where_nothing_was_trained_the_worst_is_that_of_all_and_a_phase_that_is_
 
 def test_a_transcript_ends_with_what_training_made_of_each_turn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = show(capsys, run, "--id", "a/0")
-    assert "suspicious: logprob-gap: a log-probability of the trainer is more than 1 nat off the engine's" in said
+    assert "suspicious: logprob-gap: a trainer log-probability differs from the engine's by more than 1 nat" in said
     *_, advantages, gaps = said.splitlines()
     assert advantages == "segment 0: advantage by turn: 1 -1"
     assert gaps.startswith("segment 0: largest log-probability gap to the trainer by turn, in nats: 0.")
@@ -132,7 +132,7 @@ def test_long_messages_are_cut_and_full_shows_them_whole(run: Path, capsys: pyte
         (".", [], "the latest run in it is"),
         ("other", [], f"holds no {FILE}; name the folder of a run"),
         ("empty", [], "has no rollouts yet; look again"),
-        ("torn", [], "cannot be opened as a store of rollouts (file is not a database)"),
+        ("torn", [], "this rollout store cannot be opened (file is not a database)"),
         ("run", ["--id", "zzz"], "none of the 1 rollouts in"),
         ("run", ["--limit", "0"], "--limit: must be at least 1, got 0"),
         ("run", ["--step", "1" + "0" * 20], "none of the 1 rollouts in"),

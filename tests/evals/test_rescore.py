@@ -270,10 +270,10 @@ async def test_the_draws_of_a_rescore_are_of_the_seed_that_was_played_with(tmp_p
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        (5, "names none; name the env with --env"),
-        (None, "names none; name the env with --env"),
-        ([1, 2], "names none; name the env with --env"),
-        ({"chase": "x"}, "names none; name the env with --env"),
+        (5, "names no env; name one with --env"),
+        (None, "names no env; name one with --env"),
+        ([1, 2], "names no env; name one with --env"),
+        ({"chase": "x"}, "names no env; name one with --env"),
         ("x" * 100_000 + ".py:X", "env: there is no file x"),
         ("x" * 100_000, "there is no environment 'x"),
         ("a\0b", "there is no environment 'a\\x00b'"),
@@ -324,4 +324,4 @@ async def test_what_cannot_be_scored_again_is_refused_in_one_line(
         assert capsys.readouterr().err.startswith(f"agentgym: {told}")
     (played / "settings.json").unlink()
     assert await asyncio.to_thread(cli.main, ["rescore", str(played)]) == 1
-    assert "names none; name the env with --env" in capsys.readouterr().err
+    assert "names no env; name one with --env" in capsys.readouterr().err

@@ -494,7 +494,9 @@ def test_a_refused_resume_names_an_adapter_only_where_there_is_one(tmp_path: Pat
     with pytest.raises(ValueError, match=r"^resume: .*, or start a new run in another output_dir$"):
         refuse_changes(tmp_path, settings(RECIPE, ["--seed", "3"]))
     (tmp_path / "adapter").mkdir()
-    with pytest.raises(ValueError, match=r"or start a new run from what it trained: `agentgym merge .*, in another"):
+    with pytest.raises(
+        ValueError, match=r"or start a new run from its trained adapter: `agentgym merge .*, in another"
+    ):
         refuse_changes(tmp_path, settings(RECIPE, ["--seed", "3"]))
 
 

@@ -179,7 +179,7 @@ async def test_evaluations_of_a_run_stay_comparable_when_it_is_resumed_without_a
     await train_policy(replace(run, max_steps=1, save_every=1))
     await train_policy(resumed(run, max_steps=2, eval_tasks=0))
     for changes, said in (({"eval_seed": 9}, "eval_seed"), ({"eval_tasks": 1}, "eval_tasks")):
-        with pytest.raises(ValueError, match=f"was begun with other settings; {said}: the run has "):
+        with pytest.raises(ValueError, match=f"was started with other settings; {said}: the run has "):
             await train_policy(resumed(run, max_steps=3, **changes))
     seeds = json.loads((folder(run) / "settings.json").read_text())["seeds"]
     assert seeds["evaluation"] == run.held_out_seed
@@ -391,9 +391,7 @@ async def test_a_folder_of_no_run_is_a_clear_error(run: ag.RunConfig, tmp_path: 
     with pytest.raises(ValueError, match=r"^resume: .* is not the folder of a run: there is no .*settings\.json"):
         await train_policy(resumed(run))
     await ag.evaluate(Terse, Scripted([say("x")]), n=1, output_dir=tmp_path / "eval")
-    with pytest.raises(
-        ValueError, match=r"^resume: .* holds no settings of one; an evaluation is resumed by `agentgym eval "
-    ):
+    with pytest.raises(ValueError, match=r"^resume: .* has no run settings; resume an evaluation with `agentgym eval "):
         await train_policy(replace(run, output_dir=None, resume=tmp_path / "eval"))
 
 
@@ -439,7 +437,7 @@ def test_what_makes_no_other_policy_may_differ(tmp_path: Path, changes: dict[str
 def test_what_makes_another_policy_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
     write_settings(tmp_path, SETTINGS)
     name = next(iter(changes))
-    with pytest.raises(ValueError, match=rf"begun with other settings; {name}(\.\w+)?: the run has .*, not "):
+    with pytest.raises(ValueError, match=rf"started with other settings; {name}(\.\w+)?: the run has .*, not "):
         refuse_changes(tmp_path, replace(SETTINGS, **changes))
 
 

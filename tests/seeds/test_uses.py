@@ -212,9 +212,13 @@ async def test_an_evaluation_or_a_run_whose_seeds_were_derived_otherwise_is_not_
         content = json.loads((folder / SETTINGS).read_text())
         content["seeds"]["derivation"] = 1
         (folder / SETTINGS).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"^resume: .*old was begun by an agentgym that derives seeds in another way"):
+    with pytest.raises(
+        ValueError, match=r"^resume: .*old was started by an agentgym version that derives seeds differently"
+    ):
         await ag.evaluate(Chances, SPEAKER, resume=True, **given)
-    with pytest.raises(ValueError, match=r"^resume: .* was begun by an agentgym that derives seeds in another way"):
+    with pytest.raises(
+        ValueError, match=r"^resume: .* was started by an agentgym version that derives seeds differently"
+    ):
         await ag.train_policy(replace(RUN, max_steps=3, resume=runs[0].folder))
 
 

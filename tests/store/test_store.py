@@ -248,7 +248,7 @@ def test_a_task_that_json_cannot_hold_is_not_kept_as_another_one_and_takes_no_ro
     with RolloutStore(tmp_path) as store:
         assert len(store) == 1
         assert store.task("a") is None
-    assert "task 'a' is not written, and its rollouts are: ValueError: OddTask.value" in caplog.text
+    assert "task 'a' could not be written, but its rollouts are stored: ValueError: OddTask.value" in caplog.text
 
 
 def test_half_a_character_in_a_task_is_kept(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_task_that_cannot_be_written_is_said_once_and_its_rollouts_are_written
         for step in range(2):
             writer.add([Group(group_id="a", rollouts=(rollout("a/0"),), task=odd)], step=step)
     assert writer.lost == 0
-    assert len([r for r in caplog.records if "task 'a' is not written" in r.message]) == 1
+    assert len([r for r in caplog.records if "task 'a' could not be written" in r.message]) == 1
     with RolloutStore(tmp_path) as store:
         assert (len(store), store.task("a")) == (2, None)
 
@@ -305,7 +305,10 @@ def test_where_the_cut_fails_it_is_said_and_a_later_refusal_is_said_too(
 @pytest.mark.parametrize("bytes_of_it", [b"no database" * 99, b"SQLite format 3\0" + b"\1" * 84])
 def test_a_torn_store_is_named_with_what_to_do_before_the_run_starts(tmp_path: Path, bytes_of_it: bytes) -> None:
     (tmp_path / FILE).write_bytes(bytes_of_it)
-    with pytest.raises(StoreError, match=f"{FILE}: it cannot be opened .* out of the folder"), RolloutWriter(tmp_path):
+    with (
+        pytest.raises(StoreError, match=f"{FILE}: this rollout store cannot be opened .* out of the folder"),
+        RolloutWriter(tmp_path),
+    ):
         pass
 
 
@@ -421,7 +424,7 @@ def test_a_store_that_was_locked_for_a_while_loses_nothing_and_the_warning_says_
         other.execute("ROLLBACK")
         writer.add_step([Trained(rollout_id="a0/0", segment=0, logprobs=None, advantages=[0.5, -0.5])], step=0)
         writer.flush()
-        assert "it can be written again, and takes the rollouts that were held" in caplog.messages[1]
+        assert "it can be written again; the rollouts held in memory are being written" in caplog.messages[1]
         other.execute("CREATE TRIGGER no BEFORE INSERT ON rollouts BEGIN SELECT RAISE(ABORT, 'no'); END")
         writer.add([group(rollout("b/0"))], step=3)
         writer.flush()

@@ -98,7 +98,7 @@ def test_a_tokenizer_that_fails_costs_no_rollout_and_is_warned_of_once(
         writer.add([group(spoken("d/0", [4]))], step=0)
     assert writer.lost == 0
     assert [record.message for record in caplog.records] == [
-        "the texts of tokens are not kept, and the run goes on: KeyError: 'no such id'"
+        "token texts are not stored, and the run continues without them: KeyError: 'no such id'"
     ]
     with RolloutStore(tmp_path) as store:
         assert len(store) == 4

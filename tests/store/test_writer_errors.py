@@ -37,7 +37,7 @@ def test_a_step_that_cannot_be_computed_is_said_and_holds_nothing_up(
         writer.flush()
         if held:
             other.execute("ROLLBACK")
-    assert "what a step's training computed could not be written" in caplog.text
+    assert "a step's training results could not be written" in caplog.text
     with RolloutStore(tmp_path) as store:
         assert [of.rollout.rollout_id for of in store.find()] == ["a0/0"]
     assert writer.lost == 0

@@ -280,22 +280,22 @@ def test_a_histogram_and_the_names_of_metrics_are_had(asked: TestClient, base: s
 @pytest.mark.parametrize(
     ("address", "status", "sentence"),
     [
-        ("/api/runs/nix", 404, "there is no run 'nix' here"),
-        ("{base}/nix", 404, "there are metrics, state"),
+        ("/api/runs/nix", 404, "there is no run 'nix'"),
+        ("{base}/nix", 404, "it has metrics, state"),
         ("{base}/rollouts/99", 404, "there is no rollout 99"),
-        ("{base}/rollouts/x", 404, "its number is a whole one"),
-        ("{base}/rollouts/1/nix", 404, "there is tokens"),
+        ("{base}/rollouts/x", 404, "expected a number such as 12"),
+        ("{base}/rollouts/1/nix", 404, "it has tokens"),
         ("{base}/rollouts/1/tokens?segment=1", 404, "has 1 segments"),
         ("{base}/rollouts?sort=rewart", 400, "did you mean 'reward'"),
-        ("{base}/rollouts?step_from=1.5", 400, "step_from: must be a whole number"),
-        ("{base}/rollouts?reward_to=nan", 400, "reward_to: must be a number"),
-        ("{base}/rollouts?failed=yes", 400, "failed: must be 0 or 1"),
-        ("{base}/rollouts?limit=1001", 400, "limit: must be from 1 to 1000"),
-        ("{base}/rollouts?offset=-1", 400, "offset: must be from 0"),
-        ("{base}/groups", 400, "task: name the task"),
+        ("{base}/rollouts?step_from=1.5", 400, "step_from: expected an integer"),
+        ("{base}/rollouts?reward_to=nan", 400, "reward_to: expected a number"),
+        ("{base}/rollouts?failed=yes", 400, "failed: expected 0 or 1"),
+        ("{base}/rollouts?limit=1001", 400, "limit: expected a value from 1 to 1000"),
+        ("{base}/rollouts?offset=-1", 400, "offset: expected a value from 0"),
+        ("{base}/groups", 400, "task: missing; name the task"),
         ("{base}/task?task=nix", 404, "has the task 'nix'"),
-        ("/api/nix", 404, "no such address"),
-        ("/api/runs/", 404, "no such address"),
+        ("/api/nix", 404, "no such URL"),
+        ("/api/runs/", 404, "no such URL"),
     ],
 )
 def test_what_is_wrong_with_an_address_is_said_in_a_sentence(
@@ -354,7 +354,7 @@ def test_a_run_without_rollouts_yet_is_shown_by_its_metrics(tmp_path: Path) -> N
         assert get(asked, base)["phases"] == []
         answer = asked.get(f"{base}/rollouts")
     assert answer.status_code == 409
-    assert "holds no rollouts yet" in answer.json()["error"]
+    assert "has no rollouts yet" in answer.json()["error"]
 
 
 def test_a_damaged_store_is_a_sentence_and_other_runs_are_shown(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_without_the_token_nothing_is_answered(tmp_path: Path, place: str) -> No
         for query in ("", "?token=", "?token=wrong", "?token=right-token2", "?token=%F0%9F"):
             answer = asked.get(place + query)
             assert answer.status_code == 403
-            assert "open the whole address" in answer.text
+            assert "open the full address" in answer.text
 
 
 @pytest.mark.parametrize("query", ["token=right-token", "a=1&token=right-token", "token=right-token&x=%26+%C3%A9"])

@@ -226,7 +226,7 @@ def test_a_cache_that_is_not_this_users_own_is_not_used(
             folder.chmod(0o777)
     with Indexing() as indexing:
         assert indexing.wait_for(written(tmp_path / "run"), len(SAID)) == len(SAID)
-    assert "search indexes are kept among the temporary files" in caplog.text
+    assert "search indexes are stored in a temporary folder" in caplog.text
     assert list(cache.rglob("*.sqlite")) == list(elsewhere.iterdir()) == []
 
 
@@ -306,7 +306,7 @@ def test_a_run_that_is_removed_while_it_is_viewed_is_said(tmp_path: Path) -> Non
         run.folder.rename(tmp_path / ".removed")
         for rest in ("", "/state", "/rollouts?q=said", "/rollouts/1", "/metrics"):
             answer = asked.get(f"{base}{rest}")
-            assert (answer.status_code, "mine has gone" in answer.json()["error"]) == (404, True)
+            assert (answer.status_code, "mine was removed" in answer.json()["error"]) == (404, True)
 
 
 def test_an_index_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

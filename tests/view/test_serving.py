@@ -146,10 +146,10 @@ def test_a_folder_without_runs_is_said_and_served(tmp_path: Path) -> None:
     [
         (["missing"], "runs: there is no folder missing; name the folder of a run"),
         ([], "runs: name the folder of a run, or one that has runs below it"),
-        ([".", "--port", "-1"], "--port: must be from 0 to 65535, got -1"),
-        ([".", "--port", "99999"], "--port: must be from 0 to 65535, got 99999"),
-        ([".", "--host", "203.0.113.7"], "--host: 203.0.113.7 is no address of this machine"),
-        ([".", "--host", "no.such.host.invalid"], "--host: no.such.host.invalid is no address of this machine"),
+        ([".", "--port", "-1"], "--port: expected a number from 0 to 65535, got -1"),
+        ([".", "--port", "99999"], "--port: expected a number from 0 to 65535, got 99999"),
+        ([".", "--host", "203.0.113.7"], "--host: 203.0.113.7 is not an address of this machine"),
+        ([".", "--host", "no.such.host.invalid"], "--host: no.such.host.invalid is not an address of this machine"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_sentence(
@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["view", ".", "--port", str(port)]) == 1
-    assert f"--port: {port} is taken" in capsys.readouterr().err
+    assert f"--port: {port} is used" in capsys.readouterr().err
 
 
 def test_without_its_packages_one_line_says_what_to_install(tmp_path: Path) -> None:
@@ -205,5 +205,5 @@ def test_a_name_of_a_file_that_would_steer_the_terminal_is_escaped_in_the_log(tm
             pass
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()
-    assert "\\x1b[31mred\\x1b[2J\\u202e: it is not indexed for now" in said
+    assert "\\x1b[31mred\\x1b[2J\\u202e: cannot be indexed for now" in said
     assert not set(said) & {"\x1b", "\u202e"}

@@ -109,7 +109,7 @@ function failed(main, error) {
   const sentence = known ? error.message : `This page could not be drawn: ${error instanceof Error ? error.message : error}.`;
   if (!known) console.error(error);
   if (!byId("top").hasChildNodes()) frame(null, "");
-  fill(main, empty(sentence, known && error.status === 404 ? "The link may be of another run; choose one on the first page (press h)." : undefined));
+  fill(main, empty(sentence, known && error.status === 404 ? "The link may belong to another run; choose one on the first page (press h)." : undefined));
 }
 
 bindAlways({

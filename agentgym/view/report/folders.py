@@ -1,4 +1,4 @@
-"""What a report reads of a run's or an evaluation's folder; nothing is written there."""
+"""The data that a report reads from the folder of a run or evaluation, without writing to it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from agentgym.store.run_settings import SETTINGS
 from agentgym.store.schema import FILE
 
 LONGEST = 1 << 20
-"""The most bytes of a line of metrics.jsonl; runs write a few thousand."""
+"""Largest number of bytes in a line of metrics.jsonl. Runs write a few thousand."""
 MOST_LINES = 100_000
-"""The most lines of metrics.jsonl; those of a run fill the largest file that is read with fewer."""
+"""Largest number of lines in metrics.jsonl. The largest file that is read holds fewer lines of a run."""
 LARGEST = 1e150
-"""Size above which a metric is left out: squares and sums of larger ones overflow."""
+"""Absolute value above which a metric is left out, because squares and sums of larger ones overflow."""
 
 
 @dataclass(frozen=True)
 class KeptRun:
-    """The folder of a run or of an evaluation, which may still be written to."""
+    """The folder of a run or evaluation, which may still be written to."""
 
     folder: Path
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Every setting by its dotted name; of an evaluation, what it was begun with."""
+        """Every setting by its dotted name; for an evaluation, the settings that it started with."""
         content = self._file
         kept = content.get("settings")
         if isinstance(kept, dict):
@@ -40,62 +40,65 @@ class KeptRun:
 
     @cached_property
     def envs(self) -> dict[str, str]:
-        """The hash of the files of each env, by its name."""
+        """The hash of each env's files, by the env's name."""
         found = self._file.get("envs")
         named = found if isinstance(found, dict) else {}
         return {name: str(of.get("sha256")) for name, of in named.items() if isinstance(of, dict)}
 
     @cached_property
     def versions(self) -> dict[str, Any]:
-        """The versions that it was begun with, by package."""
+        """The package versions that it started with."""
         found = self._file.get("versions")
         return found if isinstance(found, dict) else {}
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The metrics of its end; empty before that."""
+        """The metrics at its end, empty before that."""
         return read_json(self.folder / SUMMARY)
 
     @property
     def is_training(self) -> bool:
-        """Whether it was trained; an evaluation was played alone."""
+        """Whether this is a training run; otherwise it is an evaluation."""
         return isinstance(self._file.get("settings"), dict) or (self.folder / METRICS).is_file()
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether its rollouts are there to be read."""
+        """Whether it has a rollout store."""
         return (self.folder / FILE).is_file()
 
     @property
     def name(self) -> str:
-        """The recipe, or the env of an evaluation."""
+        """The recipe, or for an evaluation its env."""
         env = str(self.settings.get("env", "")).rpartition(":")[2]
         return str(self.settings.get("recipe") or (f"evaluation of {env}" if env else self.folder.name))
 
     @cached_property
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step in order; of a step that was done twice, those of the later time."""
+        """The metrics of each step in order; if a step was repeated, the later ones."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT not in row}
         return [rows[step] for step in sorted(rows)]
 
     @cached_property
     def held_out(self) -> list[dict[str, Any]]:
-        """The metrics of each evaluation on the way, by the steps that were done before it."""
+        """The metrics of each evaluation during training, by the number of steps done before it."""
         rows = {row["step"]: row for row in self._lines if HELD_OUT in row}
         return [rows[step] for step in sorted(rows)]
 
     @cached_property
     def finished(self) -> float:
-        """The rollouts of all steps that have a reward."""
+        """Number of rollouts with a reward, over all steps."""
         return sum(self.curve("rollouts/finished").values())
 
     def curve(self, metric: str) -> dict[int, float]:
-        """Return a metric by its step as the log counts: from 0, held-out ones by the steps before; without gaps."""
+        """Return a metric's values by step, numbered as in the log, without missing values.
+
+        Steps count from 0. A held-out metric's step is the number of steps done before it.
+        """
         return self._curves.get(metric, {})
 
     @cached_property
     def _curves(self) -> dict[str, dict[int, float]]:
-        """Every metric by its step: the log is gone through once, however many metrics are asked for."""
+        """Every metric by step, collected in one pass over the log, however many metrics are requested."""
         found: dict[str, dict[int, float]] = {}
         for rows, held_out in ((self.steps, False), (self.held_out, True)):
             for row in rows:
@@ -110,29 +113,29 @@ class KeptRun:
 
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl: the last one may still be written."""
+        """The rows of metrics.jsonl; a last line that is still being written is left out."""
         path = self.folder / METRICS
         content = _content(path)
         if (count := content.count(b"\n")) > MOST_LINES:
-            raise UnreadableFileError(f"{path}: it has {count:,} lines, and at most {MOST_LINES:,} are read")
+            raise UnreadableFileError(f"{path}: it has {count:,} lines, above the limit of {MOST_LINES:,}")
         found = [_metrics(line) for line in content.split(b"\n")]
         return [row for row in found if isinstance(row.get("step"), int) and measured(row["step"]) is not None]
 
 
 def measured(value: object) -> float | None:
-    """Return a metric as a number that can be drawn and averaged; None for what is no finite number.
+    """Return a metric as a number that can be drawn and averaged.
 
-    One of a size above LARGEST is left out, too.
+    Returns None if the value is not a finite number, or if its absolute value is above LARGEST.
     """
     try:
         found = float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # JSON has whole numbers that are larger than any float
+    except OverflowError:  # JSON integers may be larger than any float
         return None
     return found if abs(found) <= LARGEST else None
 
 
 def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those of an object, such as `sampling`, under names with a dot."""
+    """Return the settings with the fields of objects such as `sampling` under dotted names."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         parts = {f"{name}.{part}": of for part, of in value.items()} if isinstance(value, dict) else {}
@@ -141,15 +144,16 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a file holds; an empty one where there is none, or what it holds is none.
+    """Return the object in a JSON file, or {} if the file doesn't exist or doesn't hold an object.
 
-    UnreadableFileError for what is no regular file, or too large.
+    Raises:
+        UnreadableFileError: If it is not a regular file, or is too large.
     """
     return _parsed(_content(path))
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file of the folder that it is in; none where there is no file."""
+    """Return the bytes of a file, which must not lead out of its folder; empty if it doesn't exist."""
     try:
         return read_bytes(path, within=path.parent)
     except FileNotFoundError:
@@ -157,7 +161,7 @@ def _content(path: Path) -> bytes:
 
 
 def _metrics(line: bytes) -> dict[str, Any]:
-    """The numbers of a line; none of one that is damaged."""
+    """Return the numbers of a line, or {} if it is damaged."""
     found = _parsed(line) if len(line) <= LONGEST else {}
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
@@ -171,9 +175,10 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def kept_runs(folders: Sequence[Path]) -> list[KeptRun]:
-    """Return the runs and evaluations of these folders; of a folder that is none, those right below it.
+    """Return the runs and evaluations of these folders; if a folder is neither, those directly below it.
 
-    AgentGymError for a folder that is not there or holds none, and where two names lead to one folder.
+    Raises:
+        AgentGymError: If a folder doesn't exist or has no run, or if two names lead to the same folder.
     """
     found: dict[Path, KeptRun] = {}
     for folder in folders:
@@ -192,7 +197,7 @@ def _runs_of(folder: Path) -> list[Path]:
     below = sorted(path for path in folder.iterdir() if path.is_dir() and _is_run(path))
     if not below:
         raise AgentGymError(
-            f"runs: {folder} holds no {METRICS} and no {FILE}, nor does a folder in it; name the folder of a run, such "
+            f"runs: neither {folder} nor a folder in it has {METRICS} or {FILE}; name the folder of a run, such "
             "as runs/RECIPE/TIME"
         )
     return below

@@ -1,4 +1,4 @@
-"""The lines of a report: runs that differ in nothing but their seed are one."""
+"""The lines of a report: runs that differ only in their seed form one line."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,19 @@ from typing import Any
 from agentgym.view.report.folders import KeptRun
 
 OF_A_RUN = ("seed", "eval_seed", "output_dir", "resume", "save_every", "keep_checkpoints", "report_to")
-"""Settings that runs of one line may have otherwise: the seeds, and what changes neither tasks nor policy."""
+"""Settings in which the runs of one line may differ: the seeds, and settings that change neither the tasks nor the
+policy.
+"""
 NAMED = 3
-"""The most settings that a line's name has."""
+"""Largest number of settings in a line's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Runs of the same settings with several seeds."""
+    """Runs with the same settings and different seeds."""
 
     mark: str
-    """A letter, by which plots and tables name it."""
+    """Letter that identifies the line in plots and tables."""
     name: str
     runs: tuple[KeptRun, ...]
 
@@ -30,7 +32,7 @@ class Line:
 
     @property
     def is_training(self) -> bool:
-        """Whether its runs are trainings; others are evaluations."""
+        """Whether its runs are training runs; otherwise they are evaluations."""
         return self.runs[0].is_training
 
     @property
@@ -41,19 +43,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Numbers of several seeds in a few."""
+    """Summary statistics of a number over several seeds."""
 
     count: int
     mean: float
     deviation: float | None
-    """The standard deviation, with n - 1; None for a single number."""
+    """Sample standard deviation (divided by n - 1); None for a single number."""
     low: float
     high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A metric of a line over its steps: the mean over the seeds, and the lowest and the highest of them."""
+    """A metric of a line over its steps: the mean, lowest and highest value over the seeds."""
 
     steps: list[int]
     mean: list[float]
@@ -62,7 +64,7 @@ class Band:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Return mean, deviation and range of the values; None where there are none."""
+    """Return the mean, deviation and range of the values, or None if there are no values."""
     if not values:
         return None
     deviation = stdev(values) if len(values) > 1 else None
@@ -78,7 +80,7 @@ def band(curves: Sequence[Mapping[int, float]]) -> Band:
 
 
 def lines_of(runs: Sequence[KeptRun]) -> list[Line]:
-    """Return the lines in the order of their first runs, each named by what it has otherwise than the others."""
+    """Return the lines in the order of their first runs, each named by the settings that distinguish it."""
     groups: dict[str, list[KeptRun]] = {}
     for run in runs:
         groups.setdefault(_key(run), []).append(run)
@@ -88,20 +90,20 @@ def lines_of(runs: Sequence[KeptRun]) -> list[Line]:
 
 
 def differing(runs: Sequence[KeptRun]) -> list[str]:
-    """Return the settings in which these runs differ, but for those that a line leaves open."""
+    """Return the settings in which these runs differ, except those in which runs of one line may differ."""
     names = sorted({name for run in runs for name in run.settings} - set(OF_A_RUN))
     return [name for name in names if len({_text(run.settings.get(name)) for run in runs}) > 1]
 
 
 def _key(run: KeptRun) -> str:
     kept = {name: value for name, value in run.settings.items() if name not in OF_A_RUN}
-    if not kept:  # Nothing says that two such runs are alike.
+    if not kept:  # Without settings, nothing shows that two runs are alike.
         return str(run.folder.resolve())
     return _text([run.is_training, kept, run.envs])
 
 
 def _name(run: KeptRun, all_runs: Sequence[KeptRun]) -> str:
-    """Name a line by what it has otherwise than those of its kind: trainings or evaluations."""
+    """Name a line by how its settings differ from those of other lines of its kind, training runs or evaluations."""
     alike = [other for other in all_runs if other.is_training == run.is_training]
     differ = [name for name in differing(alike) if name not in ("recipe", "env") and name in run.settings]
     settings = [f"{name} {_short(run.settings[name])}" for name in differ]
@@ -119,6 +121,6 @@ def _text(value: object) -> str:
 
 
 def _mark(place: int) -> str:
-    """A, B, .. Z, AA, AB, .."""
+    """Return the mark of a line: A, B, .. Z, AA, AB, .."""
     head, tail = divmod(place, 26)
     return (_mark(head - 1) if head else "") + chr(ord("A") + tail)

@@ -1,4 +1,4 @@
-"""The tables of a report: the metrics at the end of each line, and what was not learned from."""
+"""The tables of a report: the final metrics of each line, and the rollouts that were not trained on."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,30 +11,30 @@ from agentgym.view.report.lines import OF_A_RUN, Line, Spread, spread
 
 Metric: TypeAlias = Callable[[KeptRun], float | None]
 DIGITS = 18
-"""The most digits of a number in the name of a metric; Python refuses to read thousands of them."""
+"""Largest number of digits in a metric's name. Python refuses to parse integers with thousands of digits."""
 LAST = 5
-"""Steps over which the first and the last reward are taken."""
+"""How many steps the first and the last reward are averaged over."""
 
 
 def end_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of the metrics at the end of the trainings, its heading first; empty without one."""
+    """Return the table of the training runs' final metrics with its header row, or [] if there are none."""
     return _table(ENDS, [line for line in lines if line.is_training])
 
 
 def unlearned_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of what was played and not learned from, its heading first; empty without a training."""
+    """Return the table of untrained rollouts and tokens with its header row, or [] if there are no training runs."""
     return _table(UNLEARNED, [line for line in lines if line.is_training])
 
 
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of how rollouts of trainings ended, its heading first; empty where nothing says it."""
+    """Return the table of how the training runs' rollouts ended with its header row, or [] if no metric says it."""
     reasons = sorted({name for line in lines for run in line.runs for row in run.steps for name in row if _stop(name)})
     metrics = {name.removeprefix("stop/"): _share(name) for name in reasons}
     return _table(metrics, [line for line in lines if line.is_training]) if metrics else []
 
 
 def score_rows(lines: Sequence[Line]) -> list[list[str]]:
-    """Return the table of the scores of evaluations, its heading first; empty without one."""
+    """Return the table of the evaluations' scores with its header row, or [] if there are none."""
     rollouts = [line for line in lines if not line.is_training]
     ks = sorted({name for line in rollouts for run in line.runs for name in _passes(run)}, key=int)
     metrics: dict[str, Metric] = {"reward": _in_summary("reward")}
@@ -54,7 +54,10 @@ def _table(metrics: dict[str, Metric], lines: Sequence[Line]) -> list[list[str]]
 
 
 def shown(found: Spread | None) -> str:
-    """Return the mean with its deviation and range; the number alone where there is one, or where all are equal."""
+    """Return the mean with its deviation and range as text.
+
+    A single number, or numbers that are all equal, give the number alone.
+    """
     if found is None:
         return ""
     if found.deviation is None or found.low == found.high:
@@ -63,7 +66,7 @@ def shown(found: Spread | None) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with at most three digits behind the point, one where it is large, none where it is whole."""
+    """Format a number with three decimals, one if its absolute value is at least 100, or none if it is an integer."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
 
 
@@ -72,7 +75,7 @@ def _total(metric: str) -> Metric:
 
 
 def _share(metric: str) -> Metric:
-    """Return the share of a run's rollouts with a reward: a step counts by how many of them it has."""
+    """Return the share of a run's scored rollouts, with each step weighted by how many of them it has."""
 
     def of(run: KeptRun) -> float | None:
         weights = run.curve("rollouts/finished")
@@ -124,14 +127,14 @@ ENDS: dict[str, Metric] = {
     "steps": lambda run: float(len(run.steps)),
     f"reward, first {LAST} steps": _first,
     f"reward, last {LAST} steps": _last,
-    "held out before": lambda run: run.curve("eval/reward").get(0),
-    "held out at last": _after,
-    "held out at best": _best,
+    "held-out, before": lambda run: run.curve("eval/reward").get(0),
+    "held-out, last": _after,
+    "held-out, best": _best,
     "rollouts": _total("rollouts/started"),
     "trained tokens": _total("train/trained_tokens"),
     "CPU seconds": _in_summary("cpu_seconds"),
 }
-"""The metrics at the end of a training, by their heading."""
+"""The final metrics of a training run, by column header."""
 UNLEARNED: dict[str, Metric] = {
     "rollouts": _total("rollouts/started"),
     "failed": _total("rollouts/failed"),
@@ -142,12 +145,12 @@ UNLEARNED: dict[str, Metric] = {
     "steps without a finite gradient": _total("train/skipped_steps"),
     "steps without a token": _total("train/untrained_steps"),
 }
-"""What was played and not learned from, by its heading."""
+"""Counts of rollouts, groups, tokens and steps that were not trained on, by column header."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """One setting: its name, its value in each line, and whether the lines differ in it."""
+    """A setting: its name, its value in each line, and whether the lines differ in it."""
 
     name: str
     values: tuple[str, ...]
@@ -155,7 +158,7 @@ class SettingRow:
 
 
 def setting_rows(lines: Sequence[Line]) -> list[SettingRow]:
-    """Return every setting of the lines, the files of their envs and their versions; those that differ first."""
+    """Return every setting of the lines, with env file hashes and package versions, those that differ first."""
     kept = [_settings(line) for line in lines]
     names = sorted({name for settings in kept for name in settings})
     values = [tuple(settings.get(name, "") for settings in kept) for name in names]

@@ -1,4 +1,4 @@
-"""The HTML of a report: one file without scripts, in which every text of a run is plain text."""
+"""The HTML of a report: one file without scripts, in which all text from a run is escaped."""
 
 import base64
 import hashlib
@@ -27,15 +27,15 @@ figcaption, .said { font-size: 0.85rem; opacity: 0.8; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid #8886; padding: 0.6rem; font-size: 0.8rem; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 """
-"""The style of the page."""
+"""The CSS of the page."""
 PAGE = "report.html"
-"""The file of a report that holds all of it."""
+"""Name of the file that contains the whole report."""
 FRESH = f".{PAGE}-new"
-"""The page while it is written."""
+"""Name of the page while it is being written."""
 
 
 def page(lines: Sequence[Line], charts: Sequence[Chart], folder: Path, *, transcripts: int, version: str) -> str:
-    """Return the page; the pictures of `charts` are read from `folder` and stand within it."""
+    """Return the page, with the charts' pictures read from `folder` and embedded."""
     parts = [
         f"<h1>{_text('Report on ' + counted(sum(len(line.runs) for line in lines), 'run'))}</h1>",
         f'<p class="said">{_text(f"Made by agentgym {version}.")}</p>',
@@ -64,7 +64,7 @@ def _whole(body: str) -> str:
 
 
 def _text(text: str) -> str:
-    """The text as HTML that shows it and nothing else: marks, controls and half characters are escaped."""
+    """Return HTML that shows the text literally; markup, control characters and lone surrogates are escaped."""
     return escape(printable(text))
 
 
@@ -77,7 +77,7 @@ def _lines(lines: Sequence[Line]) -> Iterator[str]:
             ended = "ended" if run.summary else f"not ended: {done} of {planned} steps" if run.steps else "not ended"
             rows.append([*head, str(run.settings.get("seed")), str(run.folder), ended])
     yield "<h2>Runs</h2>"
-    yield '<p class="said">Runs that differ in nothing but their seed are one line.</p>'
+    yield '<p class="said">Runs that differ only in their seed form one line.</p>'
     yield _table(rows)
 
 
@@ -98,9 +98,9 @@ def _section(title: str, rows: Sequence[Sequence[str]], *, said: str) -> Iterato
 
 
 def _unlearned(lines: Sequence[Line]) -> Iterator[str]:
-    yield from _section("What was not learned from", unlearned_rows(lines), said="Totals of all steps.")
+    yield from _section("Not trained on", unlearned_rows(lines), said="Totals over all steps.")
     if rows := stop_rows(lines):
-        yield '<p class="said">How rollouts ended, as shares of those with a reward, of all steps together.</p>'
+        yield '<p class="said">How rollouts ended, as shares of all scored rollouts over all steps.</p>'
         yield _table(rows)
 
 
@@ -119,10 +119,12 @@ def _settings(lines: Sequence[Line], title: str) -> Iterator[str]:
     differ, same = [row for row in rows if row.differs], [row for row in rows if not row.differs]
     yield f"<h2>{title}</h2>"
     if len(lines) > 1:
-        said = "The lines differ in these settings; each is marked." if differ else "The lines differ in no setting."
+        said = (
+            "The lines differ in these settings, each marked with ≠." if differ else "All lines have the same settings."
+        )
         yield f'<p class="said">{_text(said)}</p>'
         yield _setting_table(lines, differ)
-    yield f"<details{' open' if len(lines) == 1 else ''}><summary>{len(same)} settings of all lines</summary>"
+    yield f"<details{' open' if len(lines) == 1 else ''}><summary>{len(same)} settings shared by all lines</summary>"
     yield _setting_table(lines[:1], same)
     yield "</details>"
 
@@ -162,7 +164,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, and of how much."""
+    """The files of a written report, and how many runs and lines it covers."""
 
     page: Path
     pictures: tuple[Path, ...]
@@ -171,21 +173,33 @@ class Written:
 
 
 def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcripts: int, version: str) -> Written:
-    """Write the report on the runs and evaluations of these folders, also while they go on; return what was written.
+    """Write the report on the runs and evaluations in these folders, which may still be active.
 
-    Without `output_dir` it goes into `report` within the only folder that is named, or here. AgentGymError for a folder
-    that is not there or holds no run, and for an `output_dir` that holds other files.
+    Args:
+        folders: Folders of runs or evaluations, or folders that contain such folders.
+        output_dir: Where to write it. None means `report` in the folder if only one is given, otherwise in the
+            working directory.
+        transcripts: How many of the best and of the worst rollouts of each line to quote.
+        version: The version of agentgym to name in the report.
+
+    Returns:
+        The files written, and how many runs and lines they cover.
+
+    Raises:
+        AgentGymError: If a folder doesn't exist or has no run, or if the output folder has other files.
     """
     runs = kept_runs(folders)
     lines = lines_of(runs)
     folder = output_dir or (folders[0] / "report" if len(folders) == 1 else Path("report"))
     if output_dir is None and folder.is_symlink():
-        raise AgentGymError(f"--output-dir: {folder} is a link, to {folder.readlink()}; remove it, or name a folder")
+        raise AgentGymError(
+            f"--output-dir: {folder} is a symbolic link to {folder.readlink()}; remove it, or name a folder"
+        )
     _make(folder)
     charts = draw_charts(lines, folder)
     text = page(lines, charts, folder, transcripts=transcripts, version=version)
     fresh = folder / FRESH
-    fresh.unlink(missing_ok=True)  # of a report that was killed, or a link that a stranger has put there
+    fresh.unlink(missing_ok=True)  # left by a killed report, or a link that someone else created
     with fresh.open("x", encoding="utf-8") as file:
         file.write(text)
     fresh.replace(folder / PAGE)
@@ -194,20 +208,24 @@ def write_report(folders: Sequence[Path], output_dir: Path | None, *, transcript
 
 
 def _make(folder: Path) -> None:
-    """Make the folder; what an earlier report drew there goes, and nothing else may be in it."""
+    """Create the folder, and remove an earlier report's pictures from it; it must not contain anything else."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise AgentGymError(f"--output-dir: {folder} cannot be made ({error.strerror}); name another folder") from error
+        raise AgentGymError(
+            f"--output-dir: {folder} cannot be created ({error.strerror}); name another folder"
+        ) from error
     if there and PAGE not in there:
         raise AgentGymError(
-            f"--output-dir: {folder} holds {there[0]!r} and no {PAGE}; name a new folder, or that of a report"
+            f"--output-dir: {folder} has {there[0]!r} but no {PAGE}; name a new folder, or the folder of a report"
         )
     own = [folder / name for name in there if name in (PAGE, FRESH) or name.endswith(".png")]
     for path in own:
         if path.is_dir() and not path.is_symlink():
-            raise AgentGymError(f"--output-dir: {path} is a folder in the way of a report's file; remove it")
+            raise AgentGymError(
+                f"--output-dir: {path} is a folder, but the report needs to write a file there; remove it"
+            )
     for path in own:
         if path.suffix == ".png":
             path.unlink()

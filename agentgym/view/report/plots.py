@@ -1,4 +1,4 @@
-"""Plots of a report, drawn by matplotlib without a display."""
+"""The plots of a report, drawn by matplotlib without a display."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,33 +14,40 @@ from agentgym.view.report.folders import measured
 from agentgym.view.report.lines import Line, band
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colors that can be told apart without seeing all of them (Okabe and Ito), and one more."""
+"""Colors that color-blind readers can tell apart (Okabe and Ito), and one more."""
 PARTS = 1000
-"""The most parts of a curve that are told apart: a picture is 840 pixels wide."""
+"""Largest number of parts that a curve is reduced to, since a picture is 840 pixels wide."""
 CHARTS = (
-    ("reward", "Reward of training", "reward", "mean reward of a step's rollouts"),
+    ("reward", "Training reward", "reward", "mean reward of a step's rollouts"),
     ("eval/reward", "Held-out tasks", "reward", "mean reward of the held-out tasks"),
-    ("length/rollout_p50", "Length of a rollout", "tokens", "median of the sampled tokens of a rollout"),
-    ("rollout/branch_tokens", "Branches", "tokens", "mean of the tokens that the branches of a rollout sampled"),
-    ("train/explained_variance", "Critic", "explained variance", "part of the returns that it knew beforehand"),
-    ("train/value_loss", "Loss of the critic", "squared reward", "mean squared error of the critic's values"),
+    ("length/rollout_p50", "Rollout length", "tokens", "median number of sampled tokens per rollout"),
+    ("rollout/branch_tokens", "Branches", "tokens", "mean number of tokens sampled in the branches of a rollout"),
+    (
+        "train/explained_variance",
+        "Critic",
+        "explained variance",
+        "share of the returns' variance that the critic predicted",
+    ),
+    ("train/value_loss", "Critic loss", "squared reward", "mean squared error of the critic's values"),
     ("train/entropy", "Entropy", "nats", "entropy of the policy at the trained tokens"),
-    ("mismatch/mean", "Mismatch", "nats", "difference of the engine's and the trainer's log-probabilities"),
+    ("mismatch/mean", "Mismatch", "nats", "difference between the engine's and the trainer's log-probabilities"),
     ("staleness/max", "Staleness", "policy versions", "age of the oldest token that was trained on"),
     ("samples/groups_without_signal", "Groups without a signal", "groups", "groups whose advantages are all 0"),
     ("rollouts/failed", "Failed rollouts", "rollouts", "rollouts without a reward"),
-    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were cancelled or left out"),
-    ("time/step", "Time of a step", "seconds", "seconds from one step to the next"),
-    ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens by second of a step"),
+    ("rollouts/dropped", "Dropped rollouts", "rollouts", "rollouts that were canceled or left out"),
+    ("time/step", "Step time", "seconds", "seconds from one step to the next"),
+    ("throughput/sampled_tokens_per_s", "Sampled tokens", "tokens/s", "sampled tokens per second of a step"),
 )
-"""Metric, title, unit and words of each curve."""
-SPREAD = "The line is the mean over the seeds, the band reaches from the lowest to the highest; thin lines are seeds."
-"""The words below a picture with several seeds."""
+"""Metric, title, unit and description of each curve."""
+SPREAD = (
+    "The line is the mean over the seeds, the band spans the lowest to the highest value, and thin lines are seeds."
+)
+"""Caption of a picture with several seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric of one line: its name, and the values of each seed by step."""
+    """A metric of one line: its label, and each seed's values by step."""
 
     label: str
     seeds: Sequence[Mapping[int, float]]
@@ -48,7 +55,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A score with its interval."""
+    """A score with its confidence interval."""
 
     label: str
     value: float
@@ -59,7 +66,16 @@ class Bar:
 def draw_curves(
     path: Path, curves: Sequence[Curve], *, title: str, unit: str, from_zero: bool = False, across: str = "step"
 ) -> None:
-    """Draw the curves of all lines into one picture; `across` says what the steps are."""
+    """Draw the curves of all lines into one picture.
+
+    Args:
+        path: The picture's file.
+        curves: The curves to draw.
+        title: The picture's title.
+        unit: The label of the y axis.
+        from_zero: Whether the y axis starts at 0.
+        across: The label of the x axis.
+    """
     with mpl.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
@@ -75,7 +91,7 @@ def draw_curves(
 
 
 def add_curve(axes: Axes, curve: Curve, color: str) -> None:
-    """Draw the mean of a line; of several seeds also their range as a band, and each of them as a thin line."""
+    """Draw the mean of a line; with several seeds, also their range as a band and each seed as a thin line."""
     mean = band(curve.seeds)
     if len(curve.seeds) > 1:
         for seed in curve.seeds:
@@ -88,9 +104,9 @@ def add_curve(axes: Axes, curve: Curve, color: str) -> None:
 
 
 def thinned(steps: Sequence[int], *values: Sequence[float]) -> list[list[float]]:
-    """Return steps and values of a curve with few enough points to draw; each peak and each valley stays one.
+    """Return a curve's steps and values reduced to few enough points to draw, with every visible peak and valley.
 
-    Of a long curve each part keeps the points at which one of `values` is lowest or highest in it.
+    A long curve is split into parts, each of which keeps the points where one of `values` is lowest or highest.
     """
     size = -(-len(steps) // PARTS)
     kept = range(len(steps)) if size <= 2 * len(values) else sorted(_ends(values, len(steps), size))
@@ -119,19 +135,19 @@ def draw_bars(path: Path, bars: Sequence[Bar], *, title: str, unit: str) -> None
 
 
 def mark_whole_steps(axes: Axes) -> None:
-    """Write numbers at whole steps alone."""
+    """Label the x axis at integer steps only."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def plain(text: str) -> str:
-    """Return at most 80 letters of the text, with `?` for those that the font of the plots may lack."""
+    """Return at most 80 characters of the text, with `?` in place of those that the plots' font may lack."""
     text = "".join(letter if " " <= letter <= "~" else "?" for letter in text)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture: its file, its heading, and what it shows in words."""
+    """A picture: its file, its title, and a description of its content."""
 
     file: str
     title: str
@@ -139,7 +155,7 @@ class Chart:
 
 
 def draw_charts(lines: Sequence[Line], folder: Path) -> list[Chart]:
-    """Draw every chart for which there are metrics into the folder; return those that were drawn, in order."""
+    """Draw every chart that has metrics into the folder, and return the drawn charts in order."""
     drawn = [
         chart
         for metric, title, unit, said in CHARTS
@@ -171,7 +187,7 @@ def _scores(lines: Sequence[Line], folder: Path) -> list[Chart]:
     if not bars:
         return []
     draw_bars(folder / "evaluations.png", bars, title="Evaluations", unit="reward")
-    said = "Mean reward of each evaluation, with its interval at 95 %, over tasks."
+    said = "Mean reward of each evaluation, with its 95% confidence interval over tasks."
     return [Chart(file="evaluations.png", title="Evaluations", said=said)]
 
 

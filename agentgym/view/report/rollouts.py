@@ -1,4 +1,4 @@
-"""The rollouts that a report quotes: the best, the worst, and one of each failure."""
+"""The rollouts that a report quotes: the best, the worst, and one for each kind of failure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from agentgym.view.report.folders import KeptRun
 from agentgym.view.report.lines import Line
 
 PHASES = ("eval_after", "eval", "train")
-"""The phase that best and worst rollouts are of: the first that the run has."""
+"""Phases to quote rollouts from. The first one that a run has is used."""
 MOST = 10
-"""The most failures of a line that are told apart."""
+"""Largest number of failures of a line that are listed separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoted:
-    """One rollout as text, and where it stands."""
+    """One rollout as text, with a title that says where it is stored."""
 
     title: str
     text: str
 
 
 def quoted(line: Line, order: Literal["best", "worst"], count: int) -> list[Quoted]:
-    """Return the rollouts of a line with the highest or the lowest rewards, of all its runs."""
+    """Return the line's rollouts with the highest or lowest rewards over all its runs."""
     found = [(run, stored) for run in line.runs if run.has_rollouts for stored in _ends(run, order, count)]
     sign = -1.0 if order == "best" else 1.0
     found.sort(key=lambda pair: sign * (pair[1].rollout.reward or 0.0))
@@ -46,7 +46,7 @@ def _quoted(line: Line, folder: Path, stored: StoredRollout) -> Quoted:
 
 
 def failures(line: Line) -> list[Quoted]:
-    """Return one rollout for each first line of the messages of a line's failures, the most frequent first."""
+    """Return one failed rollout per distinct first line of the error messages, the most frequent first."""
     counts: Counter[str] = Counter()
     firsts: dict[str, tuple[KeptRun, int]] = {}
     for run in line.runs:
@@ -64,7 +64,7 @@ def failures(line: Line) -> list[Quoted]:
 
 
 def failed_in(lines: Sequence[Line]) -> int:
-    """Count the failed rollouts of all runs."""
+    """Return how many rollouts of all runs failed."""
     total = 0
     for run in (run for line in lines for run in line.runs if run.has_rollouts):
         with RolloutStore(run.folder) as store:
@@ -75,4 +75,4 @@ def failed_in(lines: Sequence[Line]) -> int:
 def _text(run: KeptRun, number: int) -> str:
     with RolloutStore(run.folder) as store:
         found = list(store.find(ids=[str(number)], limit=1))
-    return str(found[0].rollout) if found else "the run has cut this rollout since"
+    return str(found[0].rollout) if found else "the run has removed this rollout since"

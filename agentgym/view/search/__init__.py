@@ -1,1 +1,1 @@
-"""Full-text search of runs: an index of the viewer's own, and the thread that keeps it."""
+"""Full-text search over runs: a separate index that the viewer owns, and the thread that keeps it up to date."""

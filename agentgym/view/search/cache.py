@@ -1,4 +1,4 @@
-"""The folder of the search indexes: in the user's cache, bounded, and never in the folder of a run."""
+"""The folder of the search indexes: in the user's cache, limited in size, and never in a run's folder."""
 
 import logging
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 4 << 30
-"""The most bytes that all indexes have together once a viewer starts: those that were used longest ago go."""
+"""Total bytes that all indexes may have when a viewer starts. Beyond it, the least recently used ones are removed."""
 KEPT_S = 60 * 24 * 3600.0
-"""Seconds after which an index that nobody has used goes."""
+"""Seconds after which an unused index is removed."""
 ENDS = ("", "-wal", "-shm")
-"""The ends of the names of an index's files."""
+"""Suffixes of the names of an index's files."""
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the indexes, swept; None where there is none that is this user's alone.
+    """Return the folder of the indexes after removing old ones, or None if no folder is writable by this user alone.
 
     It is `agentgym/search` in $XDG_CACHE_HOME, or in ~/.cache.
     """
@@ -30,16 +30,16 @@ def cache_folder() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            raise PermissionError("others can write there")
+            raise PermissionError("other users can write there")
         sweep(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
-        log.warning("search indexes are kept among the temporary files, for this viewer alone: %s", error)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        log.warning("search indexes are stored in a temporary folder, for this viewer only: %s", error)
         return None
     return folder
 
 
 def sweep(folder: Path) -> None:
-    """Remove the indexes that nobody has used for long, and the oldest of those that are too large together."""
+    """Remove indexes that were not used for a long time, and the least recently used ones beyond the size limit."""
     left = MOST_BYTES
     for used, size, path in sorted(_indexes(folder), reverse=True):
         left -= size
@@ -48,14 +48,14 @@ def sweep(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the files of an index; whoever opens it next makes it anew from the store."""
+    """Remove the files of an index; the next viewer to open it rebuilds it from the store."""
     for end in ENDS:
         with suppress(OSError):
             path.with_name(f"{path.name}{end}").unlink()
 
 
 def _indexes(folder: Path) -> Iterator[tuple[float, int, Path]]:
-    """When each index was used last, its size and its path."""
+    """Yield when each index was last used, its size and its path."""
     for path in folder.glob("*.sqlite"):
         with suppress(OSError):
             files = [of for end in ENDS if (of := path.with_name(f"{path.name}{end}")).exists()]

@@ -1,4 +1,4 @@
-"""Full-text search: an index of the viewer's own, which never holds the store up and says how far it is."""
+"""Full-text search in an index that the viewer owns, which never blocks the store and reports its progress."""
 
 import re
 import sqlite3
@@ -13,14 +13,14 @@ from agentgym.view.search.cache import remove
 
 VERSION = 1
 BATCH = 25
-"""Rollouts that are read and indexed at a time."""
+"""How many rollouts are read and indexed at a time."""
 BUSY_S = 5.0
 DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _ALONE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2190-\u2bff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
     "\uf900-\ufaff\U0001f000-\U0001faff\U00020000-\U0003ffff]"
 )
-"""Characters that are words of their own: scripts without spaces, and emoji."""
+"""Characters that count as separate words: those of scripts without spaces, and emoji."""
 _TERM = re.compile(r'"([^"]*)"?|(\S+)')
 _TABLES = f"""
 PRAGMA user_version = {VERSION};
@@ -32,35 +32,36 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5(
 
 
 class Unsearchable(Refused):
-    """Says why the index of a run cannot be read or written for now."""
+    """An index that can't be read or written for now."""
 
     def __init__(self, path: Path, error: sqlite3.Error) -> None:
-        super().__init__(f"{path}: the index for searching cannot be used ({error}); it is tried again in a while", 409)
+        super().__init__(f"{path}: the search index cannot be used ({error}); it will be tried again soon", 409)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         self.is_damaged = code in DAMAGED
         self.is_disk_full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 class SearchIndex:
-    """Finds the rollouts of one run by their words; any thread reads and writes it, and several viewers at once.
+    """Finds the rollouts of one run by their words. Any thread, and several viewers at once, may read and write it.
 
-    It stands in a folder of the viewer's own, under the run's key: nothing of it comes from the run's folder.
+    It is stored in a folder of the viewer under the run's key, so that nothing from the run's folder is trusted as an
+    index.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
         self.run = run
         self.path = folder / f"{run.key}.sqlite"
-        for _ in range(2):  # a damaged one is removed the first time
+        for _ in range(2):  # the first attempt removes a damaged index
             with suppress(Unsearchable), self._opened():
                 return
 
     def indexed(self) -> int:
-        """Return how many rollouts can be found."""
+        """Return how many rollouts are indexed."""
         with self._opened("rw") as index:
             return int(index.execute("SELECT count(*) FROM indexed").fetchone()[0])
 
     def numbers(self, asked: str) -> list[int]:
-        """Return the rollouts in which all words and "phrases" of a text stand; every text may be asked for."""
+        """Return the rollouts that contain all words and "phrases" of the search text; any text is valid."""
         wanted = match(asked)
         if not wanted:
             return []
@@ -69,9 +70,10 @@ class SearchIndex:
             return [number for (number,) in rows]
 
     def advance(self) -> bool:
-        """Index the next rollouts of the store; whether there may be more.
+        """Index the next rollouts of the store, and return whether there may be more.
 
-        An index of rollouts that a resumed run has cut since is begun anew. The store is read in short parts.
+        The index is rebuilt if a resumed run has removed rollouts that were indexed. The store is read in short
+        parts.
         """
         with self._opened() as index:
             last = index.execute("SELECT number, mark FROM indexed ORDER BY number DESC LIMIT 1").fetchone()
@@ -83,12 +85,16 @@ class SearchIndex:
             return _add(index, found) == BATCH
 
     def remove(self) -> None:
-        """Remove its files; whoever opens it next makes it anew from the store."""
+        """Remove its files; the next viewer to open it rebuilds it from the store."""
         remove(self.path)
 
     @contextmanager
     def _opened(self, mode: str = "rwc") -> Iterator[sqlite3.Connection]:
-        """A connection; an index that is damaged or of another version is made anew. Unsearchable where it fails."""
+        """Yield a connection; an index of another version is rebuilt, and a damaged one is removed.
+
+        Raises:
+            Unsearchable: If the index can't be used.
+        """
         try:
             with closing(_connected(self.path, mode)) as index:
                 yield index
@@ -100,13 +106,13 @@ class SearchIndex:
 
 
 def match(asked: str) -> str:
-    """Return a text as a query of FTS5: each word and each "phrase" quoted, so that none is read as an operator."""
+    """Return the search text as an FTS5 query, with each word and "phrase" quoted so that none acts as an operator."""
     terms = (quoted or word for quoted, word in _TERM.findall(asked))
     return " ".join(f'"{_spaced(term)}"' for term in terms if term.strip())
 
 
 def snippet(texts: list[str], asked: str, around: int = 60) -> str | None:
-    """Return what stands around the first word that is found; None where none is found as it is written."""
+    """Return the text around the first search term found, or None if no term occurs literally."""
     for quoted, word in _TERM.findall(asked):
         term = (quoted or word).strip('"').casefold()
         for text in texts if term else ():
@@ -119,7 +125,7 @@ def snippet(texts: list[str], asked: str, around: int = 60) -> str | None:
 
 
 def _spaced(text: str) -> str:
-    """The text as it is indexed and asked for: without what SQLite cannot hold, and with words apart."""
+    """Return the text as it is indexed and searched: only characters that SQLite can store, split into words."""
     sound = text.replace("\0", " ").replace('"', " ").encode("utf-8", "replace").decode()
     return sound if sound.isascii() else _ALONE.sub(r" \g<0> ", sound)
 
@@ -128,20 +134,20 @@ def _add(index: sqlite3.Connection, found: list[RolloutTexts]) -> int:
     index.execute("BEGIN IMMEDIATE")
     try:
         last = index.execute("SELECT max(number) FROM indexed").fetchone()[0] or 0
-        fresh = [one for one in found if one.number > last]  # another viewer may have been here
+        fresh = [one for one in found if one.number > last]  # another viewer may have indexed some
         index.executemany("INSERT INTO indexed VALUES (?, ?)", [(one.number, one.mark) for one in fresh])
         rows = [(one.number, "\n".join(map(_spaced, one.texts))) for one in fresh]
         index.executemany("INSERT INTO texts (rowid, text) VALUES (?, ?)", rows)
         index.execute("COMMIT")
     except BaseException:
-        if index.in_transaction:  # on a full disk SQLite has taken it back
+        if index.in_transaction:  # on a full disk, SQLite has already rolled back
             index.execute("ROLLBACK")
         raise
     return len(found)
 
 
 def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:
-    """A connection to the index; "rwc" makes one where there is none."""
+    """Return a connection to the index; mode "rwc" creates the index if it doesn't exist."""
     index = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_S, isolation_level=None)
     try:
         if index.execute("PRAGMA user_version").fetchone()[0] != VERSION:
@@ -149,7 +155,7 @@ def _connected(path: Path, mode: str = "rwc") -> sqlite3.Connection:
             index.executescript(
                 f"BEGIN IMMEDIATE; DROP TABLE IF EXISTS indexed; DROP TABLE IF EXISTS texts; {_TABLES} COMMIT;"
             )
-        index.execute("PRAGMA synchronous = OFF")  # it can be made again
+        index.execute("PRAGMA synchronous = OFF")  # the index can be rebuilt
     except BaseException:
         index.close()
         raise

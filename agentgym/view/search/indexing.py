@@ -1,4 +1,4 @@
-"""The thread that keeps the search indexes of the runs that are looked at up to date."""
+"""The thread that keeps the search indexes of viewed runs up to date."""
 
 import logging
 import threading
@@ -15,24 +15,24 @@ from agentgym.view.search.index import SearchIndex, Unsearchable
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""Seconds after which the stores are looked at again once all is indexed."""
+"""Seconds between checks of the stores once everything is indexed."""
 TRY_AGAIN_S = 20.0
-"""Seconds after which a run that could not be indexed is tried again, where somebody still looks at it."""
+"""Seconds until a run that couldn't be indexed is tried again, if it is still being viewed."""
 
 
 class Indexing:
-    """Indexes runs from the first time that they are asked for, one batch after the other, in a thread of its own.
+    """Indexes each run from its first request on, one batch after another, in a separate thread.
 
-    It goes on while the viewer runs, as runs go on writing. A run that cannot be indexed can be looked at all the same,
-    and is tried again later.
+    Indexing continues while the viewer runs, because runs keep writing. A run that can't be indexed can still be
+    viewed, and is tried again later.
     """
 
     def __init__(self) -> None:
         self._indexes: dict[str, SearchIndex] = {}
         self._failed: dict[str, tuple[float, str]] = {}
-        """When a run could not be indexed, and why."""
+        """Time and reason of a run's indexing failure, by the run's key."""
         self._crowded: set[str] = set()
-        """Runs for whose index the cache has no room."""
+        """Keys of runs whose index doesn't fit on the cache's disk."""
         self._lock = threading.Lock()
         self._wake, self._advanced = threading.Event(), threading.Condition()
         self._stopped, self._opened = False, ExitStack()
@@ -52,14 +52,14 @@ class Indexing:
         self._opened.close()
 
     def of(self, run: Run) -> SearchIndex | None:
-        """Return the index of a run, which is kept up to date from now on; None where it cannot be had for now."""
+        """Return the index of a run, kept up to date from here on, or None if it isn't available for now."""
         with self._lock:
             if run.key not in self._indexes and self._is_due(run):
                 self._open(run)
             return self._indexes.get(run.key)
 
     def indexed(self, run: Run) -> int | None:
-        """Return how many rollouts of a run can be found; None where it cannot be searched for now."""
+        """Return how many rollouts of a run are indexed, or None if it can't be searched for now."""
         index = self.of(run)
         try:
             return None if index is None else index.indexed()
@@ -67,12 +67,12 @@ class Indexing:
             return None
 
     def why(self, run: Run) -> str:
-        """Return why a run has no index; empty where it has one, or was never asked for."""
+        """Return why a run has no index, or "" if it has one or was never requested."""
         with self._lock:
             return self._failed.get(run.key, (0.0, ""))[1]
 
     def wait_for(self, run: Run, rollouts: int) -> int:
-        """Return how many rollouts of a run can be found, once there are at least so many."""
+        """Wait until at least this many rollouts of a run are indexed; return how many are."""
         index = self.of(run)
         if index is None:
             return 0
@@ -92,12 +92,12 @@ class Indexing:
             self._wake.clear()
             with self._lock:
                 indexes = list(self._indexes.values())
-            more = [self._advance(index) for index in indexes]  # each of them a part
+            more = [self._advance(index) for index in indexes]  # one batch of each
             if True not in more:
                 self._wake.wait(LOOK_AGAIN_S)
 
     def _advance(self, index: SearchIndex) -> bool:
-        """Index a part; whether there may be more. Whatever is wrong, the other runs are indexed on."""
+        """Index a batch and return whether there may be more. On any error, the other runs are still indexed."""
         try:
             more = index.advance()
         except Unsearchable as error:
@@ -111,21 +111,21 @@ class Indexing:
         return more
 
     def _moved(self, index: SearchIndex) -> bool:
-        """Begin the index anew among the temporary files, once: the disk of the cache is full."""
+        """Restart the index among the temporary files, once per run, because the cache's disk is full."""
         index.remove()
         with self._lock:
             if index.run.key not in self._crowded:
                 self._crowded.add(index.run.key)
                 self._open(index.run)
                 return True
-        return self._set_aside(index.run, OSError("no disk has room for an index"))
+        return self._set_aside(index.run, OSError("no disk has space for an index"))
 
     def _set_aside(self, run: Run, error: Exception) -> Literal[False]:
-        """Try it again later; what is wrong is said once."""
+        """Set the run aside to be tried again later, logging each new error once."""
         said = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         with self._lock:
             if said != self._failed.get(run.key, (0.0, ""))[1]:
-                log.warning("%s: it is not indexed for now: %s", run.folder, said)
+                log.warning("%s: cannot be indexed for now: %s", run.folder, said)
             self._failed[run.key] = (time.monotonic(), said)
             self._indexes.pop(run.key, None)
         return False

@@ -110,9 +110,9 @@ def test_keys_are_letters_where_one_writes(viewer: Watched, routes: Routes) -> N
     page = viewer.open(f"#/{routes.grpo}/rollouts")
     page.keyboard.press("/")
     page.keyboard.type("dhg?")
-    expect(page.get_by_label("Search what was said")).to_have_value("dhg?")
+    expect(page.get_by_label("Search messages")).to_have_value("dhg?")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Search what was said")).not_to_be_focused()
+    expect(page.get_by_label("Search messages")).not_to_be_focused()
 
 
 def test_the_system_says_dark_or_light_until_the_reader_does(opened: Open, address: str) -> None:

@@ -77,7 +77,7 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
         (
             [row(s, samples__groups=8, samples__groups_without_signal=6, groups__solved_by_none=0.7) for s in range(3)],
             "tasks",
-            "75% of the groups had no signal lately, mostly because no attempt solves the task",
+            "75% of the groups had no training signal recently, mostly because no attempt solves the task",
         ),
         (
             [row(s, tools__python__calls=10, tools__python__errors=5) for s in range(3)],
@@ -88,7 +88,7 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
         (
             [row(s, stop__length=0.9) for s in range(3)],
             "rollouts",
-            "90% of the rollouts were ended by a limit (length)",
+            "90% of the rollouts recently ended at a limit (length)",
         ),
         ([row(s, train__entropy=1 / 4**s) for s in range(8)], "tasks", "entropy fell"),
         ([row(s, train__optimizer_steps=0) for s in range(6)], "tasks", "No optimizer step was taken"),

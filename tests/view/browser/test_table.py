@@ -95,10 +95,8 @@ def test_a_search_finds_what_was_said_and_marks_it(viewer: Watched, routes: Rout
     expect(page.locator(".count")).to_have_text(f"{found} rollouts of {whole}")
     expect(page.locator(".grid .row mark").first).to_have_text("Summarise")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Search what was said")).to_have_value(
-        "Summarise"
-    )  # as long as the table is filtered by it
-    expect(page.get_by_label("Search what was said")).not_to_be_focused()
+    expect(page.get_by_label("Search messages")).to_have_value("Summarise")  # as long as the table is filtered by it
+    expect(page.get_by_label("Search messages")).not_to_be_focused()
 
 
 def test_the_slash_leads_to_the_field_that_names_it(viewer: Watched, routes: Routes) -> None:
@@ -118,12 +116,12 @@ def test_no_more_rows_are_drawn_than_can_be_seen(viewer: Watched, routes: Routes
 
 def test_a_filter_that_nothing_meets_says_what_to_do(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts?task=of-no-run")
-    expect(page.locator(".empty")).to_contain_text("No rollout meets these filters.")
+    expect(page.locator(".empty")).to_contain_text("No rollout matches these filters.")
     page = viewer.open(f"#/{routes.grpo}/rollouts?q=get+OR+ofnorun")
-    expect(page.locator(".empty")).to_contain_text("A search finds rollouts with all of its words")
+    expect(page.locator(".empty")).to_contain_text("A search finds rollouts that contain all of its words")
 
 
 def test_a_reward_that_is_no_number_is_refused_with_a_sentence(viewer: Watched, routes: Routes) -> None:
     page = viewer.open(f"#/{routes.grpo}/rollouts?reward_from=much")
-    expect(page.locator(".empty")).to_contain_text("reward_from: must be a number")
+    expect(page.locator(".empty")).to_contain_text("reward_from: expected a number")
     viewer.faults[:] = [fault for fault in viewer.faults if "400" not in fault]  # the browser logs the answer itself

@@ -67,7 +67,7 @@ def test_the_page_has_its_parts_in_their_order(tmp_path: Path, capsys: pytest.Ca
         "Curves",
         "Metrics at the end",
         "Evaluations",
-        "What was not learned from",
+        "Not trained on",
         "Failures",
         "Settings",
         "Settings of evaluations",
@@ -174,14 +174,14 @@ def test_a_report_is_written_again_in_its_folder(tmp_path: Path, capsys: pytest.
     ("words", "said"),
     [
         (["nowhere"], "runs: there is no folder nowhere; name the folder of a run, such as runs/RECIPE/TIME"),
-        (["empty"], "runs: empty holds no metrics.jsonl and no rollouts.sqlite, nor does a folder in it; name the"),
+        (["empty"], "runs: neither empty nor a folder in it has metrics.jsonl or rollouts.sqlite; name the"),
         (
             ["run", "--output-dir", "full"],
-            "--output-dir: full holds 'thesis.tex' and no report.html; name a new folder, or that of",
+            "--output-dir: full has 'thesis.tex' but no report.html; name a new folder, or the folder of",
         ),
         (
             ["run", "--output-dir", "full/thesis.tex"],
-            "--output-dir: full/thesis.tex cannot be made (File exists); name another",
+            "--output-dir: full/thesis.tex cannot be created (File exists); name another",
         ),
         (["run", "--transcripts", "-1"], "--transcripts: must not be negative, got -1"),
         ([], "runs: name the folder of a run"),
@@ -215,7 +215,7 @@ def test_a_folder_in_the_way_of_a_file_of_the_report_is_a_sentence(
     assert cli.main(["report", str(tmp_path / "run")]) == 1
     assert (
         capsys.readouterr().err
-        == f"agentgym: --output-dir: {way} is a folder in the way of a report's file; remove it\n"
+        == f"agentgym: --output-dir: {way} is a folder, but the report needs to write a file there; remove it\n"
     )
     assert (way.parent / "old.png").exists()
 
@@ -326,9 +326,9 @@ def test_the_metrics_at_the_end_are_those_of_the_log(tmp_path: Path) -> None:
         "steps": "10",
         "reward, first 5 steps": "0.250",
         "reward, last 5 steps": "0.500",
-        "held out before": "0.125",
-        "held out at last": "0.500",
-        "held out at best": "0.750",
+        "held-out, before": "0.125",
+        "held-out, last": "0.500",
+        "held-out, best": "0.750",
         "rollouts": "80",
         "trained tokens": "0",
         "CPU seconds": "12.500",
@@ -366,7 +366,7 @@ def test_the_only_evaluation_of_a_training_is_not_its_best(tmp_path: Path) -> No
     write_run(tmp_path / "a", [0.5], held_out=[(0, 0.25)])
     (heads, row) = end_rows(lines_of(kept_runs([tmp_path])))
     found = dict(zip(heads, row, strict=True))
-    assert (found["held out before"], found["held out at last"], found["held out at best"]) == ("0.250", "", "")
+    assert (found["held-out, before"], found["held-out, last"], found["held-out, best"]) == ("0.250", "", "")
 
 
 def test_a_number_of_thousands_of_digits_names_no_metric(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ export function plan(groups, runs) {
   const taken = new Set();
   const sections = groups.map((group) => section(group, seen, taken, runs.length));
   const rest = [...seen.keys()].filter((name) => !taken.has(name));
-  const other = { title: "other", names: rest, unit: "", help: "Metrics that no group above has." };
+  const other = { title: "other", names: rest, unit: "", help: "Metrics that are in none of the groups above." };
   return [...sections, section(other, seen, taken, runs.length)].filter((one) => one.charts.length || one.still.length);
 }
 

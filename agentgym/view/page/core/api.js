@@ -36,7 +36,7 @@ async function asked(url, signal) {
     return await fetch(url, { signal, headers: { accept: "application/json" }, credentials: "same-origin" });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Refused("The viewer does not answer. Start `agentgym view` again, and open the address that it prints.", 0);
+    throw new Refused("The viewer does not respond. Start `agentgym view` again, and open the address that it prints.", 0);
   }
 }
 
@@ -44,7 +44,7 @@ async function asked(url, signal) {
 async function answered(response) {
   if (response.ok) return response.json();
   const said = await response.text();
-  throw new Refused(sentence(said) ?? `The viewer answered ${response.status} to ${new URL(response.url).pathname}.`, response.status);
+  throw new Refused(sentence(said) ?? `The viewer responded with ${response.status} to ${new URL(response.url).pathname}.`, response.status);
 }
 
 /** @param {string} said */

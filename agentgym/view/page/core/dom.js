@@ -89,8 +89,8 @@ export function styled(element, properties) {
  * @param {string} value
  */
 function checked(name, value) {
-  if (name === "href" && !value.startsWith("#")) throw new Error(`href: a link stays in the page, got ${value}`);
-  if (name === "src" && !value.startsWith("data:image/")) throw new Error("src: only an image of the store is shown");
+  if (name === "href" && !value.startsWith("#")) throw new Error(`href: links must stay within the page, got ${value}`);
+  if (name === "src" && !value.startsWith("data:image/")) throw new Error("src: only images from the store are allowed");
   return SHOWN.has(name) ? spelled(value) : value;
 }
 

@@ -50,7 +50,7 @@ export function findings(all) {
 function noOptimizerSteps(rows) {
   const some = rows.some((row) => "train/optimizer_steps" in row.metrics);
   if (!some || total(rows.slice(-LAST), "train/optimizer_steps") > 0) return null;
-  return { sentence: `No optimizer step was taken in the last ${Math.min(LAST, rows.length)} steps, so nothing is learned.`, look: "Look at the groups", page: "tasks", query: {} };
+  return { sentence: `No optimizer step was taken in the last ${Math.min(LAST, rows.length)} steps, so the policy does not learn.`, look: "Look at the groups", page: "tasks", query: {} };
 }
 
 /** @type {Rule} */
@@ -69,7 +69,7 @@ function noSignal(rows) {
   if (without / all < 0.4) return null;
   const none = recent(rows, "groups/solved_by_none") ?? 0;
   const why = none >= (recent(rows, "groups/solved_by_all") ?? 0) ? "mostly because no attempt solves the task" : "mostly because every attempt solves it";
-  return { sentence: `${percent(without / all)} of the groups had no signal lately, ${why}.`, look: "Look at the tasks", page: "tasks", query: { sort: "reward_last", order: none ? "asc" : "desc" } };
+  return { sentence: `${percent(without / all)} of the groups had no training signal recently, ${why}.`, look: "Look at the tasks", page: "tasks", query: { sort: "reward_last", order: none ? "asc" : "desc" } };
 }
 
 /** @type {Rule} */
@@ -94,7 +94,7 @@ function cutOff(rows) {
   const limits = ["length", "tokens", "context", "turns", "seconds"];
   const found = limits.map((name) => ({ name, share: recent(rows, `stop/${name}`) ?? 0 })).sort((a, b) => b.share - a.share)[0];
   if (!found || found.share < 0.3) return null;
-  return { sentence: `${percent(found.share)} of the rollouts were ended by a limit (${found.name}) lately.`, look: "Look at those rollouts", page: "rollouts", query: { stop: found.name, order: "desc" } };
+  return { sentence: `${percent(found.share)} of the rollouts recently ended at a limit (${found.name}).`, look: "Look at those rollouts", page: "rollouts", query: { stop: found.name, order: "desc" } };
 }
 
 /** @type {Rule} */

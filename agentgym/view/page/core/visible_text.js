@@ -44,7 +44,7 @@ const KNOWN = {
   0x2068: ["FSI", "first strong isolate"],
   0x2069: ["PDI", "end of an isolate"],
   0xfeff: ["BOM", "byte order mark"],
-  0xfffd: ["\ufffd", "bytes that were no text"],
+  0xfffd: ["\ufffd", "bytes that were not text"],
 };
 
 /**
@@ -54,7 +54,7 @@ const KNOWN = {
  */
 function named(found) {
   const code = found.codePointAt(0) ?? 0;
-  if (found.length > 2 && code === 0x1b) return { label: `ESC${found.slice(1)}`, why: "terminal escape, not followed", broken: false };
+  if (found.length > 2 && code === 0x1b) return { label: `ESC${found.slice(1)}`, why: "terminal escape, not executed", broken: false };
   const point = `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
   const [label, name] = KNOWN[code] ?? [point, code >= 0xe0000 && code < 0xe0080 ? "invisible tag" : "hidden character"];
   return { label, why: `${point} ${name}`, broken: code === 0xfffd };

@@ -17,7 +17,7 @@ import { failure } from "../rollout/outcome.js";
 /** @param {import("../app.js").Page} page */
 export async function show(page) {
   const [a, b] = page.path.map(Number);
-  if (!Number.isInteger(a) || !Number.isInteger(b)) return fill(page.main, empty("Two rollouts are needed to compare.", "Open a rollout and press c, or choose two in the page of its group."));
+  if (!Number.isInteger(a) || !Number.isInteger(b)) return fill(page.main, empty("Two rollouts are needed to compare.", "Open a rollout and press c, or choose two on its group's page."));
   const ask = (/** @type {number} */ number) => get(["runs", page.run.run, "rollouts", number], {}, page.signal);
   const [left, right] = await Promise.all([ask(a), ask(b)]);
   if (page.signal.aborted) return;
@@ -35,7 +35,7 @@ function draw(page, left, right) {
   const parting = h("p", { class: "hint" });
   const rows = rowsOf(left, right);
   const first = rows.find((row) => !row.isSame);
-  fill(parting, first ? h("button", { type: "button", class: "text", onclick: () => document.getElementById("parting")?.scrollIntoView({ block: "center" }) }, `They part in ${first.name}`) : "They said the same.");
+  fill(parting, first ? h("button", { type: "button", class: "text", onclick: () => document.getElementById("parting")?.scrollIntoView({ block: "center" }) }, `They diverge in ${first.name}`) : "Their messages are the same.");
   fill(page.main, h("article", { class: "compare" },
     h("h1", null, "Two rollouts"), parting,
     h("div", { class: "pair heads" }, head(run, left, right, page), head(run, right, left, page, true)),
@@ -43,9 +43,9 @@ function draw(page, left, right) {
     rows.map((row) => drawRow(row, row === first))));
   bind({
     "j ArrowDown": { what: "compare with the next of the group", run: () => beside(run, left, right, 1) },
-    "k ArrowUp": { what: "compare with the one before", run: () => beside(run, left, right, -1) },
-    x: { what: "change sides", run: () => go(link(["compare", run, right.number, left.number])) },
-    p: { what: "where they part", run: () => document.getElementById("parting")?.scrollIntoView({ block: "center" }) },
+    "k ArrowUp": { what: "compare with the previous of the group", run: () => beside(run, left, right, -1) },
+    x: { what: "swap sides", run: () => go(link(["compare", run, right.number, left.number])) },
+    p: { what: "where they diverge", run: () => document.getElementById("parting")?.scrollIntoView({ block: "center" }) },
     g: { what: "the group", run: () => go(groupOf(run, left)) },
     Enter: { what: "open the left one", run: () => go(link([run, "rollout", left.number])) },
     Escape: { what: "back", run: () => history.back() },
@@ -154,7 +154,7 @@ function said(found) {
  */
 function drawRow(found, isFirst) {
   const more = isFirst ? "pair row-pair parting" : found.isSame ? "pair row-pair same" : "pair row-pair";
-  return h("div", { class: more, id: isFirst ? "parting" : null }, isFirst && h("p", { class: "parting-line" }, "here they part"), drawCell(found.left, found), drawCell(found.right, found));
+  return h("div", { class: more, id: isFirst ? "parting" : null }, isFirst && h("p", { class: "parting-line" }, "they diverge here"), drawCell(found.left, found), drawCell(found.right, found));
 }
 
 /**

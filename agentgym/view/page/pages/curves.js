@@ -148,7 +148,7 @@ class CurvesPage {
       this.filter();
     } });
     return h("div", { class: "bar" }, wanted, h("label", { for: "smoothing" }, "Smoothing"), slider, value, h("label", { for: "axis" }, "Axis"), axis, layout, this.reset,
-      h("span", { class: "hint" }, "Drag zooms, double-click shows all."));
+      h("span", { class: "hint" }, "Drag to zoom, double-click to show all."));
   }
 
   /** @param {"step"|"time"} axis */
@@ -214,8 +214,8 @@ class CurvesPage {
   }
 
   nothing() {
-    if (!this.chosen.length) return empty("No run is chosen.", "Tick runs on the left to lay their curves over each other.");
-    return empty("These runs have no metrics yet.", "A run writes its first line when its first step is done; this page goes on by itself.");
+    if (!this.chosen.length) return empty("No run is chosen.", "Tick runs on the left to overlay their curves.");
+    return empty("These runs have no metrics yet.", "A run writes its first line when its first step is done; this page updates by itself.");
   }
 
   /**

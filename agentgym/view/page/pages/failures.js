@@ -28,10 +28,10 @@ export async function show(page) {
  */
 function drawn(page, { groups, failed, looked_at }) {
   const opened = new Set([...page.main.querySelectorAll("details[open]")].map((one) => one.getAttribute("data-key")));
-  if (!groups.length) return fill(page.main, h("h1", null, "Failures"), empty("No rollout of this run failed.", "Tools that failed are answers that the model read: filter the rollouts by tool errors to see them."));
+  if (!groups.length) return fill(page.main, h("h1", null, "Failures"), empty("No rollout of this run failed.", "Tool errors are results that the model read, not failures: filter the rollouts by tool errors to see them."));
   const latest = looked_at < failed ? ` Only the latest ${count(looked_at)} of them are grouped here.` : "";
   fill(page.main, h("h1", null, "Failures"),
-    h("p", { class: "hint" }, `${many(failed, "rollout")} failed in ${many(groups.length, "way")}.${latest} They have no reward, count for no baseline and are not trained on.`),
+    h("p", { class: "hint" }, `${many(failed, "rollout")} failed in ${many(groups.length, "different way")}.${latest} They have no reward, do not count toward any baseline and are not trained on.`),
     groups.map((group, place) => item(page.run.run, group, opened.size ? opened.has(key(group)) : place === 0)));
 }
 

@@ -50,12 +50,12 @@ class GroupPage {
     fill(page.main, h("article", { class: "group" },
       h("header", { class: "rollout-head" }, h("h1", null, page.query.task), h("p", { class: "facts" }, [`${page.query.phase ?? ""}, step ${page.query.step ?? ""}`, many(attempts.length, "attempt"), failed ? `${failed} failed` : "", `baseline ${reward(found.baseline)}`, `spread ${reward(found.std)}`].filter(Boolean).join(" · ")),
         h("span", { class: "grow" }), this.button, h("a", { class: "button", href: link([this.run, "task"], { task: page.query.task }) }, "This task over time")),
-      equal && h("p", { class: "note" }, "All rewards are equal: unless turns, branches, a critic or a teacher tell more, every advantage is 0 and nothing is learned from this group."),
+      equal && h("p", { class: "note" }, "All rewards are equal: unless turn rewards, branches, a critic or a teacher add a signal, every advantage is 0 and nothing is learned from this group."),
       h("div", { class: "table-scroll" }, this.table()),
       task(found.task_fields)));
     bind({
       "j ArrowDown": { what: "next attempt", run: () => this.point(this.current + 1) },
-      "k ArrowUp": { what: "attempt before", run: () => this.point(this.current - 1) },
+      "k ArrowUp": { what: "previous attempt", run: () => this.point(this.current - 1) },
       Enter: { what: "open the attempt", run: () => go(link([this.run, "rollout", this.attempts[this.current].number])) },
       c: { what: "compare best and worst, or the two that are ticked", run: () => this.compare() },
       Escape: { what: "back", run: () => history.back() },

@@ -83,7 +83,7 @@ class RolloutPage {
       h("p", { class: "facts" }, facts.filter((fact) => fact && fact !== "–").join(" · ")),
       h("span", { class: "grow" }),
       h("a", { class: "button", href: tableOf(this.run) }, place ? `${count(place.index + 1)} of ${count(place.total)} in the table` : "All rollouts"),
-      this.arrow("previous", "Rollout before (k)", place ? place.index > 0 : previous !== null, -1),
+      this.arrow("previous", "Previous rollout (k)", place ? place.index > 0 : previous !== null, -1),
       this.arrow("next", "Next rollout (j)", place ? place.index < place.total - 1 : next !== null, 1));
   }
 
@@ -103,7 +103,7 @@ class RolloutPage {
     const query = { segment: this.segment || null, view: this.view === "messages" ? null : this.view, color: this.view === "tokens" && this.color !== "mask" ? this.color : null, at: this.at };
     keep(query);
     fill(this.views, h("nav", { class: "tabs", "aria-label": "Views" }, VIEWS.map((view) => this.tab(view))));
-    if (!this.rollout.segments.length) return fill(this.content, empty("This rollout has no segments: it failed before the model was asked.", "Read the traceback above."));
+    if (!this.rollout.segments.length) return fill(this.content, empty("This rollout has no segments: it failed before the first request to the model.", "Read the traceback above."));
     fill(this.tree, segmentTree(this.rollout.segments, this.segment, (segment) => this.href(segment, this.view), (segment) => this.open(segment, this.view)));
     this.drawView();
   }
@@ -191,16 +191,16 @@ class RolloutPage {
     const group = { phase: rollout.phase, step: rollout.step, task: rollout.task };
     bind({
       "j ArrowDown": { what: "next rollout", run: () => this.beside(1) },
-      "k ArrowUp": { what: "rollout before", run: () => this.beside(-1) },
+      "k ArrowUp": { what: "previous rollout", run: () => this.beside(-1) },
       "]": { what: "next segment", run: () => this.open(this.segment + 1, this.view) },
-      "[": { what: "segment before", run: () => this.open(this.segment - 1, this.view) },
+      "[": { what: "previous segment", run: () => this.open(this.segment - 1, this.view) },
       m: { what: "messages", run: () => this.open(this.segment, "messages") },
       t: { what: "tokens", run: () => this.open(this.segment, "tokens") },
-      w: { what: "time: the waterfall", run: () => this.open(this.segment, "timeline") },
+      w: { what: "time (waterfall)", run: () => this.open(this.segment, "timeline") },
       r: { what: "raw", run: () => this.open(this.segment, "raw") },
-      n: { what: "next color of the tokens", run: () => this.tokens?.chooseNext() },
+      n: { what: "next token coloring", run: () => this.tokens?.chooseNext() },
       g: { what: "the group", run: () => go(link([this.run, "group"], group)) },
-      c: { what: "compare with another of the group", run: () => this.compare() },
+      c: { what: "compare with another rollout of the group", run: () => this.compare() },
       Escape: { what: "back to the table", run: () => go(tableOf(this.run)) },
     });
   }
@@ -214,5 +214,5 @@ function raw(segment) {
     await navigator.clipboard.writeText(text);
     fill(done, "Copied.");
   } }, icon("copy"), "Copy");
-  return h("section", null, h("p", { class: "bar" }, copy, done, h("span", { class: "hint" }, "This segment as the viewer's server gives it.")), h("pre", { class: "code raw", tabindex: "0", "aria-label": "JSON" }, text));
+  return h("section", null, h("p", { class: "bar" }, copy, done, h("span", { class: "hint" }, "This segment as returned by the viewer's server.")), h("pre", { class: "code raw", tabindex: "0", "aria-label": "JSON" }, text));
 }

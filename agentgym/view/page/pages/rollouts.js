@@ -62,7 +62,7 @@ class RolloutsPage {
   async ask(offset, limit) {
     const found = await get(["runs", this.run.run, "rollouts"], { ...this.query, offset: String(offset), limit }, this.page.signal);
     const left = this.query.q && found.indexed !== null ? this.run.rollouts - found.indexed : 0;
-    fill(this.note, left > 0 ? `${many(left, "rollout")} cannot be searched yet: the index is being made.` : null);
+    fill(this.note, left > 0 ? `${many(left, "rollout")} cannot be searched yet: the index is being built.` : null);
     if (left > 0) this.lookAgain();
     return found;
   }
@@ -148,7 +148,7 @@ class RolloutsPage {
     if (this.count.textContent !== words) fill(this.count, words);
     this.viewport.setAttribute("aria-rowcount", String(total + 1));
     if (total) fill(this.problem);
-    else fill(this.problem, this.run.rollouts ? empty("No rollout meets these filters.", this.query.q ? "A search finds rollouts with all of its words: take one of them away, or clear all." : "Take one of them away, or clear all.") : empty("This run has no rollouts yet.", "They appear here when the first group is done."));
+    else fill(this.problem, this.run.rollouts ? empty("No rollout matches these filters.", this.query.q ? "A search finds rollouts that contain all of its words: remove a word, or clear all." : "Remove a filter, or clear all.") : empty("This run has no rollouts yet.", "They appear here when the first group is done."));
   }
 
   /** @param {unknown} error */
@@ -173,7 +173,7 @@ class RolloutsPage {
       this.rows.restart(isFirst && this.viewport.scrollTop > 0 ? fresh : 0);
     } else {
       this.waiting = (this.more.hidden ? 0 : (this.waiting ?? 0)) + fresh;
-      fill(this.more, `${many(this.waiting, "new rollout")}: look again`);
+      fill(this.more, `${many(this.waiting, "new rollout")}: reload`);
       this.more.hidden = false;
     }
   }
@@ -227,13 +227,13 @@ class RolloutsPage {
   keys() {
     bind({
       "j ArrowDown": { what: "next row", run: () => this.step(1) },
-      "k ArrowUp": { what: "row before", run: () => this.step(-1) },
+      "k ArrowUp": { what: "previous row", run: () => this.step(-1) },
       PageDown: { what: "a page down", run: () => this.step(this.rows.inSight) },
       PageUp: { what: "a page up", run: () => this.step(-this.rows.inSight) },
       Home: { what: "first row", run: () => this.step(-Infinity) },
       End: { what: "last row", run: () => this.step(this.rows.total) },
       Enter: { what: "open the rollout", run: () => this.open() },
-      g: { what: "the group of the row", run: () => this.group() },
+      g: { what: "open the row's group", run: () => this.group() },
       "/": { what: "search", run: () => byId("search").focus() },
       Escape: { what: "back", run: () => history.back() },
     });

@@ -38,7 +38,7 @@ class SettingsPage {
     const other = h("select", { "aria-label": "compare with", onchange: () => this.change({ with: other.value }) }, h("option", { value: "" }, "compare with another run"), others.map((run) => h("option", { value: run.run, selected: run.run === this.query.with }, run.name)));
     const only = h("input", { type: "checkbox", id: "only", checked: this.query.only === "1", onchange: () => this.change({ only: only.checked ? "1" : "" }) });
     fill(page.main, h("h1", null, "Settings"), h("p", { class: "hint" }, page.run.folder),
-      h("div", { class: "bar" }, search, others.length > 0 && other, h("label", { class: "toggle", for: "only" }, only, " only what differs")), this.tables);
+      h("div", { class: "bar" }, search, others.length > 0 && other, h("label", { class: "toggle", for: "only" }, only, " only differences")), this.tables);
     await this.load();
   }
 
@@ -60,7 +60,7 @@ class SettingsPage {
       this.table("Versions", { ...run.versions, ...prefixed("env ", run.env) }, this.other && { ...this.other.versions, ...prefixed("env ", this.other.env) }),
       run.summary && this.table("Summary", run.summary, this.other?.summary),
     ].filter(Boolean);
-    fill(this.tables, made.length ? made : empty(this.query.q ? "No setting has this in its name or its value." : "These two runs have the same settings.", "Look for another word, or take the filter away."));
+    fill(this.tables, made.length ? made : empty(this.query.q ? "No setting has this in its name or value." : "These two runs have the same settings.", "Search for another word, or remove the filter."));
   }
 
   /**

@@ -38,7 +38,7 @@ function drawn(page, found) {
   const attempts = found.visits.reduce((sum, visit) => sum + visit.numbers.length, 0);
   fill(page.main, h("article", { class: "task" },
     h("header", { class: "rollout-head" }, h("h1", null, page.query.task), h("p", { class: "facts" }, `${many(found.visits.length, "visit")} · ${many(attempts, "attempt")} · ${verdict(found.visits)}`), h("span", { class: "grow" }),
-      h("a", { class: "button", href: link([run, "rollouts"], { task: page.query.task }) }, "All its rollouts")),
+      h("a", { class: "button", href: link([run, "rollouts"], { task: page.query.task }) }, "All rollouts of this task")),
     h("figure", { class: "chart wide" }, plot(found.visits, Math.max(480, page.main.clientWidth - 60))),
     h("div", { class: "table-scroll" }, table(run, page.query.task, found.visits)),
     taskFields(found.task_fields)));
@@ -47,7 +47,7 @@ function drawn(page, found) {
 /** @param {Visit[]} visits */
 function verdict(visits) {
   const means = visits.filter((visit) => visit.phase === "train").flatMap((visit) => mean(visit) ?? []);
-  if (means.length < 2) return "visited too seldom to say whether it is learned";
+  if (means.length < 2) return "visited too rarely to tell whether it is learned";
   const gain = means[means.length - 1] - means[0];
   if (Math.abs(gain) < 0.01) return `no change: ${reward(means[0])} at the first visit and at the last`;
   return `${gain > 0 ? "rose" : "fell"} from ${reward(means[0])} to ${reward(means[means.length - 1])}`;

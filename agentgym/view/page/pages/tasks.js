@@ -34,7 +34,7 @@ class TasksPage {
     this.current = 0;
     bind({
       "j ArrowDown": { what: "next task", run: () => this.point(this.current + 1) },
-      "k ArrowUp": { what: "task before", run: () => this.point(this.current - 1) },
+      "k ArrowUp": { what: "previous task", run: () => this.point(this.current - 1) },
       Enter: { what: "open the task", run: () => this.open() },
       "/": { what: "the phase", run: () => byId("filter-phase").focus() },
       Escape: { what: "back", run: () => history.back() },
@@ -68,7 +68,7 @@ class TasksPage {
     const phase = h("select", { id: "filter-phase", "aria-label": "phase", onchange: () => this.change({ phase: phase.value, offset: "" }) },
       h("option", { value: "" }, "any phase"), this.page.run.phases.map((one) => h("option", { value: one, selected: one === this.query.phase }, one)));
     const turn = (/** @type {string} */ words, /** @type {number} */ to, /** @type {boolean} */ isThere) => h("button", { type: "button", disabled: !isThere, onclick: () => this.change({ offset: to ? String(to) : "" }) }, words);
-    const pages = total > PAGE && [turn("Before", Math.max(0, offset - PAGE), offset > 0), h("span", { class: "hint" }, `${count(offset + 1)} to ${count(Math.min(total, offset + PAGE))}`), turn("Next", offset + PAGE, offset + PAGE < total)];
+    const pages = total > PAGE && [turn("Previous", Math.max(0, offset - PAGE), offset > 0), h("span", { class: "hint" }, `${count(offset + 1)} to ${count(Math.min(total, offset + PAGE))}`), turn("Next", offset + PAGE, offset + PAGE < total)];
     return h("div", { class: "bar" }, phase, h("span", { class: "count" }, many(total, "task")), pages, h("span", { class: "grow" }), h("span", { class: "hint" }, "A visit is one group: its mean reward at the first and the last step that had the task."));
   }
 

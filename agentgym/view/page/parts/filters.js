@@ -22,8 +22,8 @@ const WAIT_MS = 200;
 export function filterBar(run, query, changed) {
   const late = delayed(changed);
   const search = h("input", {
-    type: "search", id: "search", class: "wide", value: query.q ?? "", "aria-label": "Search what was said",
-    placeholder: "Search what was said ( / )", oninput: () => late("q", search.value),
+    type: "search", id: "search", class: "wide", value: query.q ?? "", "aria-label": "Search messages",
+    placeholder: "Search messages ( / )", oninput: () => late("q", search.value),
   });
   const clear = h("button", { type: "button", class: "quiet", onclick: () => changed("", "") }, "Clear");
   return h("form", { class: "bar filters", role: "search", onsubmit: (/** @type {Event} */ event) => event.preventDefault() },

@@ -39,7 +39,7 @@ function element(block, isFolded) {
  * @param {boolean} isFolded
  */
 function call(block, isFolded) {
-  const name = h("span", { class: "call-name" }, block.name || "(no tool could be read)");
+  const name = h("span", { class: "call-name" }, block.name || "(no readable tool name)");
   const given = long(block.arguments ?? "", "pre");
   if (!isFolded) return h("div", { class: "call" }, h("p", { class: "call-head" }, "calls ", name), given);
   return h("div", { class: "call" }, h("details", null, h("summary", { class: "call-head" }, "calls ", name), given));
@@ -69,7 +69,7 @@ function diff(block) {
 
 /** @param {Block} block */
 function image(block) {
-  if (!block.data_url) return h("p", { class: "hint" }, `An image (${block.mime ?? "unknown kind"}), of which the run keeps no data.`);
+  if (!block.data_url) return h("p", { class: "hint" }, `An image (${block.mime ?? "unknown kind"}), whose data the run did not store.`);
   return h("img", { class: "image", src: block.data_url, alt: "an image of the conversation" });
 }
 

@@ -71,7 +71,7 @@ function placed(segment, children) {
 }
 
 /** @type {Record<string, string>} */
-const KINDS = { compaction: "goes on after a compaction", fork: "forks here", branch: "is a branch from here", subagent: "is a sub-agent that was asked here", rerender: "goes on with the chat rendered anew" };
+const KINDS = { compaction: "continues after a compaction", fork: "forks here", branch: "is a branch from here", subagent: "is a sub-agent that was started here", rerender: "continues with the chat rendered again" };
 
 /**
  * @param {Segment} child
@@ -113,7 +113,7 @@ function head(segment, ways) {
 function tools(segment) {
   if (!segment.tools.length) return null;
   const names = segment.tools.map((tool) => String(tool?.function?.name ?? tool?.name ?? "?"));
-  return h("details", { class: "tools" }, h("summary", null, `Tools that the model was shown: ${names.join(", ")}`), h("pre", { tabindex: "0", "aria-label": "schemas of the tools" }, JSON.stringify(segment.tools, null, 2)));
+  return h("details", { class: "tools" }, h("summary", null, `Tools offered to the model: ${names.join(", ")}`), h("pre", { tabindex: "0", "aria-label": "schemas of the tools" }, JSON.stringify(segment.tools, null, 2)));
 }
 
 /**

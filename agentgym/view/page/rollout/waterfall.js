@@ -13,10 +13,10 @@ const MOST = 400;
 /** Each kind of time, in words and with its color, in the order in which they come. @type {Record<string, {words: string, part: number}>} */
 const KINDS = {
   open: { words: "before the first turn: sandbox, reset", part: 3 },
-  wait: { words: "waits for the engine", part: 4 },
-  generate: { words: "the model generates", part: 0 },
-  tool: { words: "tools and env answer", part: 1 },
-  score: { words: "scored and ended", part: 2 },
+  wait: { words: "waiting for the engine", part: 4 },
+  generate: { words: "model generating", part: 0 },
+  tool: { words: "tools and env", part: 1 },
+  score: { words: "scoring and closing", part: 2 },
 };
 
 /** @param {string} what */
@@ -32,7 +32,7 @@ export function waterfall(spans, isExact, width) {
   if (!spans.length) return h("p", { class: "empty" }, "This rollout has no times: the run did not measure them.");
   const rows = rowsOf(spans);
   const isCut = rows.length > MOST;
-  const note = isExact ? null : h("p", { class: "hint" }, "Only how long each took is known; they are laid one after another.");
+  const note = isExact ? null : h("p", { class: "hint" }, "Only the durations are known; the pieces are placed one after another.");
   const place = h("div", { class: "waterfall" }, drawn(rows.slice(0, MOST), spans, width));
   const all = isCut && h("button", { type: "button", class: "more", onclick: (/** @type {Event} */ event) => {
     place.replaceChildren(drawn(rows, spans, width));
@@ -106,7 +106,7 @@ function bar(span, x, y) {
 
 /** @param {Span[]} spans */
 function table(spans) {
-  const held = h("details", { class: "times" }, h("summary", null, "The same as a table"));
+  const held = h("details", { class: "times" }, h("summary", null, "Show as a table"));
   held.addEventListener("toggle", () => {
     const rows = spans.map((span) => h("tr", null, h("td", null, span.segment), h("td", null, span.turn ?? ""), h("td", null, span.what), h("td", { class: "n" }, duration(span.from_s)), h("td", { class: "n" }, duration(span.to_s - span.from_s))));
     held.append(h("table", { class: "plain" }, h("thead", null, h("tr", null, ["segment", "turn", "what"].map((word) => h("th", { scope: "col" }, word)), ["from", "took"].map((word) => h("th", { scope: "col", class: "n" }, word)))), h("tbody", null, rows)));

@@ -24,7 +24,7 @@ export function strip(segment, measure, range, go) {
   });
   const seen = h("span", { class: "strip-seen" });
   const svg = s("svg", { viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, turns);
-  const element = h("div", { class: "strip", title: "The whole segment; click to go there" }, svg, seen);
+  const element = h("div", { class: "strip", title: "The whole segment; click to jump to a position" }, svg, seen);
   element.addEventListener("click", (event) => {
     const box = element.getBoundingClientRect();
     go(Math.floor(((event.clientX - box.left) / box.width) * whole));

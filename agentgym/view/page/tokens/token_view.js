@@ -106,12 +106,12 @@ export class TokenView {
       part.tokens = await this.pages.tokens(part.chunk.from, part.chunk.to);
     } catch (error) {
       part.isDrawn = false;
-      if (!this.pages.signal.aborted) fill(this.problem, `The tokens cannot be had: ${error instanceof Error ? error.message : error}`);
+      if (!this.pages.signal.aborted) fill(this.problem, `The tokens cannot be loaded: ${error instanceof Error ? error.message : error}`);
       return;
     }
     if (!part.isNear) return this.clear(part);
     this.paint(part);
-    if (!this.pages.isNamed) fill(this.problem, "This run keeps no vocabulary, so each token is shown by its id.");
+    if (!this.pages.isNamed) fill(this.problem, "This run stored no vocabulary, so each token is shown by its id.");
   }
 
   /** @param {Part} part */
