@@ -40,5 +40,7 @@ def test_a_decision_is_short_and_says_what_would_change_it(decision: Path) -> No
 
 
 def test_sentences_are_counted_without_tables_and_code() -> None:
-    page = "# 1. Title\n\nStatus: accepted · Date: 2026-01-02\n\nOne `a.b. C`. Two, in 0.5 s\nor 1.5.\n\n| A. B. | C. |\n"
+    page = (
+        "# 1. Title\n\nStatus: accepted · Date: 2026-01-02\n\nOne `a.b. C`. Two, in 0.5 s\nor 1.5.\n\n| A. B. | C. |\n"
+    )
     assert sentences(page) == ["One code.", "Two, in 0.5 s or 1.5."]
