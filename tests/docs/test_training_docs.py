@@ -46,7 +46,7 @@ from agentgym.testing import FakeSandboxPool
 played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), sandboxes=FakeSandboxPool())]
 """,
 }
-"""The code to run before a block, by a text that only this block has: it sets names that the page leaves to the reader."""
+"""The code to run before a block, by a text that only this block has; it sets names that the page leaves open."""
 
 
 @pytest.fixture(scope="module")
