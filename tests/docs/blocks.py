@@ -37,7 +37,11 @@ RUN = (
         "tools.md",
     ),
 )
-"""The guides whose blocks run, one after the other, each guide in a namespace of its own."""
+"""The guides whose blocks run in order, each guide in a separate namespace."""
+TRAINING = ("training.md", "runs.md", "tasks.md", "credit.md", "losses.md", "trainer.md", "async.md")
+"""The pages on training, whose blocks run in this order in one namespace (tests/docs/test_training_docs.py)."""
+FILES = ("tutorial.md", "walkthrough.md")
+"""The pages whose blocks are files or parts of files, which other tests run."""
 PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools.md": ("jsonschema", "mcp")}
 """Optional packages that the blocks of a guide need."""
 NOT_RUN = {

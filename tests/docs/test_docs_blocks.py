@@ -19,10 +19,12 @@ from agentgym.errors import SandboxError
 from agentgym.train import Trainer
 from tests.docs.blocks import (
     DOCS,
+    FILES,
     NOT_RUN,
     PACKAGES,
     ROOT,
     RUN,
+    TRAINING,
     Block,
     blocks_of,
     lacks_a_sandbox,
@@ -96,6 +98,11 @@ def test_the_blocks_of_a_guide_run_in_their_order(
     assert not failed, "\n".join(failed)
     if no_sandbox:
         pytest.skip("\n".join(no_sandbox))
+
+
+def test_every_page_with_blocks_is_one_whose_blocks_run() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.glob("**/*.md") if blocks_of(page)}
+    assert sorted(pages) == sorted((*RUN, *TRAINING, *FILES))
 
 
 @pytest.mark.parametrize("block", ALL, ids=named)

@@ -1,23 +1,23 @@
-"""The Python blocks of docs/training.md run as they are printed."""
+"""The Python blocks of the pages on training run as they are printed, in the order of the pages."""
 
-import ast
 import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import agentgym as ag
-from tests.docs.blocks import needs_sandbox, write_walkthrough_files
+from tests.docs.blocks import DOCS, TRAINING, Block, blocks_of, needs_sandbox, write_walkthrough_files
 
-ROOT = Path(__file__).parents[2]
 OWN = ("my_env", "train_pointers", "train_longer")
 """The modules of the reader's folder."""
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/training.md").read_text(), re.DOTALL)
+LONGEST = 250
+"""Most lines of a page."""
+BLOCKS = [block for page in TRAINING for block in blocks_of(DOCS / page)]
 
 CONTEXT = {
     "RECIPE = replace(POINTERS": "",
@@ -46,7 +46,7 @@ from agentgym.testing import FakeSandboxPool
 played = [await ag.rollout(Pointers, Pointers.tasks("train")[0], Scripted([say("yes")]), sandboxes=FakeSandboxPool())]
 """,
 }
-"""What stands before a block of the page, found by a part of it: names that the page leaves to the reader."""
+"""The code to run before a block, by a text that only this block has; it sets names that the page leaves open."""
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +63,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-async def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the code, in which `await` may stand outside of functions."""
-    compiled = compile(code, "docs/training.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    waiting = eval(compiled, names)
+async def run(block: Block, names: dict[str, Any]) -> None:
+    """Run the block, in which `await` may be outside of functions."""
+    waiting = eval(block.compiled(), names)
     if inspect.iscoroutine(waiting):
         await waiting
-    return names
 
 
 def test_every_setting_of_the_trainer_is_explained() -> None:
-    page = (ROOT / "docs/training.md").read_text()
+    pages = "\n".join((DOCS / page).read_text() for page in TRAINING)
     flags = [field.name.replace("_", "-") for field in fields(ag.TrainConfig)]
-    assert [flag for flag in flags if not re.search(rf"(--train\.|`){flag}\b", page)] == []
+    assert [flag for flag in flags if not re.search(rf"(--train\.|`){flag}\b", pages)] == []
 
 
 def test_every_block_has_its_context_and_every_context_its_block() -> None:
-    assert [sum(part in block for part in CONTEXT) for block in BLOCKS] == [1] * len(BLOCKS)
-    assert len(BLOCKS) == len(CONTEXT)
+    found = [[part for part in CONTEXT if part in block.text] for block in BLOCKS]
+    assert [f"{block.guide}:{block.line}" for block, parts in zip(BLOCKS, found, strict=True) if len(parts) != 1] == []
+    assert sorted(part for parts in found for part in parts) == sorted(CONTEXT)
+
+
+@pytest.mark.parametrize("page", TRAINING)
+def test_a_page_stays_short(page: str) -> None:
+    assert len((DOCS / page).read_text().splitlines()) <= LONGEST
 
 
 @pytest.mark.slow
@@ -90,10 +94,10 @@ async def test_the_blocks_run_in_their_order(folder: Path, monkeypatch: pytest.M
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {"ag": ag, "__name__": "docs"}
     for block in BLOCKS:
-        if block.startswith("# train_longer.py"):
-            (folder / "train_longer.py").write_text(block)
-        [context] = [text for part, text in CONTEXT.items() if part in block]
-        await run(context, names)
+        if block.text.startswith("# train_longer.py"):
+            (folder / "train_longer.py").write_text(block.text)
+        [context] = [text for part, text in CONTEXT.items() if part in block.text]
+        await run(replace(block, text=context), names)
         await run(block, names)
     adapter = Path(names["summary"]["output_dir"], "adapter")
     assert adapter.is_relative_to(folder / "runs/pointers_longer")
