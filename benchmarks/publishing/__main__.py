@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from agentgym.errors.tracebacks import describe
-from benchmarks.publishing.page import PAGE, page
+from benchmarks.publishing.page import OVERVIEW, pages
 from benchmarks.publishing.plans import PLANS, Plan
 from benchmarks.publishing.results import comparable, falls, keep, read
 from benchmarks.publishing.running import BenchmarkFailed, run
@@ -47,11 +47,13 @@ def publish(args: argparse.Namespace) -> None:
         failed += [] if sound else [plan.name]
     if not args.compare:
         try:
-            written = page()
+            written = pages()
         except (KeyError, ValueError) as error:
-            sys.exit(f"{PAGE} is not written: {describe(error)}")
-        PAGE.write_text(written)
-        say(f"{PAGE} is written")
+            sys.exit(f"{OVERVIEW} and the pages next to it were not written: {describe(error)}")
+        for path, text in written.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        say(f"wrote {OVERVIEW} and {len(written) - 1} pages next to it")
     if failed:
         sys.exit(f"not sound: {', '.join(failed)}")
 
