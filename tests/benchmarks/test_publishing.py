@@ -138,8 +138,8 @@ GOOD = {"value": 1.0, "goal": 2.0, "met": False}
         ({}, "bench: missing"),
         (EMPTY | {"goals": None}, "goals: got None"),
         (EMPTY | {"bench": 3}, "bench: got 3"),
-        (EMPTY | {"goals": {"fast": 1}}, "goals: 'fast'"),
-        (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: 'fast'"),
+        (EMPTY | {"goals": {"fast": 1}}, "goals: expected 'fast'"),
+        (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: expected 'fast'"),
     ],
 )
 def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
@@ -149,7 +149,7 @@ def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "nothing is kept"), ("", "no result"), ('{"made":', "no result"), ("{}", "made: missing")],
+    [(None, "no result is stored"), ("", "not a benchmark"), ('{"made":', "not a benchmark"), ("{}", "made: missing")],
 )
 def test_a_result_that_is_broken_or_not_there_is_named_by_its_file(text: str | None, why: str, tmp_path: Path) -> None:
     if text is not None:
@@ -165,10 +165,10 @@ def test_a_figure_that_is_no_number_has_fallen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["layuot"], "layuot: not a benchmark"),
+        (["layuot"], "layuot: not a published benchmark"),
         (["layout", "--quick"], "--quick: layout has no quick form"),
         (["--page", "--compare"], "--page: "),
-        (["layout", "http", "--", "-x"], "name it"),
+        (["layout", "http", "--", "-x"], "name exactly one"),
     ],
 )
 def test_what_would_do_nothing_or_something_else_is_refused(
