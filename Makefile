@@ -41,7 +41,7 @@ help:
 	@echo "make test-sglang  the tests against a real SGLang server on the CPU, in a virtual environment of its own"
 	@echo "make test-peers   the bridges to packages that pin versions of their own, in virtual environments of theirs"
 	@echo "make bench-peers  other kits beside which the benchmarks play, in a virtual environment of theirs"
-	@echo "make benchmarks   run them, keep what they find, and write docs/benchmarks.md (ARGS='driver http'; all: about two hours)"
+	@echo "make benchmarks   run them, store what they find, and write docs/benchmarks.md and docs/benchmarks/ (ARGS='driver http'; all: about two hours)"
 	@echo "make clean        remove the virtual environment and all caches"
 
 setup: $(VENV)/dev

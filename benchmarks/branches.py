@@ -1,15 +1,19 @@
-"""Credit by branches against credit by outcome at equal sampled turns, in envs of 20 turns whose policy is a table.
+"""Credit by branches compared with outcome credit at equal sampled turns, in envs of 20 turns with a tabular policy.
 
 `python -m benchmarks.branches [--json] [--seed N]`
 
-Each turn of a rollout has a softmax of its own over four actions, one of which is right. `sum`: the reward is the
-share of right turns. `chain`: the first wrong turn ends the rollout, and the reward is the share of turns before it.
-`key`: one turn in the middle decides. `*_snr` is the squared length of the mean gradient over the trace of its
-variance, for a batch of 1,680 turns, as a multiple of that of outcomes: above 1, fewer turns give the same gradient.
-`*_reward` is the mean reward over the last fifth of 40 steps of 1,680 turns each, over ten seeds, less that of
-outcomes; `*_error` is its standard error. `outcome` is the leave-one-out baseline of whole rollouts; `every5` plays
-two branches behind each fifth turn, `middle` two behind the tenth, `dense` one behind each turn; with `_root` the
-branches only estimate, and are not trained.
+Each turn of a rollout has its own softmax over four actions, one of which is right. `sum`: the reward is the share of
+right turns. `chain`: the first wrong turn ends the rollout, and the reward is the number of turns before it divided
+by 20. `key`: one turn in the middle decides.
+
+`*_snr` is the squared length of the mean gradient divided by the trace of its variance, for a batch of 1,680 turns,
+as a multiple of the value for outcome credit: above 1, fewer turns give the same gradient. `*_reward` is the mean
+reward over the last fifth of 40 steps of 1,680 turns each, over ten seeds, minus that of outcome credit; `*_error` is
+its standard error.
+
+`outcome` is the leave-one-out baseline of whole rollouts. `every5` runs two branches after every fifth turn, `middle`
+two after the tenth, `dense` one after every turn. With `_root`, the branches only estimate values and are not trained
+on.
 """
 
 from collections.abc import Callable
@@ -24,11 +28,11 @@ from benchmarks.harness import report, report_parser
 
 TURNS, ACTIONS, KEY = 20, 4, 10
 BATCH = 1680
-"""Sampled turns of a batch."""
+"""Sampled turns per batch."""
 SEEDS, STEPS, BATCHES = 10, 40, 200
 LEARNING_RATE = 2.0
 START = {"sum": 0.4, "chain": 0.85, "key": 0.4}
-"""How likely the right action is at first."""
+"""Initial probability of the right action."""
 Table: TypeAlias = NDArray[np.float64]
 Way: TypeAlias = NDArray[np.int64]
 """The actions of a rollout; 0 is the right one."""
@@ -36,7 +40,7 @@ Way: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """From which states branches are played, how many, and whether they are trained."""
+    """After which turns branches run, how many per turn, and whether they are trained on."""
 
     every: int = TURNS
     branches: int = 0
@@ -54,7 +58,7 @@ CREDITS = {
 
 
 def length_of_chain(way: Way) -> int:
-    """The turns of a rollout of `chain`."""
+    """Return the number of turns of a `chain` rollout."""
     wrong = np.flatnonzero(way)
     return int(wrong[0]) + 1 if len(wrong) else len(way)
 
@@ -67,7 +71,7 @@ ENVS: dict[str, tuple[Callable[[Way], int], Callable[[Way], float]]] = {
 
 
 class Batch:
-    """Rollouts of one policy until the turns of a batch are sampled, with their gradient."""
+    """Rollouts of one policy, sampled until the batch has enough turns, and their gradient."""
 
     def __init__(self, env: str, logits: Table, rng: np.random.Generator) -> None:
         self.length, self.worth = ENVS[env]
@@ -77,7 +81,7 @@ class Batch:
         self.gradient, self.rewards = np.zeros_like(logits), list[float]()
 
     def play(self, credit: Credit) -> None:
-        """Play rollouts of one task until the batch is full."""
+        """Sample rollouts of one task until the batch is full, and add up their gradient."""
         group = list[tuple[Way, dict[int, list[Way]]]]()
         while self.turns < BATCH or len(group) < 2:
             group.append(self._rollout(credit))
@@ -86,7 +90,7 @@ class Batch:
             self._add(way, rewards[place], rewards[:place] + rewards[place + 1 :], branches, credit)
 
     def _sample(self, prefix: Way) -> Way:
-        """Play on from a prefix to the end, and count the turns."""
+        """Return a prefix continued to the end of the rollout, and count the sampled turns."""
         rest = (self.rng.random(TURNS - len(prefix))[:, None] > self.bounds[len(prefix) :]).sum(1)
         way = np.concatenate([prefix, rest])
         way = way[: self.length(way)]
@@ -120,14 +124,17 @@ class Batch:
 
 
 def logits_at(right: float) -> Table:
-    """A policy that takes the right action with this probability in each turn."""
+    """Return the logits of a policy that takes the right action with this probability in every turn."""
     logits = np.zeros((TURNS, ACTIONS))
     logits[:, 0] = np.log(right * (ACTIONS - 1) / (1 - right))
     return logits
 
 
 def signal(env: str, credit: Credit, seed: int) -> float:
-    """The squared length of the mean gradient of a batch over the trace of its variance, without bias."""
+    """Return the squared length of a batch's mean gradient divided by the trace of its variance.
+
+    The estimate is unbiased.
+    """
     found, turns = list[Table](), 0
     for number in range(BATCHES):
         batch = Batch(env, logits_at(START[env]), np.random.default_rng([seed, number]))
@@ -141,12 +148,12 @@ def signal(env: str, credit: Credit, seed: int) -> float:
 
 
 def learned(env: str, credit: Credit, seed: int) -> float:
-    """The mean reward over the last fifth of the steps of a run."""
+    """Return the mean reward over the last fifth of a run's steps."""
     logits, rewards = logits_at(START[env]), list[float]()
     for step in range(STEPS):
         batch = Batch(env, logits, np.random.default_rng([seed, 1, step]))
         batch.play(credit)
-        # Each step is as long as the last: what differs is where it leads.
+        # All steps have the same length, so that credits differ only in direction.
         size = float(np.sqrt((batch.gradient**2).sum()))
         logits = logits + LEARNING_RATE * batch.gradient / max(size, 1e-9) / 4
         rewards.append(float(np.mean(batch.rewards)))

@@ -1,16 +1,16 @@
-"""Tokens per CPU second on 64 rollouts: the embedded engine beside transformers' static and continuous batching.
+"""Sampled tokens per CPU second on 64 rollouts: the embedded engine and transformers' static and continuous batching.
 
 `python -m benchmarks.engine [--json] [--workloads FILE.py] [--seed N]`
 
-One tiny model, one thread, temperature 0.7, no stop ids, so that everybody samples the same number of tokens:
+One tiny model, one thread, temperature 0.7, no stop ids, so that every side samples the same number of tokens:
 
     single   one turn of 64 tokens each
     turns    4 turns of 16 tokens, 16 ids of the environment between them
-    ragged   4 turns whose lengths are the workload's, few long and many short
-    alone    as single, but no two rollouts have one prompt; in the others eight have
+    ragged   4 turns with the workload's lengths, few long and many short
+    alone    as single, but every rollout has a different prompt; in the others eight share one
 
-A static batch and `generate_batch` get the whole context with every turn; the engine keeps its KV. A static batch runs
-until its longest row is done; only the tokens that were asked for count.
+A static batch and `generate_batch` get the whole context with every turn; the engine keeps its KV. A static batch
+runs until its longest row is done; only requested tokens count.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ REFERENCE: dict[str, float | str] = {
 
 
 class Script(NamedTuple):
-    """What one rollout does: its prompt, then in each turn how many ids it samples and what it is answered."""
+    """What one rollout does: its prompt, then for each turn the number of ids to sample and the ids after them."""
 
     prompt: list[int]
     turns: list[tuple[int, list[int]]]
 
 
 class Played(NamedTuple):
-    """What came of a case: ids sampled for it, and CPU seconds from the first request to the last answer."""
+    """The result of a case: the number of sampled ids, and CPU seconds from the first request to the last response."""
 
     sampled: int
     cpu_s: float
@@ -57,7 +57,7 @@ Way: TypeAlias = Callable[[Case], Played]
 
 
 def cases(workloads: Path | None, seed: int, vocabulary: int) -> dict[str, Case]:
-    """The cases, from the workload's step samples; in all but `alone` eight rollouts have one prompt."""
+    """Return the cases, made from the workload's step samples; in all but `alone`, eight rollouts share a prompt."""
     ragged, alone = (_scripts(workloads, seed, vocabulary, group) for group in (8, 1))
     even = [Script(script.prompt, [(TURN_TOKENS, seen) for _, seen in script.turns]) for script in ragged]
     single, apart = ([Script(script.prompt, [(SINGLE_TOKENS, [])]) for script in of] for of in (ragged, alone))
@@ -78,7 +78,7 @@ def _scripts(workloads: Path | None, seed: int, vocabulary: int, group: int) -> 
 
 
 def load() -> Any:
-    """The model without stop ids: every turn is as long as it is asked to be."""
+    """Load the model without stop ids, so that every turn is as long as requested."""
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -91,7 +91,7 @@ def load() -> Any:
 
 
 def by_engine(model: Any) -> Way:
-    """Every rollout a coroutine of its own, as in a run."""
+    """Return a function that runs each rollout as a separate coroutine, as a run does."""
 
     async def one(engine: TransformersEngine, name: str, script: Script) -> int:
         ids, sampled = list(script.prompt), 0
@@ -116,12 +116,15 @@ def by_engine(model: Any) -> Way:
 
 
 def _no_chat() -> Any:
-    """The bench speaks in ids; a loaded model needs something in the tokenizer's place."""
+    """Return a placeholder for the tokenizer, which a loaded model needs; the benchmark uses ids only."""
     return object()
 
 
 def by_turns(answer: Callable[[list[list[int]], list[int]], list[list[int]]]) -> Way:
-    """Turn after turn: all open rollouts' contexts in, what each sampled out."""
+    """Return a function that runs turn after turn.
+
+    `answer` gets the contexts of all open rollouts and how many ids to sample for each, and returns the sampled ids.
+    """
 
     def play(case: Case) -> Played:
         began = time.process_time()
@@ -138,7 +141,7 @@ def by_turns(answer: Callable[[list[list[int]], list[int]], list[list[int]]]) ->
 
 
 def by_static_batch(model: Any) -> Way:
-    """`generate` on a left-padded batch, as long as its longest row."""
+    """Run `generate` on a left-padded batch, for as many tokens as its longest row needs."""
 
     @torch.inference_mode()
     def answer(contexts: list[list[int]], counts: list[int]) -> list[list[int]]:
@@ -153,7 +156,10 @@ def by_static_batch(model: Any) -> Way:
 
 
 def by_generate_batch(model: Any) -> Way:
-    """`generate_batch`, its cache sized by hand: sized by the machine's memory it does not come to an end."""
+    """Run `generate_batch` with a cache size set by hand.
+
+    With a size derived from the machine's memory it doesn't finish.
+    """
     from transformers import ContinuousBatchingConfig
 
     sizes = ContinuousBatchingConfig(num_blocks=4 * ROLLOUTS, max_batch_tokens=1024)
@@ -177,7 +183,10 @@ WAYS: dict[str, Callable[[Any], Way]] = {
 
 
 def measure(workloads: Path | None, seed: int, names: tuple[str, ...], runs: int) -> dict[str, float]:
-    """Sampled tokens per CPU second of these ways in each case; the best of the runs, which take turns."""
+    """Return the sampled tokens per CPU second of these ways in each case.
+
+    Each is the best of the runs, in which the ways take turns.
+    """
     figures: dict[str, float] = {}
     ways = {name: WAYS[name](load()) for name in names}
     for case_name, case in cases(workloads, seed, load().config.vocab_size).items():
@@ -186,7 +195,7 @@ def measure(workloads: Path | None, seed: int, names: tuple[str, ...], runs: int
             for name, play in ways.items():
                 played = play(case)
                 if played.sampled != wanted:
-                    raise RuntimeError(f"{name} sampled {played.sampled} ids in {case_name}, asked for {wanted}")
+                    raise RuntimeError(f"{name}, {case_name}: expected {wanted} sampled ids, got {played.sampled}")
                 best = figures.get(f"{case_name}_{name}", 0.0)
                 figures[f"{case_name}_{name}"] = max(wanted / played.cpu_s, best)
         figures[f"{case_name}_sampled_tokens"] = float(wanted)

@@ -2,11 +2,11 @@
 
 `python -m benchmarks.gpu [--json] [--dry-run] [--quick] [--shard] [--peak-tflops N] [--workloads FILE.py] [--seed N]`
 
-A Qwen3 of the shape of the one with 1.7 B parameters, random weights, bfloat16, an adapter of rank 16; completions of
-log-normal length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. A step is the real trainer's. What counts are
-the samples' own tokens, prompts included: padding is no work, and a prompt that a tree computes once counts for each of
-its samples in tokens per second and once in MFU. `--dry-run` does all of it in tiny shapes on the CPU.
-Each figure is also printed on stderr as soon as it is known; a case that fails is reported there and left out.
+A Qwen3 with the shape of the 1.7B model, random weights, bfloat16, and an adapter of rank 16; completions of
+log-normal length (`rl_lengths`) in groups of 8; rows of 16,384 tokens. Steps are those of the real trainer. Only the
+samples' own tokens count, prompts included: padding is no work, and a prompt that a tree computes once counts once
+per sample in tokens per second, and once in MFU. `--dry-run` does everything in tiny shapes on the CPU. Each figure
+is also printed to stderr as soon as it is known; a case that fails is reported there and left out.
 """
 
 import gc
@@ -41,7 +41,7 @@ REFERENCE: dict[str, float | str] = {"seed_padded_mfu": 0.064, "seed_packed_mfu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large the model, the workload and the rows are."""
+    """The size of the model, the workload and the rows."""
 
     hidden: int
     intermediate: int
@@ -53,10 +53,10 @@ class Size:
     samples: int
     """A multiple of 8, the size of a group."""
     shrink: int
-    """Lengths of the workload are divided by this."""
+    """Divisor of the workload's lengths."""
     row_tokens: int
     steps: int
-    """Of which the first two are not counted."""
+    """Steps of a case; the first two are not counted."""
 
 
 REAL = Size(
@@ -88,7 +88,7 @@ DRY = Size(
 
 
 def make_model(folder: Path, size: Size, device: str = "cpu") -> None:
-    """Write a model of random weights in bfloat16, which are drawn on the device."""
+    """Write a bfloat16 model with random weights, which are drawn on the device."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=size.vocabulary,
@@ -109,7 +109,7 @@ def make_model(folder: Path, size: Size, device: str = "cpu") -> None:
 
 
 def make_samples(workloads: Path | None, seed: int, size: Size) -> list[Sample]:
-    """The workload's lengths with random ids; groups of 8 share their prompt."""
+    """Return samples with the workload's lengths and random ids; groups of 8 share their prompt."""
     prompt, completion, group = load_workloads(workloads).rl_lengths(seed=seed, n=size.samples)
     rng = np.random.default_rng(seed)
     shared = {
@@ -122,7 +122,7 @@ def make_samples(workloads: Path | None, seed: int, size: Size) -> list[Sample]:
 
 
 def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator, size: Size) -> Sample:
-    """One rollout of one turn, with an advantage of 1 or -1."""
+    """Return one rollout of one turn, with an advantage of 1 or -1."""
     count = max(count, 1)
     return Sample(
         group_id=f"{group}",
@@ -139,15 +139,17 @@ def sample(i: int, group: int, prompt: Any, count: int, rng: np.random.Generator
 
 
 def flops(rows: Sequence[Sample], size: Size, *, shared: bool) -> float:
-    """Of training an adapter on these rows, no token computed twice; with `shared`, a group's prompt once.
+    """Return the FLOPs of training an adapter on these rows, without recomputation.
+
+    With `shared`, a group's prompt counts once.
 
     ::
 
         matrices     forward 2 per weight and token, backward 2 (to the inputs: frozen weights have no gradient)
-        output layer the same, for trained tokens alone
+        output layer the same, for trained tokens only
         attention    forward 4 x heads x head_dim per layer and pair of a token and one it sees; backward twice that
 
-    The adapter's own are under 2 % of it and left out; what checkpointing computes again is no work done.
+    The adapter's own FLOPs are under 2 % of that and left out; recomputation by checkpointing doesn't count as work.
     """
     attention = size.head_dim * (2 * size.heads + 2 * size.kv_heads) * size.hidden
     matrices = size.layers * (attention + 3 * size.hidden * size.intermediate)
@@ -179,7 +181,7 @@ def config(
 
 
 def step(folder: Path, rows: Sequence[Sample], train: ag.TrainConfig, size: Size) -> dict[str, float]:
-    """Seconds of a step in the median, and peak memory; nothing if it does not fit the device or fails."""
+    """Return the median seconds of a step and the peak memory, or {} if it doesn't fit the device or fails."""
     on_gpu = train.device == "cuda"
     if on_gpu:
         gc.collect()  # an earlier case's model is part of a reference cycle
@@ -201,7 +203,7 @@ def step(folder: Path, rows: Sequence[Sample], train: ag.TrainConfig, size: Size
 
 
 def timed(trainer: Trainer, rows: Sequence[Sample], *, on_gpu: bool) -> tuple[float, float]:
-    """Return the seconds of a step and the most memory that the GPU held in it, MiB; 0 on a CPU."""
+    """Return the seconds of a step and the peak GPU memory during it in MiB, which is 0 on a CPU."""
     began = time.perf_counter()
     figures = trainer.train(rows)
     if on_gpu:
@@ -226,7 +228,7 @@ def speeds(
     checkpointing: Sequence[bool] = (False, True),
     shard: bool = False,
 ) -> dict[str, float]:
-    """Measure each layout with and without checkpointing; what does not fit or fails is left out."""
+    """Measure each layout with and without checkpointing; cases that don't fit or fail are left out."""
     figures: dict[str, float] = {}
     tokens = sum(map(len, rows))
     for layout, again in product(layouts, checkpointing):
@@ -245,9 +247,10 @@ def speeds(
 
 
 def parity(folder: Path, rows: Sequence[Sample], size: Size, device: str) -> dict[str, float]:
-    """How far the tree (FlexAttention on a GPU) is from left-padded rows (SDPA), in float32.
+    """Return how far the tree (FlexAttention on a GPU) is from left-padded rows (SDPA), in float32.
 
-    Largest difference of a log-probability, nats; relative differences of loss and gradient norm.
+    The figures are the largest difference of a log-probability in nats, and the relative differences of loss and
+    gradient norm.
     """
     base = config(size, "padded", checkpointing=True, dtype="float32", device=device)
     with Trainer(folder, base) as trainer:
@@ -268,7 +271,7 @@ def scores(trainer: Trainer, row: Sample) -> Any:
 
 
 def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
-    """Return the goals: parity on any device, speed on a GPU alone. A figure that is not there was not measured."""
+    """Return the goals: parity on any device, speed only on a GPU. A missing figure was not measured."""
     met = {
         "tree / padded rows, log-probability gap": at_most(figures.get("tree_parity_logprob_gap"), 1e-4),
         "tree / padded rows, gradient norm": at_most(figures.get("tree_parity_grad_norm_off"), 1e-4),
@@ -281,37 +284,44 @@ def goals(figures: dict[str, float], *, on_gpu: bool) -> dict[str, Goal]:
 
 
 def best(figures: dict[str, float], layout: Layout, what: str) -> float | None:
-    """Return the layout's largest figure of that kind; None if there is none."""
+    """Return the layout's largest figure of that kind, or None if there is none."""
     found = [value for name, value in figures.items() if name.startswith(layout) and name.endswith(f"_{what}")]
     return max(found, default=None)
 
 
 def peak_tflops(device: str) -> float | None:
-    """The stated peak of a GPU by its name; None for the CPU, and for one whose peak is not known."""
+    """Return the stated peak TFLOP/s of a GPU by its name, or None for a CPU or a GPU whose peak is unknown."""
     peak = peak_flops(torch.device(device))
     return None if peak is None else peak / TERA
 
 
 def main() -> None:
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU: no figure means anything")
+    parser.add_argument("--dry-run", action="store_true", help="run tiny shapes on the CPU; the figures mean nothing")
     parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_SAMPLES} samples, and {QUICK_STEPS} steps of which one counts"
+        "--quick", action="store_true", help=f"{QUICK_SAMPLES} samples, and {QUICK_STEPS} steps, of which one counts"
     )
     parser.add_argument(
-        "--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, metavar="LAYOUT", help="by default all"
+        "--layouts",
+        nargs="+",
+        choices=LAYOUTS,
+        default=LAYOUTS,
+        metavar="LAYOUT",
+        help="layouts to measure (default: all)",
     )
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="both")
     parser.add_argument(
-        "--shard", action="store_true", help="shard the model with FSDP2, which computes all in bfloat16"
+        "--shard", action="store_true", help="shard the model with FSDP2, which computes everything in bfloat16"
     )
     parser.add_argument("--no-parity", action="store_true", help="leave out the comparison in float32")
-    parser.add_argument("--peak-tflops", type=float, default=None, help="of the GPU, dense bfloat16; by its name")
-    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
+    parser.add_argument(
+        "--peak-tflops", type=float, default=None, help="peak of the GPU, dense bfloat16 (default: by its name)"
+    )
+    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="use these workloads")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if not args.dry_run and not torch.cuda.is_available():
-        parser.error("no GPU here; --dry-run does the same in tiny shapes on the CPU")
+        parser.error("no GPU found; --dry-run does the same in tiny shapes on the CPU")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     size, device = (DRY, "cpu") if args.dry_run else (REAL, "cuda")

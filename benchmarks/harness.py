@@ -1,4 +1,4 @@
-"""What every benchmark shares: its arguments, its report, and honest CPU seconds and peak memory."""
+"""What all benchmarks share: arguments, the report, and measurements of CPU seconds and peak memory."""
 
 import argparse
 import gc
@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any, NoReturn, TypedDict, TypeVar
 
 ROOT = Path(__file__).parents[1]
-"""The checkout: where `python -m benchmarks.driver` and the other kits' side of it find their modules."""
+"""The checkout, in which `python -m benchmarks.driver` and the other kits' side of it find their modules."""
 T = TypeVar("T")
 
 
 class Goal(TypedDict):
-    """A figure, what it should be, and whether it is; `met` is None where it was not measured."""
+    """A figure, its goal, and whether it meets it; `met` is None if the figure was not measured."""
 
     value: float | None
     goal: float
@@ -30,62 +30,75 @@ class Goal(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a call took."""
+    """The cost of a call."""
 
     cpu_s: float
     """CPU seconds of this process, all threads; the least of the runs."""
     peak_mib: float
-    """How far resident memory rose above what it was before the first run, MiB."""
+    """How far resident memory rose above its value before the first run, in MiB."""
 
 
 def arguments(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = False) -> argparse.Namespace:
-    """The command line as `argument_parser` reads it."""
+    """Parse the command line with `argument_parser`."""
     return argument_parser(doc, seed=seed, quick=quick, peers=peers).parse_args()
 
 
 def argument_parser(doc: str, *, seed: int = 0, quick: bool = False, peers: bool = False) -> argparse.ArgumentParser:
-    """A parser of `json` (bool), `workloads` (path or None) and `seed`.
+    """Return a parser of `json` (bool), `workloads` (path or None) and `seed` (int).
 
-    Also, where a benchmark asks for it, `quick` (bool) and `peers`: the environment of other kits.
+    Args:
+        doc: The program's description.
+        seed: Default of `--seed`.
+        quick: Whether to add `--quick`.
+        peers: Whether to add `--peers`, the environment of the other kits.
     """
     parser = report_parser(doc)
-    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other workloads")
+    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="use these workloads")
     parser.add_argument("--seed", type=int, default=seed)
     if quick:
-        parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes")
+        parser.add_argument("--quick", action="store_true", help="run fewer rounds and sizes")
     if peers:
-        made = "the virtual environment that `make bench-peers` makes"
+        made = "virtual environment of the other kits, created by `make bench-peers`"
         parser.add_argument("--peers", type=Path, default=Path(".venv-bench-peers"), metavar="VENV", help=made)
     return parser
 
 
 def report_parser(doc: str) -> argparse.ArgumentParser:
-    """A parser of `json` (bool) alone."""
+    """Return a parser of only `json` (bool)."""
     parser = argparse.ArgumentParser(prog=program(), description=doc)
-    parser.add_argument("--json", action="store_true", help="the last line on stdout is the report as JSON")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON on the last line of stdout")
     return parser
 
 
 def program() -> str:
-    """How this process was started, for its usage: `python -m benchmarks.driver` where `-m` found the file."""
+    """Return the command of this process for its usage.
+
+    It is `python -m benchmarks.driver`, for example, if the process was started with `-m`.
+    """
     found = sys.modules["__main__"].__spec__
     return f"python -m {found.name.removesuffix('.__main__')}" if found else Path(sys.argv[0]).name
 
 
 def workloads_path(args: argparse.Namespace) -> str | None:
-    """The workloads of the command line for a worker, whose working folder is another one; None: the usual ones."""
+    """Return the absolute path of `--workloads` for a worker, whose working folder is another one.
+
+    None means the default workloads.
+    """
     return str(args.workloads.absolute()) if args.workloads else None
 
 
 def load_workloads(path: Path | str | None) -> ModuleType:
-    """The workloads module at `path`, by default the one next to this file; it may import what lies beside it.
+    """Return the workloads module at `path`, by default the one next to this file.
 
-    Ends with a sentence where the file is not there or cannot be run, and where it lacks what the benchmark asks for.
+    The module may import files from its folder.
+
+    Raises:
+        SystemExit: If the file doesn't exist or can't be run, or when the benchmark uses a name that it lacks.
     """
     path = Path(path).absolute() if path else Path(__file__).with_name("workloads.py")
     spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise SystemExit(f"--workloads: there is no Python file {path}")
+        raise SystemExit(f"--workloads: expected a Python file, got {path}")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
@@ -93,29 +106,29 @@ def load_workloads(path: Path | str | None) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise SystemExit(f"--workloads: {path} cannot be run: {type(error).__name__}: {error}") from error
+        raise SystemExit(f"--workloads: {path} can't be run: {type(error).__name__}: {error}") from error
     vars(module).setdefault("__getattr__", partial(_lacks, path))
     return module
 
 
 def _lacks(path: Path, name: str) -> NoReturn:
-    if name.startswith("_"):  # Python itself asks for such names.
+    if name.startswith("_"):  # Python itself looks up such names.
         raise AttributeError(name)
-    raise SystemExit(f"--workloads: {path} has no {name}; benchmarks/workloads.py has one to begin with")
+    raise SystemExit(f"--workloads: {path} has no {name}; benchmarks/workloads.py has one to start from")
 
 
 def at_least(value: float | None, goal: float) -> Goal:
-    """A goal that a larger figure meets; None is a figure that was not measured."""
+    """Return a goal that a larger figure meets; None is a figure that was not measured."""
     return {"value": value, "goal": goal, "met": None if value is None else bool(value >= goal)}
 
 
 def at_most(value: float | None, goal: float) -> Goal:
-    """A goal that a smaller figure meets; None is a figure that was not measured."""
+    """Return a goal that a smaller figure meets; None is a figure that was not measured."""
     return {"value": value, "goal": goal, "met": None if value is None else bool(value <= goal)}
 
 
 def over(figures: Mapping[str, float], one: str, other: str) -> float | None:
-    """One figure over another; None where either was not measured."""
+    """Return one figure divided by another, or None if either was not measured."""
     return figures[one] / figures[other] if one in figures and other in figures else None
 
 
@@ -144,13 +157,13 @@ def report(
 
 
 def fresh(function: Callable[..., T], *values: Any) -> T:
-    """The function's answer from a new process, so that peaks of earlier work do not hide its own."""
+    """Return the function's result from a new process, so that peaks of earlier work don't hide its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *values).result()
 
 
 def cost(function: Callable[[], object], *, runs: int = 3) -> Cost:
-    """CPU seconds and peak memory of calling it; its result is dropped before the next run."""
+    """Return CPU seconds and peak memory of calling a function; its result is dropped before the next run."""
     gc.collect()
     before = _resident_mib()
     _forget_peak()
@@ -165,7 +178,7 @@ def cost(function: Callable[[], object], *, runs: int = 3) -> Cost:
 
 
 def process_peak_mib() -> float:
-    """The most resident memory that this process has had since it began, MiB (Linux)."""
+    """Return the most resident memory that this process has had so far, in MiB (Linux)."""
     return _peak_mib()
 
 
@@ -181,12 +194,12 @@ def _status_mib(name: str) -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {name}: this measures on Linux only")
+    raise RuntimeError(f"/proc/self/status has no {name}: memory can be measured on Linux only")
 
 
 def _forget_peak() -> None:
-    """Let the peak count from here (Linux); without it the peak may be an earlier one's, never too small."""
+    """Reset the peak memory (Linux); if that fails, the peak may be an earlier one's, but is never too small."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        print("the peak memory may include the making of the workload", file=sys.stderr)
+        print("the peak memory may include the creation of the workload", file=sys.stderr)

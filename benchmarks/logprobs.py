@@ -1,10 +1,10 @@
-"""Peak memory and CPU seconds of log-probabilities and their gradient, beside all logits at once and trl's tiles.
+"""Peak memory and CPU seconds of log-probabilities and their gradient, compared with all logits at once and with trl.
 
 `python -m benchmarks.logprobs [--json] [--hidden 256 2560] [--seed N]`: 2,048 tokens, a vocabulary of 151,936,
-float32, entropies included. Each row is a process of its own, ours and trl's in turns, the least of the rounds; memory
-is what it took above weights and states, the gradients it left included. `known` is ours where what comes back to each
-log-probability is known in forward, as it is in training. trl is measured where it is installed
-(`make setup`); without it goals are not measured.
+float32, entropies included. Each row is a separate process, ours and trl's in turns, and the least of the rounds
+counts. Memory is what a row took above weights and states, including the gradients it left. `known` is our function
+with the gradient of each log-probability known in the forward pass, as in training. trl's tiles are measured if trl
+is installed (`make setup`); without it, its goals are not measured.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from benchmarks.harness import Cost, Goal, at_least, at_most, cost, fresh, repor
 TOKENS, VOCAB = 2048, 151_936
 LOGITS_MIB = TOKENS * VOCAB * 4 / 2**20
 CHECKED = 128
-"""Tokens whose figures are computed once more in float64."""
+"""Tokens whose results are also computed in float64."""
 
 REFERENCE: dict[str, float | str] = {"logits_mib": LOGITS_MIB, "where": "one thread"}
 
@@ -29,7 +29,7 @@ Scores: TypeAlias = tuple[Tensor, Tensor]
 
 
 def full(states: Tensor, head: nn.Linear, targets: Tensor, _: Tensor) -> Scores:
-    """All logits at once."""
+    """Compute all logits at once."""
     log_p = torch.log_softmax(head(states).float(), -1)
     with torch.no_grad():
         entropy = torch.cat([-(part.exp() * part).sum(-1) for part in torch.split(log_p, 256)])
@@ -42,7 +42,7 @@ def ours(states: Tensor, head: nn.Linear, targets: Tensor, _: Tensor) -> Scores:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What will come back to each log-probability: of every token something."""
+    """The gradient of each log-probability, known in the forward pass; every token has one."""
 
     upstream: Tensor
 
@@ -59,7 +59,7 @@ def known(states: Tensor, head: nn.Linear, targets: Tensor, upstream: Tensor) ->
 
 
 def trl(states: Tensor, head: nn.Linear, targets: Tensor, _: Tensor) -> Scores:
-    """trl's function with the tile width that trl gives it."""
+    """Call trl's function with the tile width that trl uses."""
     from trl.kernels import ChunkedLogProbFunction
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE as WIDTH
 
@@ -73,7 +73,7 @@ WAYS: dict[str, Callable[..., Scores]] = {"ours": ours, "known": known, "full": 
 
 
 def problem(hidden: int, trained: bool, seed: int, tokens: int) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
-    """States, output layer, targets and the gradient of each log-probability."""
+    """Return hidden states, output layer, targets and the gradient of each log-probability."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     head = nn.Linear(hidden, VOCAB, bias=False)
@@ -84,8 +84,8 @@ def problem(hidden: int, trained: bool, seed: int, tokens: int) -> tuple[Tensor,
 
 
 def spent(way: str, hidden: int, trained: bool, seed: int, runs: int) -> Cost:
-    """Cost of forward and backward."""
-    WAYS[way](torch.randn(1, 4), nn.Linear(4, 8), torch.tensor([1]), torch.ones(1))  # what it imports is no cost of its
+    """Return the cost of a forward and backward pass."""
+    WAYS[way](torch.randn(1, 4), nn.Linear(4, 8), torch.tensor([1]), torch.ones(1))  # imports are not part of the cost
     states, head, targets, upstream = problem(hidden, trained, seed, TOKENS)
 
     def both() -> Tensor:
@@ -98,7 +98,7 @@ def spent(way: str, hidden: int, trained: bool, seed: int, runs: int) -> Cost:
 
 
 def errors(way: str, hidden: int, seed: int) -> dict[str, float]:
-    """Largest distances from float64: nats, and gradients relative to the largest of theirs."""
+    """Return the largest distances from float64, in nats, and for gradients relative to their largest entry."""
     states, head, targets, upstream = problem(hidden, True, seed, CHECKED)
     logprobs, entropy = WAYS[way](states, head, targets, upstream)
     got = torch.autograd.grad(logprobs, [states, head.weight], upstream)
@@ -117,13 +117,13 @@ def errors(way: str, hidden: int, seed: int) -> dict[str, float]:
 
 
 def measure(hidden: int, seed: int, with_trl: bool) -> dict[str, float]:
-    """The figures of one width; every row's least over rounds in which all have their turn."""
+    """Return the figures of one hidden size: each row's least over rounds in which all rows take turns."""
     figures: dict[str, float] = {}
     rows = {"frozen": ["full", "ours"], "trained": ["full", "ours", "known"]}
     peers = ["trl"] if with_trl else []
     for kind, own in rows.items():
         order = [*own, *peers]
-        for ways in (order, order[::-1]):  # a load that grows or falls meanwhile is nobody's advantage
+        for ways in (order, order[::-1]):  # forwards and backwards, so that a changing load favors nobody
             for way in ways:
                 row = fresh(spent, way, hidden, kind == "trained", seed, 1)
                 for name, value in (("cpu_s", row.cpu_s), ("peak_mib", row.peak_mib)):
@@ -140,13 +140,16 @@ def measure(hidden: int, seed: int, with_trl: bool) -> dict[str, float]:
 
 
 OURS = {"frozen": "ours", "trained": "known"}
-"""The way that training takes, by what it trains."""
+"""The way that training uses, by whether the output layer is trained."""
 FASTER = {(256, "frozen"): 4.0, (256, "trained"): 2.5, (2560, "frozen"): 2.0, (2560, "trained"): 1.45}
-"""How many times trl's speed ours should be, by width."""
+"""Goals for our speed as a multiple of trl's, by hidden size."""
 
 
 def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
-    """Against trl in the same run, against the gradient that every way returns, and against float64."""
+    """Return the goals.
+
+    They compare with trl in the same run, with the gradient that every way returns, and with float64.
+    """
     met: dict[str, Goal] = {}
     for kind, way in OURS.items():
         if (hidden, kind) in FASTER:
@@ -154,7 +157,7 @@ def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
             met[f"H {hidden}, {kind}: trl's CPU s / ours"] = at_least(ratio, FASTER[hidden, kind])
     peak = figures[f"h{hidden}_frozen_ours_peak_mib"] / LOGITS_MIB
     met[f"H {hidden}, frozen: peak / logits"] = at_most(peak, 0.13)
-    if hidden >= 2560:  # narrower, the logits of a chunk are larger than the gradient
+    if hidden >= 2560:  # at a smaller size, a chunk's logits are larger than the gradient
         peak = figures[f"h{hidden}_trained_known_peak_mib"] / figures[f"h{hidden}_gradient_mib"]
         met[f"H {hidden}, trained: peak / the weight's gradient"] = at_most(peak, 1.1)
     own = tuple(f"h{hidden}_{way}_" for way in ("ours", "known"))
@@ -165,7 +168,7 @@ def goals(hidden: int, figures: dict[str, float]) -> dict[str, Goal]:
 
 def main() -> None:
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--hidden", type=int, nargs="+", default=[256, 2560], help="widths; 2,560 takes minutes")
+    parser.add_argument("--hidden", type=int, nargs="+", default=[256, 2560], help="hidden sizes; 2,560 takes minutes")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with_trl = importlib.util.find_spec("trl") is not None

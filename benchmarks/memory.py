@@ -2,10 +2,10 @@
 
 `python -m benchmarks.memory [--rank N] [--row-tokens N] [--json]` counts for the shapes of Qwen3-4B and Qwen3-8B.
 
-The policy is the trainer's own, without its weights. Activations are the tensors that autograd keeps in a forward of
-one and of two layers; the difference is one layer. Attention is counted as a kernel that keeps queries, keys, values
-and its output, as FlashAttention and FlexAttention do. Nothing runs on a GPU: what the allocator, CUDA and kernels take
-beside it is not counted.
+The policy is the trainer's own, without its weights. Activations are the tensors that autograd keeps in a forward
+pass of one and of two layers; the difference is one layer. Attention is counted as a kernel that keeps queries, keys,
+values and its output, as FlashAttention and FlexAttention do. Nothing runs on a GPU: memory that the allocator, CUDA
+and kernels use in addition is not counted.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from benchmarks.harness import program
 
 GIB = 2**30
 TRAINED_BYTES = 16
-"""Bytes for each weight that is trained, all float32: itself, its gradient and AdamW's two moments."""
+"""Bytes per trained weight, all float32: the weight, its gradient and AdamW's two moments."""
 COUNTED_TOKENS = 64
-"""Tokens of the forward that is counted; every kept tensor grows with them alike."""
+"""Tokens of the counted forward pass; every tensor that is kept grows linearly with them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What training on a model of one shape holds, computed in bfloat16, on one GPU without shards."""
+    """Memory of training a model of one shape in bfloat16, on one GPU without sharding."""
 
     parameters: int
     weight_bytes: int
@@ -67,41 +67,45 @@ class Memory:
     adapter_bytes: int
     """The adapter, its gradient and the optimizer's moments."""
     layer_bytes: int
-    """Bytes that one layer keeps of each token for its backward."""
+    """Bytes per token that one layer keeps for its backward pass."""
     checkpoint_bytes: int
-    """Bytes that one layer keeps of each token under train.checkpointing: its input."""
+    """Bytes per token that one layer keeps with train.checkpointing: its input."""
     layers: int
     kv_bytes: int
     """Bytes of the KV cache of one token."""
     full_layer_bytes: int
-    """Bytes that one layer keeps of each token for its backward where all weights are trained."""
+    """Bytes per token that one layer keeps for its backward pass if all weights are trained."""
     gathered_bytes: int
-    """Bytes, in bfloat16, of the largest part that FSDP2 gathers at once where all weights are trained: the embedding
-    and the output layer."""
+    """Bytes, in bfloat16, of the largest part that FSDP2 gathers at once if all weights are trained: embedding and
+    output layer.
+    """
 
     @property
     def full_bytes(self) -> int:
-        """Bytes of all weights as they are trained whole: weights, gradients and moments."""
+        """Bytes of all weights if they are trained: weights, gradients and moments."""
         return TRAINED_BYTES * self.parameters
 
     def full_total_bytes(self, tokens: int, *, gpus: int) -> int:
-        """Count what each GPU holds in such a forward, where all weights are trained."""
+        """Return the bytes that each GPU holds in a forward pass with checkpointing, if all weights are trained."""
         activations = tokens * (self.layers * self.checkpoint_bytes + self.full_layer_bytes)
         return self.full_bytes // gpus + self.gathered_bytes + activations
 
     def activation_bytes(self, tokens: int, *, checkpointing: bool) -> int:
-        """Count what a forward of so many tokens keeps; with checkpointing, one layer is whole at a time."""
+        """Return the bytes that a forward pass of `tokens` keeps; with checkpointing, one layer is whole at a time."""
         if checkpointing:
             return tokens * (self.layers * self.checkpoint_bytes + self.layer_bytes)
         return tokens * self.layers * self.layer_bytes
 
     def total_bytes(self, tokens: int, *, gpus: int) -> int:
-        """Count what each GPU holds in a forward of so many tokens with checkpointing; weights are cut over all."""
+        """Return the bytes that each GPU holds in a forward pass with checkpointing.
+
+        Weights are sharded over all GPUs.
+        """
         return (self.weight_bytes + self.adapter_bytes) // gpus + self.activation_bytes(tokens, checkpointing=True)
 
 
 class _Kernel(torch.autograd.Function):
-    """Attention as far as memory goes: it keeps its inputs and its output."""
+    """Attention with the memory of a real kernel: it keeps its inputs and its output."""
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
@@ -141,7 +145,7 @@ def count(shape: Shape, *, rank: int) -> Memory:
 
 
 def _policy(shape: Shape, rank: int | None, *, layers: int, checkpointing: bool = False) -> PolicyModel:
-    """Return the trainer's policy of this shape on the meta device; without a rank all of its weights are trained."""
+    """Return the trainer's policy of this shape on the meta device; without a rank, all of its weights are trained."""
     config = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -163,7 +167,7 @@ def _policy(shape: Shape, rank: int | None, *, layers: int, checkpointing: bool 
 
 
 def _kept(policy: PolicyModel) -> int:
-    """Return the bytes that autograd keeps of one forward of the decoder, the weights left out."""
+    """Return the bytes that autograd keeps in one forward pass of the decoder, without the weights."""
     weights = {_storage(weight) for weight in policy.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -185,7 +189,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def rows(memory: Memory, row_tokens: int) -> dict[str, str]:
-    """Give the lines of the guide's table for one model."""
+    """Return the cells of the guide's table for one model, by row."""
 
     def gib(count: float) -> str:
         return f"{count / GIB:.1f} GiB"
@@ -211,9 +215,9 @@ def rows(memory: Memory, row_tokens: int) -> dict[str, str]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog=program(), description=__doc__)
-    made.add_argument("--rank", type=int, default=32, help="of the adapter")
+    made.add_argument("--rank", type=int, default=32, help="rank of the adapter")
     made.add_argument("--row-tokens", type=int, default=16_384, help="train.max_tokens_per_microbatch")
-    made.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+    made.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return made
 
 

@@ -1,12 +1,12 @@
-"""When a batch is cut, and what that costs: the real scheduler in virtual time beside a simulation of its policy.
+"""When a batch is cut, and what that costs: the real scheduler in virtual time next to a simulation of its policy.
 
 `python -m benchmarks.oversample [--json] [--workloads FILE.py] [--seed N]`
 
-`tail_*` is a long-tailed workload: 256 rollouts a batch, in a group of its own each or in groups of 8; `h7_*` is 16
-groups of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds a batch, `*_speedup` the seconds of
-waiting for all over these, and `*_of_simulated` the seconds of the simulation over these; without a suffix every
-rollout has a place, with `_128` there are 128 places. Wasted tokens are those of finished turns; the logged length bias
-knows cut rollouts up to their cut only.
+`tail_*` is a long-tailed workload: 256 rollouts per batch, each a separate group or in groups of 8. `h7_*` is 16
+groups of 8 with 5 % of the rollouts stuck for a second. `*_s` are virtual seconds per batch, `*_speedup` the seconds
+of waiting for all rollouts divided by these, and `*_of_simulated` the simulation's seconds divided by these. Without
+a suffix every rollout has a place; with `_128` there are 128 places. Wasted tokens are those of finished turns. The
+logged length bias knows cut rollouts only up to their cut.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.support.virtual_time import run_in_virtual_time
 
 NEEDED, BATCHES, GROUP = 256, 12, 8
 ENDLESS = 1 << 30
-"""A bound on age that never holds anybody up: the pure policy."""
+"""A bound on age that never makes anything wait: the pure policy."""
 PLACES = {"": ENDLESS, "_128": 128}
 TOKENS_PER_S = 10
 Rows: TypeAlias = Sequence[Sequence[float]]
@@ -42,10 +42,10 @@ Rows: TypeAlias = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a batch is played and cut."""
+    """How a batch is run and cut."""
 
     groups: int
-    """Wanted in a batch."""
+    """Groups wanted in a batch."""
     size: int = 1
     settings: OversampleConfig = field(default_factory=OversampleConfig)
 
@@ -74,7 +74,7 @@ H7: dict[str, Policy] = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------- the real one
+# ---------------------------------------------------------------------------------------------- the real scheduler
 
 
 class PackedInputs(Task):
@@ -84,7 +84,7 @@ class PackedInputs(Task):
 
 
 class Waits(ag.Env[PackedInputs]):
-    """Ends when the model says so; the waiting is the engine's."""
+    """An env that ends when the model says so; the engine does the waiting."""
 
     limits = ag.Limits(seconds=1e9, turns=1000, context_tokens=1 << 20, turn_tokens=1 << 20)
 
@@ -96,7 +96,7 @@ class Waits(ag.Env[PackedInputs]):
 
 
 class Paced(Scripted):
-    """Answers each turn after its seconds, in a text that is as long."""
+    """An engine that responds to each turn after its seconds, with a text of proportional length."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -117,7 +117,7 @@ class Paced(Scripted):
 
 
 def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[PackedInputs]:
-    """Groups of as many rollouts as one starts with."""
+    """Yield groups of as many rollouts as the policy starts per group."""
     size = policy.size + policy.settings.extra_rollouts
     for at in range(0, len(rows) - size + 1, size):
         task = PackedInputs(
@@ -131,7 +131,7 @@ def tasks(engine: Paced, rows: Rows, policy: Policy) -> Iterator[PackedInputs]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """What some batches came to."""
+    """The results of some batches."""
 
     seconds: list[float]
     whole_groups: list[int]
@@ -141,7 +141,7 @@ class Batches:
 
 
 async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Batches:
-    """The scheduler that a run uses, over these latencies; `places` is how many rollouts are played at once."""
+    """Run a run's scheduler over these latencies; `places` is the number of rollouts that run at once."""
     engine, loop = Paced(), asyncio.get_running_loop()
     seconds, whole, kept, accounts = [], [], [], []
     async with Scheduler(
@@ -163,7 +163,7 @@ async def drive(rows: Rows, policy: Policy, *, batches: int, places: int) -> Bat
 
 
 def _whole(groups: Sequence[Group], policy: Policy) -> int:
-    """Groups of 8 that are all there; where the scheduler saw single rollouts, neighbors are taken for a group."""
+    """Return the number of complete groups of 8; single rollouts are grouped with their neighbors."""
     if policy.size > 1:
         return sum(len(group.scored) == policy.size for group in groups)
     kept = np.bincount([int(group.group_id) // GROUP for group in groups])
@@ -171,7 +171,7 @@ def _whole(groups: Sequence[Group], policy: Policy) -> int:
 
 
 def total(accounts: Sequence[BatchStats]) -> BatchStats:
-    """Of all batches; what one carried the next resumed."""
+    """Return the sum over all batches; rollouts that one batch carried over are resumed by the next."""
     whole = accounts[0]
     for batch_stats in accounts[1:]:
         whole = whole + batch_stats
@@ -182,7 +182,7 @@ def total(accounts: Sequence[BatchStats]) -> BatchStats:
 
 
 class Simulation:
-    """The policy on paper: rollouts end after their seconds, a free place goes to the one that waits for longest."""
+    """The policy on paper: rollouts end after their seconds, and a free place goes to the longest-waiting rollout."""
 
     def __init__(self, rows: Rows, policy: Policy, *, places: int) -> None:
         size = policy.size + policy.settings.extra_rollouts
@@ -191,14 +191,14 @@ class Simulation:
         self.policy, self.places, self.now = policy, places, 0.0
         self.waiting: deque[tuple[int, float]] = deque()
         self.running: list[tuple[float, int, int]] = []
-        """End, number and group of each; a number not in `alive` has been cancelled."""
+        """End, number and group of each rollout; a number that is not in `alive` was cancelled."""
         self.alive: set[int] = set()
         self.left: dict[int, int] = {}
-        """How many more scores each open group needs."""
+        """Scores that each open group still needs."""
         self.begun = 0
 
     def batch(self) -> float:
-        """Seconds until the batch is cut."""
+        """Run until the batch is cut, and return its seconds."""
         policy, settings, began = self.policy, self.policy.settings, self.now
         while len(self.left) < policy.groups + settings.extra_groups:
             self._open(self.fresh.popleft())
@@ -249,20 +249,20 @@ class Simulation:
 
 
 def tail_rows(module: Any, seed: int) -> list[list[float]]:
-    """More rollouts than any policy starts."""
+    """Return more rollouts than any policy starts."""
     _, _, turns = module.rollout_latency(seed=seed, n=2 * NEEDED * (BATCHES + 1))
     return [row.tolist() for row in turns]
 
 
 def stuck_rows(seed: int) -> list[list[float]]:
-    """Rollouts of about 40 ms; 5 % hang for a second."""
+    """Return rollouts of about 40 ms, of which 5 % hang for a second."""
     rng = np.random.default_rng([seed, 7])
     seconds = rng.lognormal(np.log(0.04), 0.5, 2 * 16 * GROUP)
     return [[1.0 if stuck else float(one)] for one, stuck in zip(seconds, rng.random(len(seconds)) < 0.05, strict=True)]
 
 
 def measure(name: str, rows: Rows, policy: Policy, *, batches: int, places: int) -> dict[str, float]:
-    """The real scheduler's figures, and how far the simulation is off."""
+    """Return the real scheduler's figures, and how far the simulation is from them."""
     real = run_in_virtual_time(drive(rows, policy, batches=batches, places=places))
     simulation = Simulation(rows, policy, places=places)
     simulated = [simulation.batch() for _ in range(batches)]

@@ -1,10 +1,10 @@
-"""CPU seconds of a start: importing the package, the names that an env needs, and the quickstart in all.
+"""CPU seconds of a start: importing the package and the names that an env needs, and the whole quickstart.
 
 `python -m benchmarks.start [--json] [--quick]`
 
-Each import is a process of its own, and the least of several counts; the processes take turns. The floor imports only
+Each import is a separate process, and the least of several counts; the processes take turns. The floor imports only
 what no env can do without: numpy, pydantic and asyncio. The quickstart is what `make quickstart` runs once everything
-is installed, with sandboxes whose processes are its own: bubblewrap, or none. With `--quick` it is left out.
+is installed, with sandboxes that are its child processes: bubblewrap, or none. With `--quick` it is left out.
 """
 
 import subprocess
@@ -25,7 +25,11 @@ CODES = {
 
 
 def cpu_s(command: list[str]) -> float:
-    """CPU seconds of a command and of what it starts; CalledProcessError where it fails."""
+    """Return the CPU seconds of a command and of the processes it starts.
+
+    Raises:
+        CalledProcessError: If the command fails.
+    """
     before = getrusage(RUSAGE_CHILDREN)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = getrusage(RUSAGE_CHILDREN)
@@ -33,7 +37,7 @@ def cpu_s(command: list[str]) -> float:
 
 
 def imports() -> dict[str, float]:
-    """CPU seconds of each import beyond those of Python itself."""
+    """Return the CPU seconds of each import beyond those of Python itself."""
     least = dict.fromkeys(CODES, float("inf"))
     for _ in range(ROUNDS):
         for name, code in CODES.items():
@@ -43,7 +47,7 @@ def imports() -> dict[str, float]:
 
 
 def quickstart() -> tuple[dict[str, float], dict[str, float | str]]:
-    """CPU seconds of the quickstart, its sandboxes included, and its command."""
+    """Return the CPU seconds of the quickstart, its sandboxes included, and its command."""
     sandbox = "unsafe" if why_no_bubblewrap() else "bubblewrap"
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recipes.chase_grpo", "--sandbox", sandbox, "--output-dir", f"{folder}/run"]
@@ -51,7 +55,7 @@ def quickstart() -> tuple[dict[str, float], dict[str, float | str]]:
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """What is aimed at."""
+    """Return the goals."""
     return {
         "import agentgym, CPU s": at_most(figures["import_cpu_s"], 0.15),
         "quickstart, CPU s": at_most(figures.get("quickstart_cpu_s"), 20),
@@ -60,7 +64,7 @@ def goals(figures: dict[str, float]) -> dict[str, Goal]:
 
 def main() -> None:
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--quick", action="store_true", help="without the quickstart")
+    parser.add_argument("--quick", action="store_true", help="leave out the quickstart")
     args = parser.parse_args()
     figures = imports()
     reference: dict[str, float | str] = {}

@@ -1,9 +1,9 @@
-"""CPU milliseconds and bytes of keeping a rollout, beside the same columns written as Parquet files.
+"""CPU milliseconds and bytes of storing a rollout, compared with the same columns written as Parquet files.
 
-The two ways take turns, and of each the least of several runs counts, so that a busy machine does not decide.
+The two formats take turns, and the least of several runs each counts, so that a busy machine matters less.
 
-`python -m benchmarks.store [--json] [--workloads FILE.py] [--seed N]`; Parquet needs `pip install pyarrow`.
-A file of workloads has `kept_rollouts(seed)`, a list of rollouts.
+`python -m benchmarks.store [--json] [--workloads FILE.py] [--seed N]`; Parquet needs `pip install pyarrow`. A file of
+workloads has `kept_rollouts(seed)`, which returns a list of rollouts.
 """
 
 import importlib.util
@@ -28,11 +28,11 @@ from benchmarks.harness import arguments, at_most, load_workloads, report
 BATCH = 16
 """Rollouts written at a time."""
 RUNS = 5
-"""How often each way is measured; the least counts."""
+"""Measurements of each format; the least counts."""
 
 
 def kept_rollouts(seed: int = 0, *, count: int = 200, tokens: int = 5000, turns: int = 10) -> list[Rollout]:
-    """Rollouts of one segment; half of each turn is sampled, and a word is said for each three tokens."""
+    """Return rollouts of one segment, with half of each turn sampled and a word of text per three tokens."""
     rng = np.random.default_rng(seed)
     words = [rng.integers(97, 123, n, np.uint8).tobytes().decode() for n in rng.integers(2, 9, 5000)]
 
@@ -85,7 +85,7 @@ def keep(rollouts: Sequence[Rollout], folder: Path) -> None:
 
 
 def step_of(rollout: Rollout) -> list[Trained]:
-    """As if the trainer's log-probabilities were the engine's."""
+    """Return a step's results, with the engine's log-probabilities as the trainer's."""
     return [
         Trained(
             rollout_id=rollout.rollout_id,
@@ -98,14 +98,14 @@ def step_of(rollout: Rollout) -> list[Trained]:
 
 
 def read(folder: Path) -> None:
-    """Read all of them back, whole."""
+    """Read all rollouts back, whole."""
     with RolloutStore(folder) as store:
         for _ in store.find():
             pass
 
 
 def keep_as_parquet(rollouts: Sequence[Rollout], folder: Path) -> None:
-    """The same columns as one compressed file a batch; the trainer's log-probabilities are known beforehand."""
+    """Write the same columns as one compressed file per batch; the trainer's log-probabilities are already known."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,7 +129,7 @@ def batches(rollouts: Sequence[Rollout]) -> list[Sequence[Rollout]]:
 
 
 def cpu_ms(work: Callable[[], object], count: int) -> float:
-    """Of this process, all threads, for one of `count` rollouts."""
+    """Return the CPU milliseconds of this process, all threads, divided by `count` rollouts."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1e3 / count
@@ -140,19 +140,19 @@ def size_of(folder: Path) -> int:
 
 
 def in_a_folder(way: Callable[[Path], object], count: int) -> tuple[float, int]:
-    """CPU milliseconds a rollout of writing into a new folder, and the bytes there."""
+    """Return the CPU milliseconds per rollout of writing into a new folder, and the bytes there."""
     with tempfile.TemporaryDirectory() as folder:
         return cpu_ms(lambda: way(Path(folder)), count), size_of(Path(folder))
 
 
 def measure(ways: Mapping[str, Callable[[Path], object]], count: int) -> dict[str, tuple[float, int]]:
-    """The least CPU milliseconds a rollout, and the bytes, of each way; they take turns."""
+    """Return the least CPU milliseconds per rollout, and the bytes, of each format; the formats take turns."""
     runs = [{name: in_a_folder(way, count) for name, way in ways.items()} for _ in range(RUNS)]
     return {name: min(run[name] for run in runs) for name in ways}
 
 
 def time_of_adding(rollouts: Sequence[Rollout]) -> float:
-    """Milliseconds that the caller, an event loop in a run, spends on a rollout; the least of several runs."""
+    """Return the ms that the caller, an event loop in a run, spends on a rollout, the least of several runs."""
     groups = [Group(group_id=r.group_id, rollouts=(r,)) for r in rollouts]
     found = []
     for _ in range(RUNS):
@@ -165,7 +165,7 @@ def time_of_adding(rollouts: Sequence[Rollout]) -> float:
 
 
 def read_ms(rollouts: Sequence[Rollout]) -> float:
-    """CPU milliseconds a rollout of reading all of them back; the least of several runs."""
+    """Return the CPU milliseconds per rollout of reading all of them back, the least of several runs."""
     with tempfile.TemporaryDirectory() as folder:
         keep(rollouts, Path(folder))
         return min(cpu_ms(lambda: read(Path(folder)), len(rollouts)) for _ in range(RUNS))
@@ -188,7 +188,7 @@ def main() -> None:
         "event_loop_ms": time_of_adding(rollouts),
         "read_cpu_ms": read_ms(rollouts),
         "file_bytes_a_token": found["sqlite"][1] / tokens,
-        # Ids, mask (the turns' spans) and both log-probabilities: the messages are text, and stand apart.
+        # Ids, mask (the turns' spans) and both log-probabilities; messages are text and not counted.
         "bytes_a_token": sum(len(row[3]) + 2 * len(row[5]) + len(row[6]) for row in rows) / tokens,
     }
     reference: dict[str, float | str] = {"parquet": "not measured: no pyarrow"}

@@ -1,8 +1,7 @@
-"""Costs of `agentgym view`: keeping what it shows, pages of 100,000 rollouts, and a rollout of 200,000 tokens.
+"""Costs of `agentgym view`: storing its data, pages of 100,000 rollouts, and a rollout of 200,000 tokens.
 
-A server runs as a process of its own, and is asked as a browser asks it; of each request the least of several runs
-counts.
-The reference is the same page of the table as one plain query of SQLite, without a server and without JSON.
+A server runs as a separate process and is queried as by a browser; the least of several runs of each request counts.
+The reference is the same page of the table as one plain SQLite query, without a server and without JSON.
 
 `python -m benchmarks.view [--json] [--rollouts N] [--seed N]`
 """
@@ -39,9 +38,9 @@ ROLLOUTS = 100_000
 TOKENS = 200_000
 """Tokens of the longest rollout."""
 STEPS, FIGURES = 5_000, 95
-"""Steps of the run, and figures of each, for its curves."""
+"""Steps of the run and metrics of each step, for its curves."""
 A_STEP, GROUP = 256, 8
-"""Rollouts of a step and of a group."""
+"""Rollouts per step and per group."""
 VOCABULARY = 151_936
 SERVE = """import os; os.environ["XDG_CACHE_HOME"] = "{folder}/.cache"
 from agentgym.cli.main import main; main(["view", "{folder}", "--no-browser", "--no-token"])"""
@@ -63,23 +62,26 @@ PAGES = {
     "long_rollout_first_tokens": "rollouts/{long}/tokens?count=4000",
     "long_rollout_last_tokens": "rollouts/{long}/tokens?from=196000&count=4000",
 }
-"""What is asked of a run, by the name of its figure."""
+"""Requests about a run, by the name of their figure."""
 SEEN = {
     "curves": ("", "[data-metric=reward] path"),
     "table": ("rollouts", "[role=row]:not(.waiting) [role=gridcell] a"),
     "rollout": ("rollout/{long}", ".message"),
     "tokens": ("rollout/{long}?view=tokens", ".tokens [data-i]"),
 }
-"""What is looked at in a browser, and what is there then."""
+"""Pages that a browser opens, and the selector of an element that shows that the page is drawn."""
 
 
 def words_of(rng: np.random.Generator) -> list[str]:
-    """Words that come again."""
+    """Return a vocabulary of words, which texts repeat."""
     return [rng.integers(97, 123, n, np.uint8).tobytes().decode() for n in rng.integers(2, 9, 5000)]
 
 
 def rollout(rng: np.random.Generator, words: Sequence[str], number: int, *, tokens: int, turns: int) -> Rollout:
-    """One segment, half of each turn sampled, a word said for each three tokens; some failed, some with tool errors."""
+    """Return a rollout of one segment, with half of each turn sampled and a word of text per three tokens.
+
+    Some rollouts failed, some have tool errors.
+    """
     size = tokens // turns
     sampled, made = np.zeros(tokens, np.bool_), list[Turn]()
     chosen = iter(rng.zipf(1.3, tokens) % len(words))
@@ -135,7 +137,7 @@ def rollout(rng: np.random.Generator, words: Sequence[str], number: int, *, toke
 
 
 def fill(folder: Path, count: int, seed: int) -> int:
-    """Write a run of so many rollouts by the real writer, then a long one; the number of that."""
+    """Write a run of `count` rollouts with the real writer, then a long one; return the number of the long one."""
     rng = np.random.default_rng(seed)
     words = words_of(rng)
     (folder / "settings.json").write_text(
@@ -152,24 +154,24 @@ def fill(folder: Path, count: int, seed: int) -> int:
             writer.add([Group(group_id=of[0].group_id, rollouts=of) for of in parts(played, GROUP)], step=step)
             writer.add_step([made for of in played for made in step_of(of)], step=step)
             if step % 8 == 0:
-                writer.flush()  # else all that waits to be written is in memory
+                writer.flush()  # else everything that waits to be written stays in memory
         long = rollout(rng, words, count, tokens=TOKENS, turns=100)
         writer.add([Group(group_id=long.group_id, rollouts=(long,))], step=step + 1)
     return count + 1
 
 
 def parts(rollouts: Sequence[Rollout], size: int) -> list[tuple[Rollout, ...]]:
-    """The rollouts in parts of that size."""
+    """Split the rollouts into tuples of `size`."""
     return [tuple(rollouts[first : first + size]) for first in range(0, len(rollouts), size)]
 
 
 def token_bytes(model: str, ids: Sequence[int]) -> Mapping[int, bytes]:
-    """As a tokenizer's table gives them."""
+    """Return the bytes of tokens, like a tokenizer's table."""
     return {token: b"tok%d" % token for token in ids}
 
 
 def write_cpu_ms(rollouts: Sequence[Rollout], names: TokenBytes | None, before: Sequence[Rollout] = ()) -> float:
-    """CPU milliseconds, all threads, of keeping one of the rollouts and its step; the least of several runs."""
+    """Return the CPU ms, all threads, of storing one of the rollouts and its step, the least of several runs."""
     found = []
     for _ in range(RUNS):
         with tempfile.TemporaryDirectory() as folder, RolloutWriter(Path(folder), token_bytes=names) as writer:
@@ -188,7 +190,10 @@ def _keep(writer: RolloutWriter, rollouts: Sequence[Rollout]) -> None:
 
 
 def in_text(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """The rollouts with ids as frequent as words of a text: a few are most of it, and new ones go on coming."""
+    """Return the rollouts with ids as frequent as words of a text.
+
+    A few ids are most of it, and new ones keep appearing.
+    """
     rng = np.random.default_rng(seed)
     return [
         replace(
@@ -203,7 +208,7 @@ def in_text(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, int]]:
-    """A server on the folder: its address, and its process."""
+    """Start a server on the folder, and yield its address and its process id."""
     code = SERVE.format(folder=folder)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
@@ -215,7 +220,7 @@ def served(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def asked(address: str) -> tuple[float, float, int]:
-    """Seconds of the first request and of the fastest, and the bytes of the answer."""
+    """Return the seconds of the first request and of the fastest, and the bytes of the response."""
     found, size = [], 0
     for _ in range(RUNS):
         began = time.perf_counter()
@@ -226,13 +231,13 @@ def asked(address: str) -> tuple[float, float, int]:
 
 
 def peak_mib(process: int) -> float:
-    """The most memory that a process has had, in MiB (Linux)."""
+    """Return the most memory that a process has had so far, in MiB (Linux)."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def index_all(folder: Path) -> float:
-    """CPU seconds of indexing all texts."""
+    """Return the CPU seconds of indexing all texts."""
     from agentgym.view.runs import run_of
     from agentgym.view.search.index import SearchIndex
 
@@ -245,7 +250,7 @@ def index_all(folder: Path) -> float:
 
 
 def plain_query_s(folder: Path) -> float:
-    """Seconds of the first page as one query, without counting."""
+    """Return the seconds of the first page as one query, without counting the rows."""
     sql = "SELECT number, phase, step, group_id, reward, turns, tokens FROM rollouts ORDER BY number LIMIT 200"
     found = []
     for _ in range(RUNS):
@@ -258,7 +263,7 @@ def plain_query_s(folder: Path) -> float:
 
 
 def page_figures(folder: Path, count: int, long: int) -> dict[str, float]:
-    """Seconds of each request, and the memory of the server behind all of them."""
+    """Return the seconds of each request, and the server's memory before and after all of them."""
     from agentgym.view.runs import run_of
 
     figures: dict[str, float] = {}
@@ -274,9 +279,10 @@ def page_figures(folder: Path, count: int, long: int) -> dict[str, float]:
 
 
 def seen_in_browser(folder: Path, long: int) -> dict[str, float]:
-    """Seconds until a page of Chromium's is there and answers, each in a new profile; the first and the fastest.
+    """Return the seconds until a page in Chromium is drawn and responsive, of the first and of the fastest run.
 
-    Nothing where playwright or a Chromium is missing. The browser's own start is not counted.
+    Each run has a new browser profile. The browser's own start is not counted. Returns {} if playwright or Chromium
+    is missing.
     """
     from agentgym.view.runs import run_of
 
@@ -296,7 +302,7 @@ def seen_in_browser(folder: Path, long: int) -> dict[str, float]:
                 began = time.perf_counter()
                 page.goto(f"{address}#/{key}/{path.format(long=long)}")
                 page.wait_for_selector(drawn)
-                page.evaluate("() => new Promise(requestAnimationFrame)")  # it is free for what a user does
+                page.evaluate("() => new Promise(requestAnimationFrame)")  # the page is free to respond to the user
                 found.append(time.perf_counter() - began)
                 page.context.close()
             figures |= {f"{name}_seen_s": min(found), f"{name}_seen_first_s": found[0]}

@@ -1,14 +1,13 @@
-"""CPU microseconds a turn of real envs with and without the cache of words' ids, and what the cache is worth.
+"""CPU microseconds per turn of real envs with and without the cache of words' ids, and the gain of the cache.
 
 `python -m benchmarks.words [--json] [--seed N]`
 
-The envs are `chase` and `code_repair` of the gallery, in their own sandboxes, played by `run_groups` with an engine
-whose
-answers lie ready: so the CPU time is that of the process that plays, without the model's, which is on a GPU. In
-`code_repair` each rollout lists the repository, reads two of its files, lets a program fail, looks for definitions and
-runs tests. Both ways take turns in this process, each with a tokenizer of its own, on the same tasks. The tokenizer is
-a byte-level BPE of about one token a word, as those of large models; that of the bundled tiny model has a pattern that
-the cache does not know, so it makes no difference there.
+The envs are `chase` and `code_repair` of the gallery, in their own sandboxes, run by `run_groups` with an engine
+whose responses are ready. So the CPU time is that of the process that runs the rollouts, without the model's, which
+is on a GPU. In `code_repair` each rollout lists the repository, reads two of its files, runs a program that fails,
+looks for definitions and runs tests. Both variants take turns in this process, each with its own tokenizer, on the
+same tasks. The tokenizer is a byte-level BPE with about one token per word, as large models have. The bundled tiny
+model's has a pattern that the cache doesn't know, so it makes no difference there.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ SCRIPTS = {
 
 
 class Script(Instant):
-    """Plays one script in every rollout."""
+    """An engine that runs one script in every rollout."""
 
     async def generate(
         self, token_ids: Sequence[int], *, session: str, max_tokens: int, sampling: Sampling, seed: int
@@ -68,13 +67,16 @@ class Script(Instant):
 
 
 def engine_of(texts: list[str], script: list[str], *, cached: bool) -> Script:
-    """An engine with a tokenizer that looks words up, or encodes all texts whole."""
+    """Return an engine with a tokenizer that looks words up, or that encodes all texts whole."""
     with patch.object(WordCache, "of", WordCache.of if cached else lambda backend: None):
         return Script(word_tokenizer(texts), {"script": script})  # it encodes the script, which opens the cache
 
 
 async def played(env: Any, tasks: Sequence[Any], engine: Script, sandboxes: Any, ids: list[float]) -> int:
-    """How many turns were played; `ids` takes in how many ids a turn were not sampled."""
+    """Run all tasks and return the number of turns.
+
+    Append to `ids` the number of ids per turn that were not sampled.
+    """
     groups = await run_groups(env, tasks, engine, n=GROUP, sandboxes=sandboxes)
     segments = [segment for rollout in groups.rollouts for segment in rollout.segments]
     turns = sum(len(segment.turns) for segment in segments)
@@ -83,7 +85,7 @@ async def played(env: Any, tasks: Sequence[Any], engine: Script, sandboxes: Any,
 
 
 async def measured(seed: int) -> dict[str, float]:
-    """The figures of both envs."""
+    """Return the figures of both envs."""
     texts = [path.read_text() for path in sorted((ROOT / "agentgym").rglob("*.py"))]
     figures: dict[str, float] = {}
     for name, script in SCRIPTS.items():
@@ -103,7 +105,7 @@ async def measured(seed: int) -> dict[str, float]:
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """What is aimed at: less, and the cache is not worth its code."""
+    """Return the goals; below them the cache isn't worth its code."""
     return {"code_repair without the cache over with it": at_least(figures["code_repair_gain"], 1.3)}
 
 

@@ -1,13 +1,13 @@
 """Seeded workloads of the benchmarks: every generator is a pure function of its arguments (numpy PCG64).
 
-Another file with the same names can take its place: `--workloads FILE.py`.
+Another file with the same names can replace it: `--workloads FILE.py`.
 
     stepwise          step samples of multi-turn rollouts, prompt and response lengths anti-correlated
     rl_lengths        prompt and completion lengths, a tenth of the completions at the limit
-    fanout            rollouts that become several samples each
+    fanout            rollouts with several samples each
     rollout_latency   rollout durations with a long tail
-    tool_dialog       the texts and tool calls that a scripted engine plays
-    token_counts, trie_tokens, imbalance, straggler, flops   what they cost, in theory
+    tool_dialog       the texts and tool calls that a scripted engine returns
+    token_counts, trie_tokens, imbalance, straggler, flops   their costs, in theory
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 VOCAB = 151_936
 PAD, EOS = 151_643, 151_645
 SAMPLED_IDS = 151_000
-"""Random ids are drawn under this, away from special tokens."""
+"""Random ids are below this, away from special tokens."""
 
 Turns: TypeAlias = list[tuple[list[int], list[int]]]
 """Action and observation ids of each turn."""
@@ -39,7 +39,7 @@ class StepBatch:
     traj: NDArray[Any] = field(default_factory=lambda: np.zeros(0, int))
     """Rollout of each sample."""
     segment: NDArray[Any] = field(default_factory=lambda: np.zeros(0, int))
-    """Segment inside the rollout: a compaction starts a new one."""
+    """Segment within the rollout; a compaction starts a new one."""
     group: NDArray[Any] = field(default_factory=lambda: np.zeros(0, int))
     is_last: NDArray[Any] = field(default_factory=lambda: np.zeros(0, bool))
     meta: dict[str, Any] = field(default_factory=dict)
@@ -68,9 +68,9 @@ def stepwise(
     early_heavy: float = 0.5,
     prompt_median: int = 640,
 ) -> StepBatch:
-    """Step samples in which early turns are long and have short prompts, and late turns the reverse.
+    """Return step samples whose early turns are long and have short prompts, and whose late turns are the reverse.
 
-    A sample's prompt is all that its segment holds before the turn; its response the action (trained), then
+    A sample's prompt is everything in its segment before the turn. Its response is the action (trained), then
     the observation (not trained; the last turn has none). So a sample is a prefix of the next one's prompt,
     unless the context was compacted in between (`compaction_p`). With `fork_p` a rollout shares its first
     turns, id for id, with the rollout before it in the group. `early_heavy` is the share of rollouts that
@@ -98,7 +98,7 @@ def stepwise(
 
 
 def _draw_turns(rng: Generator, n: int, n_prompt: int, max_len: int, min_budget: float, early_heavy: float) -> Turns:
-    """The actions and observations of one rollout, within `max_len` ids with its prompt."""
+    """Draw the actions and observations of one rollout, within `max_len` ids including its prompt."""
     budget = int(rng.uniform(min_budget, 1.0) * max_len) - n_prompt
     seen = rng.integers(16, max(17, max_len // 64), n)
     shared = int(seen[:-1].sum())
@@ -116,7 +116,7 @@ def _draw_turns(rng: Generator, n: int, n_prompt: int, max_len: int, min_budget:
 
 
 def _fork(rng: Generator, before: Turns, steps: Turns, n_prompt: int, max_len: int) -> Turns:
-    """The first turns of another rollout, and then as many of this one's as still fit."""
+    """Return the first turns of another rollout, and then as many of this one's as still fit."""
     cut = int(rng.integers(1, max(2, min(len(steps), len(before)))))
     kept, rest = before[:cut], steps[cut:]
     used = n_prompt + sum(len(a) + len(o) for a, o in kept)
@@ -128,7 +128,7 @@ def _fork(rng: Generator, before: Turns, steps: Turns, n_prompt: int, max_len: i
 def _play(
     rng: Generator, batch: StepBatch, steps: Turns, prompt: list[int], compact_at: int, ids: tuple[int, int]
 ) -> list[tuple[int, int, int, bool]]:
-    """Append one rollout's samples; their rollout, segment, group and whether each is the last."""
+    """Append one rollout's samples, and return their rollout, segment, group and whether each is the last."""
     context, segment, names = list(prompt), 0, []
     reward = float(rng.random() < 0.4)
     for t, (action, observation) in enumerate(steps):
@@ -150,7 +150,7 @@ def _play(
 
 
 def rl_lengths(seed: int = 0, n: int = 4096, group: int = 8) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Prompt length, completion length and group of each of `n` samples; a group's prompts are equal.
+    """Return the prompt length, completion length and group of each of `n` samples; a group's prompts are equal.
 
     Completions are log-normal (median 700, sigma 0.9) in 24..4096, a tenth of them 4096; prompts log-normal
     (median 256, sigma 0.43) in 64..1024.
@@ -166,10 +166,10 @@ def rl_lengths(seed: int = 0, n: int = 4096, group: int = 8) -> tuple[NDArray[An
 def fanout(
     seed: int = 0, n: int = 65_536, group: int = 8, max_seg: int = 6, fan: bool = True, shuffle: bool = False
 ) -> dict[str, NDArray[Any]]:
-    """Arrays reward, rollout, prompt and is_last of `n` samples; a rollout's samples repeat its reward.
+    """Return arrays reward, rollout, prompt and is_last of `n` samples; a rollout's samples repeat its reward.
 
-    Rewards are 0 or 1 plus a little noise, so that no group is without variance. Rollouts with more samples
-    score lower, so a baseline that counts samples is visibly biased.
+    Rewards are 0 or 1 plus a little noise, so that every group has variance. Rollouts with more samples score lower,
+    so a baseline that counts samples is visibly biased.
     """
     rng = np.random.default_rng([seed, 3])
     count = np.minimum(rng.geometric(0.45, n), max_seg) if fan else np.ones(n, int)
@@ -196,7 +196,7 @@ def fanout(
 def fanout_reference(
     reward: ArrayLike, rollout: ArrayLike, prompt: ArrayLike, std: bool = True, eps: float = 1e-6
 ) -> NDArray[np.float64]:
-    """Once-per-rollout advantages by the definition: float64, unbiased deviation, 0 for a group of one."""
+    """Return once-per-rollout advantages by definition: float64, unbiased deviation, 0 for a group of one."""
     _, first, where = np.unique(np.asarray(rollout), return_index=True, return_inverse=True)
     score = np.asarray(reward, np.float64)[first]
     _, place = np.unique(np.asarray(prompt)[first], return_inverse=True)
@@ -218,7 +218,7 @@ def rollout_latency(
     tail_alpha: float = 1.5,
     cap: float = 60.0,
 ) -> tuple[NDArray[Any], NDArray[Any], list[NDArray[Any]]]:
-    """Turns, total seconds and per-turn seconds of `n` rollouts; a share `tail_p` of turns are stragglers."""
+    """Return turns, total seconds and per-turn seconds of `n` rollouts; a share `tail_p` of turns are stragglers."""
     rng = np.random.default_rng([seed, 5])
     turns = 1 + rng.binomial(max_turns - 1, 0.35, n)
     seconds = []
@@ -231,7 +231,7 @@ def rollout_latency(
 
 
 def tool_dialog(seed: int = 0, turns: int = 8, words: int = 24) -> tuple[list[dict[str, Any]], str]:
-    """The assistant's side of one rollout: `turns` - 1 tool calls with a text each, and a final answer."""
+    """Return the assistant's side of one rollout: `turns` - 1 tool calls with a text each, and a final answer."""
     rng = np.random.default_rng([seed, 4])
     vocabulary = ["alpha", "bravo", "delta", "golf", "hotel", "india", "kilo", "lima", "metro", "oscar"]
 
@@ -246,7 +246,7 @@ def tool_dialog(seed: int = 0, turns: int = 8, words: int = 24) -> tuple[list[di
 
 
 def trie_tokens(sequences: Sequence[list[int]]) -> tuple[int, int]:
-    """Unique tokens in the prefix tree of the sequences, and the sum of their depths."""
+    """Return the unique tokens in the prefix tree of the sequences, and the sum of their depths."""
     tokens = pairs = 0
     before: list[int] = []
     for sequence in sorted(sequences):
@@ -258,14 +258,17 @@ def trie_tokens(sequences: Sequence[list[int]]) -> tuple[int, int]:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     n = min(len(one), len(other))
     differ = np.flatnonzero(np.asarray(one[:n]) != np.asarray(other[:n]))
     return int(differ[0]) if len(differ) else n
 
 
 def token_counts(batch: StepBatch) -> dict[str, int]:
-    """Tokens and attention pairs of a batch: as it is, merged by segment, as a tree, and padded in each layout."""
+    """Count tokens and attention pairs of a batch.
+
+    They are counted as the batch is, merged by segment, as a tree, and padded in each layout.
+    """
     prompt = np.array([len(x) for x in batch.prompts])
     response = np.array([len(x) for x in batch.responses])
     length = prompt + response
@@ -310,7 +313,14 @@ QWEN3_4B = {
 
 
 def flops(tokens: float, pairs: float, head_tokens: float | None = None, m: Mapping[str, int] = QWEN3_4B) -> float:
-    """Forward and backward FLOPs of `tokens`, `pairs` causal (query, key) pairs and `head_tokens` output rows."""
+    """Return the forward and backward FLOPs of a model `m`.
+
+    Args:
+        tokens: Number of tokens.
+        pairs: Number of causal (query, key) pairs.
+        head_tokens: Number of output rows; None means `tokens`.
+        m: Sizes of the model.
+    """
     h, d = m["hidden"], m["head_dim"]
     linear = m["layers"] * (2 * h * d * (2 * m["heads"] + 2 * m["kv"]) + 2 * 3 * h * m["inter"])
     attention = m["layers"] * 4 * m["heads"] * d
@@ -319,12 +329,12 @@ def flops(tokens: float, pairs: float, head_tokens: float | None = None, m: Mapp
 
 
 def imbalance(rows_cost: ArrayLike) -> float:
-    """(max - min) / mean over rows: 0 is balanced."""
+    """Return (max - min) / mean over rows; 0 is balanced."""
     cost = np.asarray(rows_cost, float)
     return float((cost.max() - cost.min()) / cost.mean())
 
 
 def straggler(rows_cost: ArrayLike) -> float:
-    """max / mean over rows: the factor in wall time that a synchronous step pays."""
+    """Return max / mean over rows: the factor in wall time that a synchronous step pays."""
     cost = np.asarray(rows_cost, float)
     return float(cost.max() / cost.mean())

@@ -1,1 +1,1 @@
-"""The benchmark of baselines once a rollout, beside other kits' advantages."""
+"""The benchmark of group-relative advantages, compared with other kits."""

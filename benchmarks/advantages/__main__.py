@@ -1,9 +1,10 @@
-"""Nanoseconds a sample of once-per-rollout baselines beside other kits, and who is right under fan-out and shuffle.
+"""CPU nanoseconds per sample of advantages that count each rollout once, compared with other kits, and their errors.
 
 `python -m benchmarks.advantages [--json] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
-CPU nanoseconds a sample, the least of as many rounds for each, in turns. A kit whose error is above 1e-3 is wrong: no
-goal is a ratio to it.
+The least CPU time of equally many rounds counts; all functions take turns. The shapes are fan-out (rollouts with
+several samples), shuffled fan-out, and one sample per rollout. A kit whose error is above 1e-3 is wrong: no goal
+compares with it.
 """
 
 from functools import partial
@@ -16,22 +17,22 @@ from benchmarks.harness import Goal, arguments, at_least, at_most, load_workload
 from benchmarks.peers.turns import Worker, in_its_environment, least_cpu_s
 
 REFERENCE: dict[str, float | str] = {
-    "trl": "divides rewards that lie in groups of one size, inside of a method of its trainer",
+    "trl": "computes them inside a method of its trainer, for groups of one size only",
     "miles": "is not on PyPI",
 }
 SHAPES: dict[str, dict[str, bool]] = {"fan": {}, "shuffled": {"shuffle": True}, "rigid": {"fan": False}}
 ROUNDS = 5
 RIGHT = 1e-3
-"""Largest error of float32 arithmetic in a kit that is right."""
+"""Largest error that float32 arithmetic explains; a kit with a larger one is wrong."""
 
 
 def answer(rows: dict[str, Any]) -> Any:
-    """Our advantages of these columns."""
+    """Return our advantages of these columns."""
     return advantages(rows["reward"], rows["rollout"], rows["prompt"], estimator="grpo")
 
 
 def ours(module: Any, seed: int) -> dict[str, tuple[dict[str, Any], Any]]:
-    """The columns of each shape, with ids of both kinds, and the right answers."""
+    """Return the columns of each shape, with integer and with string ids, and their right advantages."""
     found: dict[str, tuple[dict[str, Any], Any]] = {}
     for name, choice in SHAPES.items():
         rows = module.fanout(seed=seed, **choice)
@@ -46,7 +47,7 @@ def ours(module: Any, seed: int) -> dict[str, tuple[dict[str, Any], Any]]:
 
 
 def measure(work: dict[str, tuple[dict[str, Any], Any]], peers: Worker | None, size: int) -> dict[str, float]:
-    """The least nanoseconds and the largest error of every way."""
+    """Return the least nanoseconds per sample and the largest error of every function and shape."""
     ways = {name: partial(answer, rows) for name, (rows, _) in work.items()}
     seconds = least_cpu_s(ways, peers, ROUNDS)
     errors = {name: float(np.abs(ways[name]() - expected).max()) for name, (_, expected) in work.items()}
@@ -57,9 +58,9 @@ def measure(work: dict[str, tuple[dict[str, Any], Any]], peers: Worker | None, s
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """What the figures should be; of the shapes the worst counts.
+    """Return the goals; the worst shape counts.
 
-    Without fan-out every kit is right: there the fastest counts, with ids of the same kind.
+    Without fan-out every kit is right, so there the fastest kit with the same kind of ids counts.
     """
     found: dict[str, Goal] = {}
     for title, ids in (("int ids", ""), ("string ids", "_string_ids")):

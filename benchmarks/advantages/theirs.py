@@ -1,7 +1,7 @@
-"""Advantages of other kits for `benchmarks.advantages`: one reward a sample, grouped by prompts.
+"""Advantages of other kits for `benchmarks.advantages`: one reward per sample, grouped by prompt.
 
 verl: `compute_grpo_outcome_advantage` and its vectorized form. skyrl: `compute_grpo_outcome_advantage`. Each counts a
-rollout once for each of its samples. trl has no function of its own for it.
+rollout once for each of its samples. trl has no separate function for it.
 """
 
 import importlib.util
@@ -18,16 +18,19 @@ from benchmarks.peers.serve import Ways, serve, work
 
 
 def way(function: Callable[..., Any], rows: dict[str, Any], expected: Any, index: Any) -> tuple[Any, Any]:
-    """The kit's function on one token a sample, and the largest error of its answer."""
+    """Return a call of the kit's function, and a function that computes the largest error of its result.
+
+    The kit's function gets one token per sample.
+    """
     rewards, mask = torch.from_numpy(rows["reward"])[:, None], torch.ones(len(rows["reward"]), 1)
-    # The functions write into what they are given.
+    # The kits' functions write into their arguments.
     return lambda: function(rewards.clone(), mask, index)[0], lambda got: float(
         np.abs(got.numpy()[:, 0] - expected).max()
     )
 
 
 def main() -> None:
-    if sys.version_info < (3, 12):  # skyrl's types are read by pydantic, which takes those of Python 3.12.
+    if sys.version_info < (3, 12):  # pydantic reads skyrl's types and needs the TypedDict of Python 3.12
         import typing_extensions
 
         typing.TypedDict = typing_extensions.TypedDict

@@ -1,1 +1,1 @@
-"""The benchmark of the rollout driver, beside other kits' drivers and bare loops of the same dialogs."""
+"""The benchmark of the rollout driver, compared with other kits' drivers and with bare loops over the same dialogs."""

@@ -1,21 +1,23 @@
-"""CPU microseconds a turn of the rollout driver, beside other kits' drivers and bare loops of the same dialogs.
+"""CPU microseconds per turn of the rollout driver, compared with other kits' drivers and with bare loops.
 
 `python -m benchmarks.driver [--json] [--workloads FILE.py] [--seed N] [--peers VENV] [--quick]`
 
-An engine whose answers lie ready plays `tool_dialog`: 8 turns, 7 calls of a tool. Ours is `run_groups`: ids and
-log-probabilities into segments, the reply decoded and parsed, the call validated and made under its time limit, its
-answer put into the template and encoded, the rollout scored. There are three ways to play, each beside the peers'
-(`peers`):
+An engine whose responses are ready runs `tool_dialog`: 8 turns, 7 tool calls. Our side is `run_groups`: it puts ids
+and log-probabilities into segments, decodes and parses the reply, validates the call and makes it under its time
+limit, puts its result into the template and encodes it, and scores the rollout. There are three settings, each also
+run by the other kits (`peers`):
 
-- one after the other: the engine answers at once, so nothing waits, and one rollout is alive at a time;
-- `alive`: the engine yields to the event loop before each answer, and all 384 rollouts are alive at once;
-- `unseen`: as the first, but the tool answers with a text that nobody has seen before, a traceback of about 250 ids.
+- one after the other: the engine responds at once, so nothing waits, and one rollout is alive at a time;
+- `alive`: the engine yields to the event loop before each response, and all 384 rollouts are alive at once;
+- `unseen`: as the first, but the tool answers with a text that was never seen before, a traceback of about 250 ids.
 
-The floors do only what nobody can leave out: `text` asks, reads the call's JSON and calls; `token` also encodes each
-answer by the tokenizer's own backend and extends the ids. All of them take turns. `alive` has more rollouts alive,
-and their memory; `benchmarks.http` asks a server.
+The floors are loops that do only what no driver can leave out. `text` requests a reply, reads the call's JSON and
+makes the call; `token` also encodes each tool answer with the tokenizer's own backend and extends the ids. All of
+them take turns. `alive` measures more rollouts at once and their memory; `benchmarks.http` sends requests to a
+server.
 
-The peers are in an environment of their own, which `make bench-peers` makes; without it their goals are not measured.
+The other kits are in a separate environment, which `make bench-peers` creates; without it their goals are not
+measured.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ SCALES = (100, 1_000, 10_000)
 
 
 async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: bool) -> dict[str, float]:
-    """The figures of all ways to play these dialogs."""
+    """Return the figures of all ways to run these dialogs."""
     dialogs = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
     calls = GROUP * sum(call_in(text) is not None for texts in dialogs.values() for text in texts)
     tokenizer = word_tokenizer([*(text for texts in dialogs.values() for text in texts), *tracebacks(300, seed + 1)])
@@ -51,7 +53,7 @@ async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: 
     found = Measured()
 
     def ways(number: int) -> dict[str, Callable[[], Awaitable[int]]]:
-        def fresh(way: str) -> list[ag.Task]:  # a first prompt is new each time: it is rendered and encoded again
+        def fresh(way: str) -> list[ag.Task]:  # new ids give new first prompts, which are rendered and encoded again
             return [task(f"{name}-{way}{number}") for name in dialogs]
 
         return {
@@ -67,7 +69,7 @@ async def measured(module: ModuleType, seed: int, peers: Path | None, *, quick: 
 
     with playing(peers, tokenizer, dialogs, group=GROUP, calls=calls) as others:
         gc.collect()
-        gc.freeze()  # what was imported is not looked through again and again
+        gc.freeze()  # so that collections don't traverse the imported modules again and again
         for number in range(2 if quick else ROUNDS):
             await _round(number, ways(number), others, found, seed, calls)
     figures = {f"{name}_us": value for name, value in found.us.items()}
@@ -85,7 +87,7 @@ async def _round(
     seed: int,
     calls: int,
 ) -> None:
-    """Play every way once."""
+    """Run every way once, and record its time."""
     for place, (name, way) in enumerate(ways.items()):
         if name.endswith("_unseen"):
             TOOL.unseen.extend(tracebacks(calls, hash((seed, number, place))))
@@ -96,7 +98,7 @@ async def _round(
 
 
 async def _scaled(engine: Instant, tasks: Sequence[ag.Task], *, quick: bool) -> dict[str, float]:
-    """What changes with the number of rollouts, and what they hold in memory."""
+    """Return the figures that depend on the number of rollouts, and the memory that rollouts hold."""
 
     async def play(paced: Engine, rollouts: int) -> int:
         return await ours(paced, [task(f"t{n % DIALOGS}-{n}") for n in range(-(-rollouts // GROUP))])
@@ -110,7 +112,7 @@ async def _scaled(engine: Instant, tasks: Sequence[ag.Task], *, quick: bool) -> 
 
 
 def goals(figures: dict[str, float]) -> dict[str, Goal]:
-    """What is aimed at."""
+    """Return the goals."""
     last = f"alive_{SCALES[-1]}"
     unseen = over(figures, "ours_unseen_us", "token_floor_unseen_us")
     return {

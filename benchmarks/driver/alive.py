@@ -1,7 +1,7 @@
-"""How `benchmarks.driver` fares with more rollouts: a hundred, a thousand, ten thousand of them alive at once.
+"""How `benchmarks.driver` scales: with a hundred, a thousand and ten thousand rollouts alive at once.
 
-The engine answers 64 requests in each pass of the event loop, once all rollouts have asked, and sees by that how long
-the loop was held up. Rollouts that wait for an answer are alive, with their env and their segment.
+Once all rollouts have sent a request, the engine responds to 64 of them in each pass of the event loop, and so sees
+how long the loop was blocked. Rollouts that wait for a response are alive, with their env and their segment.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from agentgym.rollouts.segment import OpenSegment
 from agentgym.types.completion import Completion, Sampling
 
 ANSWERS = 64
-"""Requests that the engine answers in one pass of the loop."""
+"""Requests that the engine responds to in one pass of the event loop."""
 
 
 class Paced:
-    """An engine that answers a few requests in each pass of the loop, once so many were asked at the same time.
+    """An engine that, once `rollouts` requests have arrived, responds to a few of them in each pass of the event loop.
 
-    `longest_s` is the longest pass, in CPU seconds: other programs on the machine do not count.
+    `longest_s` is the longest pass in CPU seconds, so that other programs on the machine don't count.
     """
 
     def __init__(self, engine: Any, rollouts: int) -> None:
@@ -47,7 +47,7 @@ class Paced:
         await self.engine.release(session)
 
     async def answer(self) -> None:
-        """Answer requests until it is cancelled."""
+        """Respond to requests until cancelled."""
         before = time.process_time()
         while True:
             if len(self.asked) >= self.awaited:
@@ -64,7 +64,10 @@ class Paced:
 async def alive(
     play: Callable[[Any, int], Awaitable[int]], engine: Any, rollouts: int, *, rounds: int = 2
 ) -> dict[str, float]:
-    """CPU microseconds a turn and the longest pause of the loop in ms with so many rollouts alive, the least of two."""
+    """Return CPU us per turn and the longest pause of the loop in ms with `rollouts` of them alive.
+
+    Each is the least of the rounds.
+    """
     least, pause = float("inf"), float("inf")
     for _ in range(rounds):
         paced = Paced(engine, rollouts)
@@ -79,7 +82,7 @@ async def alive(
 
 
 async def kept_bytes(play: Callable[[], Awaitable[Sequence[ag.Rollout]]]) -> dict[str, float]:
-    """The bytes that a finished rollout keeps, and its ids; what is played before that warms caches."""
+    """Return the bytes and the number of ids that a finished rollout keeps; a first batch warms the caches."""
     await play()
     gc.collect()
     tracemalloc.start()
@@ -92,7 +95,7 @@ async def kept_bytes(play: Callable[[], Awaitable[Sequence[ag.Rollout]]]) -> dic
 
 
 def open_bytes(chunks: int = 400, length: int = 250) -> float:
-    """The bytes that an id takes in a segment that still grows, each id a number of its own as a tokenizer gives it."""
+    """Return the bytes per id of a segment that still grows; as from a tokenizer, each id is a separate int object."""
     segment = OpenSegment(index=0, parent=None, kind="root", session="s", context_tokens=1 << 30)
     tracemalloc.start()
     for chunk in range(chunks):

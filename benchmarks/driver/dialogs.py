@@ -1,6 +1,6 @@
-"""The dialogs of `benchmarks.driver` and what their tool answers, for our process and for that of the peers.
+"""The dialogs of `benchmarks.driver` and what their tool answers, for our process and for that of the other kits.
 
-It imports nothing of ours and no other kit, so that any interpreter can run it.
+It imports neither agentgym nor another kit, so that any interpreter can run it.
 """
 
 import json
@@ -12,25 +12,25 @@ _SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "
 
 
 def added(a: int, b: int) -> str:
-    """What the tool says: long enough that its ids are made anew each time."""
+    """Return what the tool says: a text too long for its ids to be cached."""
     return f"The sum of {a} and {b} is {a + b}."
 
 
 class Tool:
-    """What the tool answers: the sum, or where texts were given the next of these, which nobody has seen before."""
+    """The tool: it answers with the sum, or with the next of the `unseen` texts if there are any."""
 
     def __init__(self) -> None:
         self.unseen: deque[str] = deque()
 
     def answer(self, a: int, b: int) -> str:
-        """Answer one call."""
+        """Return the answer to one call."""
         return self.unseen.popleft() if self.unseen else added(a, b)
 
 
 def tracebacks(count: int, seed: int) -> list[str]:
-    """Return texts as a failing program writes them, no two alike: numbers and addresses are drawn anew for each.
+    """Return tracebacks as a failing program writes them, no two alike: each has new random numbers and addresses.
 
-    So is one name in five; the others are of a program of 400 names, the same for each seed.
+    One name in five is new, too; the others come from a program of 400 names, which are the same for every seed.
     """
     program = _names(random.Random(0), 400)
     draw = random.Random(seed)
@@ -54,7 +54,7 @@ def _traceback(draw: random.Random, program: list[str]) -> str:
 
 
 def call_in(said: str) -> dict[str, int] | None:
-    """Return the arguments of the call that a reply holds; None where it holds none."""
+    """Return the arguments of the call in a reply, or None if it has no call."""
     _, call, rest = said.partition("<tool_call>\n")
     if not call:
         return None

@@ -1,4 +1,4 @@
-"""The floors of `benchmarks.driver`: loops that do only what nobody can leave out."""
+"""The floors of `benchmarks.driver`: loops that do only what no driver can leave out."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from benchmarks.driver.ours import GROUP, TOOL
 
 
 async def text_floor(dialogs: dict[str, list[str]]) -> int:
-    """Ask, read the call, make it, keep the messages; nothing is checked and nothing is encoded."""
+    """Request replies, read and make the calls, and store the messages; return the number of turns.
+
+    Nothing is checked and nothing is encoded.
+    """
 
     async def ask(text: str) -> str:
         return text
@@ -29,7 +32,10 @@ async def text_floor(dialogs: dict[str, list[str]]) -> int:
 
 
 async def token_floor(engine: Instant, dialogs: dict[str, list[str]]) -> int:
-    """The text floor with ids: answers are encoded by the backend, each turn's ids and log-probabilities are kept."""
+    """Run the text floor with ids, and return the number of turns.
+
+    The backend encodes tool answers, and each turn's ids and log-probabilities are stored.
+    """
     encode = engine.tokenizer.backend.encode
 
     async def play(name: str, texts: Sequence[str]) -> int:

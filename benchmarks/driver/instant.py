@@ -1,4 +1,4 @@
-"""An engine whose answers lie ready, and what it answers with: the replies of a workload's dialogs as ids."""
+"""An engine whose responses are ready, and the replies of a workload's dialogs that it responds with, as ids."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from recipes.warm_start import MARKS, SPECIAL
 
 
 def word_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
-    """A byte-level BPE with about one token a word, as those of large models have, and the recipes' template."""
+    """Return a byte-level BPE with about one token per word, as large models have, and the recipes' chat template."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -36,7 +36,7 @@ def word_tokenizer(texts: Sequence[str]) -> HuggingFaceTokenizer:
 
 
 def replies(module: ModuleType, seed: int, **size: int) -> list[str]:
-    """The assistant's side of one dialog, as the model writes it."""
+    """Return the assistant's side of one dialog, as the model writes it."""
     calls, answer = module.tool_dialog(seed=seed, **size)
     bodies = [json.dumps({"name": call["name"], "arguments": call["args"]}) for call in calls]
     said = [f"{c['text']}\n<tool_call>\n{body}\n</tool_call>" for c, body in zip(calls, bodies, strict=True)]
@@ -44,12 +44,12 @@ def replies(module: ModuleType, seed: int, **size: int) -> list[str]:
 
 
 class Instant:
-    """An engine that has every answer ready: the ids and log-probabilities of dialog `t<n>`."""
+    """An engine that has every response ready: the ids and log-probabilities of dialog `t<n>`."""
 
     context_tokens = 1 << 20
     version = 0
     yields = False
-    """Whether the event loop goes on before each answer, so that all rollouts are alive at once."""
+    """Whether to yield to the event loop before each response, so that all rollouts are alive at once."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, dialogs: dict[str, list[str]]) -> None:
         self.tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""CPU time a turn of several ways to play the same dialogs, which take turns."""
+"""CPU time per turn of several ways to run the same dialogs, which take turns."""
 
 import gc
 import time
@@ -6,14 +6,17 @@ from collections.abc import Awaitable, Callable
 
 
 class Measured:
-    """The least CPU microseconds a turn of each way to play, over rounds in which all of them take turns."""
+    """The least CPU microseconds per turn of each way to run the dialogs.
+
+    It is the least over rounds in which all ways take turns.
+    """
 
     def __init__(self) -> None:
         self.us: dict[str, float] = {}
         self.turns_per_s = 0.0
 
     async def play(self, name: str, way: Callable[[], Awaitable[int]]) -> None:
-        """Play one way once, in this process."""
+        """Run one way once, in this process, and record its time."""
         gc.collect()
         wall, cpu = time.perf_counter(), time.process_time()
         turns = await way()
@@ -23,5 +26,5 @@ class Measured:
             self.turns_per_s = max(self.turns_per_s, turns / wall)
 
     def note(self, name: str, us: float) -> None:
-        """Take one figure in."""
+        """Record one measured time; the least of each name is kept."""
         self.us[name] = min(self.us.get(name, us), us)

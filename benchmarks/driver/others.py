@@ -1,4 +1,4 @@
-"""Other kits' drivers for `benchmarks.driver`: a process of their own interpreter, which plays when it is told to."""
+"""Other kits' drivers for `benchmarks.driver`: a process with its own interpreter, which runs them on request."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,14 @@ from benchmarks.peers.turns import Worker, peers_python, worker
 
 
 class Others:
-    """The ways to play of the process; none where there is no process."""
+    """The ways that the other kits' process can run the dialogs; empty if there is no process."""
 
     def __init__(self, peers: Worker | None = None) -> None:
         self._peers = peers
         self.ways: list[str] = [] if peers is None else peers.start()
 
     def play(self, name: str) -> float:
-        """Play every dialog in one way; CPU microseconds a turn."""
+        """Run every dialog in one way, and return the CPU microseconds per turn."""
         assert self._peers is not None
         done = self._peers.ask(name)
         return float(done["cpu_s"] / done["turns"] * 1e6)
@@ -29,7 +29,11 @@ class Others:
 def playing(
     venv: Path | None, tokenizer: HuggingFaceTokenizer, dialogs: Mapping[str, Sequence[str]], *, group: int, calls: int
 ) -> Iterator[Others]:
-    """Start the peers' process with these dialogs, `calls` calls in all; no ways where there is no environment."""
+    """Start the other kits' process with these dialogs, which have `calls` calls in total.
+
+    Yields:
+        The process's ways to run them; none if the environment doesn't exist.
+    """
     python = peers_python(venv)
     if python is None:
         yield Others()

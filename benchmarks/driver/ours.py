@@ -29,7 +29,7 @@ class Adder(ag.ToolEnv[ag.Task]):
 
 
 class PlainAdder(ag.ToolEnv[ag.Task]):
-    """The same with a plain reward method, which has a thread of its own for each rollout."""
+    """The same env with a plain reward method, for which each rollout needs a thread."""
 
     add = Adder.add
 
@@ -40,29 +40,32 @@ class PlainAdder(ag.ToolEnv[ag.Task]):
 
 
 async def ours(engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder) -> int:
-    """Every dialog in a group of rollouts; how many turns were played."""
+    """Run every dialog in a group of rollouts, and return the number of turns."""
     return sum(len(segment.turns) for rollout in await rollouts(engine, tasks, env) for segment in rollout.segments)
 
 
 async def rollouts(
     engine: Engine, tasks: Sequence[ag.Task], env: type[ag.ToolEnv[ag.Task]] = Adder
 ) -> list[ag.Rollout]:
-    """The rollouts of every dialog, all of them started at once, and the collection that they leave for later."""
+    """Return the rollouts of every dialog, all of them started at once.
+
+    The garbage collection that they put off is included.
+    """
     groups = await run_groups(env, tasks, engine, n=GROUP, concurrency=GROUP * len(tasks))
     collect_put_off()
-    batch_metrics(groups)  # the other kit's generator makes such figures of a batch, too
+    batch_metrics(groups)  # the other kit's generator computes such metrics of a batch, too
     assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
     return list(groups.rollouts)
 
 
 def collect_put_off() -> None:
-    """Collect what our scheduler leaves to the begin of its next batch, while this one is still held.
+    """Collect the garbage that our scheduler leaves to the start of its next batch.
 
-    A measured batch has no next one, and other kits pay for the collector while they play.
+    The batch is still in memory. A measured batch has no next one, and other kits pay for the collector while they run.
     """
     gc.collect(1)
 
 
 def task(name: str) -> ag.Task:
-    """The task of a dialog; what stands behind a hyphen tells tasks of one dialog apart."""
+    """Return the task of a dialog; a suffix after a hyphen distinguishes tasks of the same dialog."""
     return ag.Task(id=name, prompt=(ag.Message(role="user", content=f"{name}: {QUESTION}"),))

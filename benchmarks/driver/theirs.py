@@ -1,12 +1,14 @@
-"""The peers' side of `benchmarks.driver`, run by the interpreter of an environment that has them and no agentgym.
+"""The other kits' side of `benchmarks.driver`, run by the interpreter of an environment that has them and no agentgym.
 
-`python -m benchmarks.driver.theirs '{"file": "WORK.json"}'` plays the dialogs of WORK each time that a line of stdin
-names one of its `ways`, and prints the turns and the CPU seconds of that as JSON. Its first line names them.
+`python -m benchmarks.driver.theirs '{"file": "WORK.json"}'` first prints the names of its `ways`. Then, each time a
+line on stdin names one of them, it runs the dialogs of WORK and prints the turns and the CPU seconds as JSON.
 
-skyrl: `SkyRLGymGenerator.generate`, as its trainer calls it, with a skyrl_gym environment that reads the call from the
-text and makes it. Its client gives ids, text and log-probabilities that lie ready; tools run in the loop's own thread
-(`max_env_workers=0`: with its 32 threads a turn takes longer). trl: `GRPOTrainer`'s own rendering of the prompts,
-parsing of completions and loop of tool calls, by turns over the whole batch, with completions that lie ready.
+skyrl: `SkyRLGymGenerator.generate`, as its trainer calls it, with a skyrl_gym environment that reads the call from
+the text and makes it. Its client returns ids, text and log-probabilities that are ready. Tools run in the event
+loop's thread (`max_env_workers=0`: with its 32 threads a turn takes longer).
+
+trl: `GRPOTrainer`'s own rendering of the prompts, parsing of completions and loop of tool calls, turn by turn over
+the whole batch, with completions that are ready.
 """
 
 import asyncio
@@ -28,10 +30,10 @@ TOOL = Tool()
 
 
 class Skyrl:
-    """SkyRL's generator, with a client whose answers lie ready."""
+    """SkyRL's generator, with a client whose responses are ready."""
 
     def __init__(self, work: dict[str, Any], tokenizer: Any) -> None:
-        if sys.version_info < (3, 12):  # Its types are read by pydantic, which takes those of Python 3.12.
+        if sys.version_info < (3, 12):  # pydantic reads its types and needs the TypedDict of Python 3.12
             import typing_extensions
 
             typing.TypedDict = typing_extensions.TypedDict
@@ -52,7 +54,7 @@ class Skyrl:
         self.turns = work["group"] * sum(len(texts) for texts in work["dialogs"].values())
 
     def play(self, *, yields: bool) -> int:
-        """Play every dialog; how many turns that were."""
+        """Run every dialog, and return the number of turns."""
         self.client.yields = yields
         given = {
             "prompts": self.prompts,
@@ -67,7 +69,7 @@ class Skyrl:
 
 
 def _adder_class() -> Any:
-    """The environment as SkyRL's users write one: text in, messages out."""
+    """Return the environment as SkyRL's users write one: text in, messages out."""
     from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
     class Adder(BaseTextEnv):  # type: ignore[misc]
@@ -86,7 +88,7 @@ def _adder_class() -> Any:
 
 
 class _Client:
-    """An inference client that has every answer ready: text, ids and log-probabilities of dialog `t<n>`."""
+    """An inference client that has every response ready: text, ids and log-probabilities of dialog `t<n>`."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self.yields, self.played = False, dict[str, int]()
@@ -137,13 +139,13 @@ class Trl:
         self.turn = 0
 
     def _sampled(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> Any:
-        """The next turn of every dialog: all of them have the same number of turns."""
+        """Return the next turn of every dialog; all dialogs have the same number of turns."""
         ids = [list(self.work["ids"][name][self.turn]) for name in self.names]
         self.turn += 1
         return ids, [[-0.5] * len(each) for each in ids]
 
     def play(self) -> int:
-        """Play every dialog; how many turns that were."""
+        """Run every dialog, and return the number of turns."""
         trainer, self.turn = self.trainer, 0
         self.names = [name for name in self.work["dialogs"] for _ in range(self.work["group"])]
         trainer._sync_tool_dicts = [{"add": add} for _ in self.names]
@@ -169,7 +171,7 @@ def add(a: int, b: int) -> str:
 
 
 def ways(work: dict[str, Any], tokenizer: Any) -> dict[str, Callable[[], int]]:
-    """What this interpreter can play."""
+    """Return the ways that this interpreter can run."""
     found: dict[str, Callable[[], int]] = {}
     if importlib.util.find_spec("skyrl"):
         skyrl = Skyrl(work, tokenizer)

@@ -1,1 +1,1 @@
-"""The benchmark of model families, in each layout beside the plain forward of each sequence alone."""
+"""The benchmark of model families: each layout compared with the plain forward pass of each sequence alone."""

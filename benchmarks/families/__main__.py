@@ -1,8 +1,9 @@
-"""Random tiny models of many transformers families, in each layout, beside the plain forward of each sequence alone.
+"""Tiny random models of many transformers families, in each layout, compared with the plain forward pass.
 
-Log-probabilities and the adapter's gradient of every family are compared in float32. A cell of the table is `right`,
-`refused` (a ValueError at opening that names the setting), `wrong`, or `error` (any other exception). With `--shard`
-FAMILIES_SHARDED are also trained by two processes, sharded with FSDP2.
+The log-probabilities and the adapter's gradient of every family are compared in float32 with the forward pass of each
+sequence alone. A cell of the table is `right`, `refused` (a ValueError at opening that names the setting), `wrong`,
+or `error` (any other exception). With `--shard`, FAMILIES_SHARDED are also trained by two processes, sharded with
+FSDP2.
 """
 
 import sys
@@ -16,8 +17,8 @@ from tests.support.model_families import FAMILIES, FAMILIES_SHARDED
 def main() -> None:
     """Compare the families, and print the table and the report."""
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--only", nargs="+", default=None, metavar="FAMILY", help="compare these alone")
-    parser.add_argument("--shard", action="store_true", help="train FAMILIES_SHARDED on two processes, too")
+    parser.add_argument("--only", nargs="+", default=None, metavar="FAMILY", help="compare only these")
+    parser.add_argument("--shard", action="store_true", help="also train FAMILIES_SHARDED on two processes")
     args = parser.parse_args()
     table = compare_families(args.only or sorted(FAMILIES))
     if args.shard:

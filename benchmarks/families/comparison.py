@@ -1,4 +1,4 @@
-"""What each layout is for a model: right, refused, wrong or an error, beside transformers and PEFT alone."""
+"""The result of each layout for a model, compared with transformers and PEFT alone."""
 
 import logging
 import pickle
@@ -29,23 +29,23 @@ from tests.support.model_families import build, samples
 
 LAYOUTS: tuple[Layout, ...] = ("padded", "packed", "tree")
 LIMIT = 1e-3
-"""Largest difference of a log-probability (nats), and of the gradient relative to its norm, that is right."""
+"""Largest difference of a log-probability (nats), and of the gradient relative to its norm, that counts as right."""
 TEMPERATURE = 0.8
 KINDS = ("right", "refused", "wrong", "error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What a layout is for a family."""
+    """The result of a layout for a family."""
 
     kind: str
     """One of KINDS."""
     said: str
-    """The largest difference of a log-probability and the relative one of the gradient, or the error's text."""
+    """The largest difference of a log-probability and the relative difference of the gradient, or the error's text."""
 
 
 def rows(table: Mapping[str, Mapping[str, Cell]]) -> Iterator[str]:
-    """Yield the table as Markdown, and below it what was said of the cells that are not right."""
+    """Yield the lines of the table as Markdown, then a line for each cell that is not right, with its message."""
     heads = list(dict.fromkeys(head for cells in table.values() for head in cells))
     yield "| family | " + " | ".join(heads) + " |"
     yield "|---" * (len(heads) + 1) + "|"
@@ -74,8 +74,8 @@ def compare_families(names: Sequence[str]) -> dict[str, dict[str, Cell]]:
             try:
                 build(name).save_pretrained(path)
                 table[name] = compare(path)
-            except Exception as error:  # the rest of the table is worth having
-                failed = Cell(kind="error", said=f"it cannot be built: {type(error).__name__}: {error}")
+            except Exception as error:  # keep the rest of the table
+                failed = Cell(kind="error", said=f"can't be built: {type(error).__name__}: {error}")
                 table[name] = dict.fromkeys(LAYOUTS, failed)
             print(name, {layout: cell.kind for layout, cell in table[name].items()}, file=sys.stderr, flush=True)
     return table
@@ -83,7 +83,7 @@ def compare_families(names: Sequence[str]) -> dict[str, dict[str, Cell]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what transformers, PEFT and the trainer say of random models."""
+    """Silence the messages of transformers, PEFT and the trainer about random models."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -98,7 +98,7 @@ def quiet() -> Iterator[None]:
 
 
 def plain(folder: Path, policy: PolicyModel) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return log-probabilities and the adapter's gradient by transformers and PEFT alone, sequence by sequence."""
+    """Return log-probabilities and the adapter's gradient from transformers and PEFT alone, sequence by sequence."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -120,17 +120,17 @@ def plain(folder: Path, policy: PolicyModel) -> tuple[Tensor, dict[str, Tensor]]
 
 
 def backward(logprobs: Tensor) -> None:
-    """Compute the gradient of a sum of the log-probabilities, each with a weight of its own."""
+    """Compute the gradient of a weighted sum of the log-probabilities, each with a different weight."""
     (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def gradients(model: Any) -> dict[str, Tensor]:
-    """Return the gradients of the adapter by name, whole."""
+    """Return the unsharded gradients of the adapter by name."""
     return {name: whole(w.grad) for name, w in model.named_parameters() if w.requires_grad and w.grad is not None}
 
 
 def trained(policy: PolicyModel, layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the same as `plain`, as the trainer computes it."""
+    """Return the same as `plain`, computed as the trainer does."""
     batch = collate(samples(), pad_id=0, layout=layout)
     logprobs = policy(batch.inputs, batch.loss_mask_BR, TEMPERATURE)[0][batch.loss_mask_BR]
     backward(logprobs)
@@ -139,7 +139,7 @@ def trained(policy: PolicyModel, layout: Layout) -> tuple[Tensor, dict[str, Tens
 
 @torch.no_grad()
 def disturb(policy: PolicyModel) -> None:
-    """Give the adapter other weights than its first ones, under which it changes nothing."""
+    """Change the adapter's weights: with its initial ones it has no effect."""
     for weight in policy.parameters():
         if weight.requires_grad:
             values = torch.arange(weight.numel(), dtype=torch.float32).mul_(1.7).sin_().mul_(0.1)
@@ -150,13 +150,13 @@ def disturb(policy: PolicyModel) -> None:
 
 
 def compare(folder: Path, *, ranks: Ranks | None = None) -> dict[str, Cell]:
-    """Return what each layout is for the model in a folder, on these ranks."""
+    """Return the result of each layout for the model in a folder, on these ranks."""
     expected: Expected = []
     return {layout: _cell(folder, layout, ranks, expected) for layout in LAYOUTS}
 
 
 Expected: TypeAlias = list[tuple[Tensor, dict[str, Tensor]]]
-"""What `plain` returned for a model, once it was asked."""
+"""The result of `plain` for a model; empty until it is computed."""
 
 
 def _cell(folder: Path, layout: Layout, ranks: Ranks | None, expected: Expected) -> Cell:
@@ -173,7 +173,7 @@ def _cell(folder: Path, layout: Layout, ranks: Ranks | None, expected: Expected)
             disturb(alone)
             expected.append(plain(folder, alone))
         got = trained(policy, layout)
-    except Exception as error:  # a refusal comes at opening, or it is an error
+    except Exception as error:  # a refusal must come at opening; later it is an error
         return Cell(kind="error", said=f"{type(error).__name__}: {error}")
     ((logprobs, gradient),) = expected
     gap = float((got[0] - logprobs).abs().max())
@@ -191,7 +191,11 @@ def _open(folder: Path, layout: Layout, ranks: Ranks | None) -> PolicyModel:
 
 
 def compare_sharded(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Compare these families on two processes over gloo, which shard the model with FSDP2."""
+    """Compare these families on two processes over gloo, which shard the model with FSDP2.
+
+    Yields:
+        Each family's name and its results by layout.
+    """
     with quiet(), tempfile.TemporaryDirectory() as folder:
         for name in names:
             build(name).save_pretrained(Path(folder) / name)

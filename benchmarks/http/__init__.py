@@ -1,1 +1,1 @@
-"""The benchmark of asking a server over HTTP, beside loops and bare clients."""
+"""The benchmark of requests to a server over HTTP, compared with loops and bare clients."""

@@ -1,31 +1,31 @@
-"""CPU microseconds a turn of tool dialogs with an SGLang server over HTTP, beside loops and bare clients.
+"""CPU microseconds per turn of tool dialogs with an SGLang server over HTTP, compared with loops and bare clients.
 
 `python -m benchmarks.http [--json] [--workloads FILE.py] [--seed N] [--quick]`
 
-The server is another process whose answers lie ready (`answering`), in SGLang's format; only the client's CPU counts.
-The dialogs are those of `benchmarks.driver`, 8 turns and 7 calls of a tool:
+The server is another process whose responses are ready (`answering`), in SGLang's format; only the client's CPU time
+counts. The dialogs are those of `benchmarks.driver`, 8 turns and 7 tool calls:
 
 - `short64` and `short384`: 384 rollouts, 64 or all of them at once; a prompt has a few hundred ids;
-- `unseen64`: the same, but the tool answers with texts that nobody has seen before, of about 250 ids;
+- `unseen64`: the same, but the tool answers with texts that were never seen before, of about 250 ids;
 - `long32`: 32 rollouts at once whose first message is a document of 20,000 ids, which each turn sends again.
 
-On each of them these take turns:
+On each of them, these take turns:
 
-- `bare`: ready-made bytes are posted over connections that are open, the answer is found by its length and decoded by
-  json, or in `bare_orjson` by orjson; nothing is encoded and nothing is kept.
-- `client`: our HTTP client posts the same bodies; in `aiohttp_client` a session of aiohttp does.
-- `aiohttp`: a loop over a session of aiohttp (`loops.TokenLoop`): JSON of all ids, the answer decoded; ids,
-  log-probabilities and a mask kept; new ids decoded and tool answers encoded by the tokenizer's own backend; the call
-  made. No checks, retries, limits, messages or rewards. `aiohttp_text` reads the call from the server's text instead
-  of decoding ids, `aiohttp_orjson` reads and writes bytes by orjson. The first prompts are encoded
-  before, once and for all.
-- `in_process`: `run_groups` with an engine in this process that has the answers ready: ids, parsing, the validated call
-  under its time limit, template, segments, rewards.
-- `ours`: `run_groups` with an attached SGLang engine: the same, and the requests, with the standard library's JSON;
-  `ours_orjson` is the same where orjson is installed, which our engine then uses.
+- `bare`: posts ready-made bytes over open connections, finds the response by its length, and decodes it with json, or
+  in `bare_orjson` with orjson; nothing is encoded and nothing is stored.
+- `client`: our HTTP client posts the same bodies; in `aiohttp_client` an aiohttp session does.
+- `aiohttp`: a loop over an aiohttp session (`loops.TokenLoop`): it sends all ids as JSON, decodes the response,
+  stores ids, log-probabilities and a mask, decodes new ids and encodes tool answers with the tokenizer's own backend,
+  and makes the call. It has no checks, retries, limits, messages or rewards. `aiohttp_text` reads the call from the
+  server's text instead of decoding ids; `aiohttp_orjson` reads and writes JSON with orjson. The first prompts are
+  encoded once, before the measurement.
+- `in_process`: `run_groups` with an engine in this process that has the responses ready: ids, parsing, the validated
+  call under its time limit, template, segments, rewards.
+- `ours`: `run_groups` with an attached SGLang engine: the same plus the requests, with the standard library's JSON;
+  `ours_orjson` is the same with orjson, which our engine uses if it is installed.
 
-aiohttp and orjson are no dependencies of ours (`pip install aiohttp orjson`); where one is missing, nothing is measured
-of it.
+aiohttp and orjson are not dependencies of agentgym (`pip install aiohttp orjson`); if one is missing, its figures are
+not measured.
 """
 
 import asyncio
@@ -58,30 +58,30 @@ from benchmarks.http.works import Ready, Work, all_works, served
 Ways: TypeAlias = dict[str, Callable[[], Awaitable[int]]]
 ROUNDS = 5
 ENCODING = frozenset({"aiohttp", "aiohttp_text", "aiohttp_orjson", "in_process", "ours", "ours_orjson"})
-"""The ways in which the tool answers."""
+"""The ways that call the tool, and so need its unseen texts."""
 
 
 def found(name: str) -> Any:
-    """The module of this name; None where it is not installed."""
+    """Return the module of this name, or None if it isn't installed."""
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 @contextmanager
 def plain_json() -> Iterator[None]:
-    """Let our engine use the standard library's JSON although orjson may be installed."""
+    """Make our engine use the standard library's JSON even if orjson is installed."""
     with patch.object(http, "_fast", None), patch.object(prompts, "_written", prompts._plainly):
         yield
 
 
 async def ours(engine: Engine, work: Work) -> int:
-    """All rollouts by our driver with the standard library's JSON."""
+    """Run all rollouts with our driver and the standard library's JSON; return the number of turns."""
     with plain_json():
         return await work.play(engine)
 
 
 @asynccontextmanager
 async def clients(url: str, bodies: Sequence[Sequence[bytes]], work: Work) -> AsyncIterator[Ways]:
-    """The ways that post ready-made bodies."""
+    """Yield the ways that post ready-made bodies."""
     bare, client = await Bare.open(url, work.concurrency), JsonClient(url)
     requests = [[bare.ready(body) for body in each] for each in bodies for _ in range(GROUP)]
     orjson = found("orjson")
@@ -105,7 +105,7 @@ async def clients(url: str, bodies: Sequence[Sequence[bytes]], work: Work) -> As
 
 @asynccontextmanager
 async def loops(url: str, bodies: Sequence[Sequence[bytes]], work: Work, backend: Any) -> AsyncIterator[Ways]:
-    """The ways of aiohttp; none where it is not installed."""
+    """Yield the ways that use aiohttp; none if it isn't installed."""
     aiohttp, orjson = found("aiohttp"), found("orjson")
     if aiohttp is None:
         yield {}
@@ -137,7 +137,7 @@ async def loops(url: str, bodies: Sequence[Sequence[bytes]], work: Work, backend
 async def rounds(
     name: str, work: Work, url: str, ready: Ready, remote: Engine, seed: int, *, quick: bool
 ) -> dict[str, float]:
-    """Microseconds a turn of every way to play a work, the least of the rounds in which they take turns."""
+    """Return the us per turn of every way to run a work, the least of the rounds in which they take turns."""
     measured = Measured()
     bodies = work.bodies(ready.tokenizer)
     async with clients(url, bodies, work) as posts, loops(url, bodies, work, ready.tokenizer.backend) as theirs:
@@ -154,7 +154,7 @@ async def rounds(
 
 
 async def measured(module: ModuleType, seed: int, *, quick: bool) -> dict[str, float]:
-    """The figures of all works."""
+    """Return the figures of all works."""
     works, ready = await all_works(module, seed)
     dialogs = [dialog for name in ("short64", "long32") for dialog in works[name].dialogs.values()]
     figures: dict[str, float] = {}
@@ -162,14 +162,14 @@ async def measured(module: ModuleType, seed: int, *, quick: bool) -> dict[str, f
         config = ag.SGLangConfig(context_tokens=Instant.context_tokens)
         async with SGLangEngine.attach(url, config=config, tokenizer=ready.tokenizer) as remote:
             gc.collect()
-            gc.freeze()  # what was imported is not looked through again and again
+            gc.freeze()  # so that collections don't traverse the imported modules again and again
             for name, work in works.items():
                 figures |= await rounds(name, work, url, ready, remote, seed, quick=quick)
     return figures
 
 
 def goals(figures: Mapping[str, float]) -> dict[str, Goal]:
-    """What is aimed at."""
+    """Return the goals."""
     made: dict[str, Goal] = {}
     for work in ("short64", "short384", "unseen64", "long32"):
         loop = over(figures, f"{work}_aiohttp_us", f"{work}_ours_us")

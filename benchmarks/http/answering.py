@@ -1,11 +1,12 @@
-"""A server in a process of its own that answers POST /generate as SGLang does, and at once: its answers lie ready.
+"""A server in a separate process that responds to POST /generate as SGLang does, at once: its responses are ready.
 
-`python -m benchmarks.http.answering` reads what to answer from stdin, prints its port, and ends when stdin does. A
-client's CPU time, measured beside it, holds nothing of the server's. It never sleeps, so that no client's time holds
-the waking of a process on the same machine either.
+`python -m benchmarks.http.answering` reads its responses from stdin, prints its port, and ends when stdin does. So a
+client's CPU time contains none of the server's. The server never sleeps, so that no client's time contains waking a
+process on the same machine either.
 
-A prompt's dialog is the one whose opening ids it begins with. Its turn is told by how often the id that ends a message
-stands behind them, twice for each turn before: in the model's message, and in the answer to it, whatever that says.
+A prompt's dialog is the one whose opening ids it starts with. Its turn is the number of end-of-message ids after the
+opening, divided by two: each earlier turn has one in the model's message and one in the answer to it, whatever that
+says.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ _HEAD = (
 
 
 class Reply(NamedTuple):
-    """One turn of a dialog: as many log-probabilities as ids, the id that ends the message the last."""
+    """One turn of a dialog, with a log-probability per id; the last id ends the message."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
@@ -31,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class Dialog(NamedTuple):
-    """The ids that a dialog opens with, and the replies to its turns."""
+    """The ids that a dialog opens with, and the replies of its turns."""
 
     opening: Sequence[int]
     replies: Sequence[Reply]
@@ -39,7 +40,10 @@ class Dialog(NamedTuple):
 
 @contextmanager
 def answering(dialogs: Iterable[Dialog], info: Mapping[str, Any]) -> Iterator[str]:
-    """The URL of a server that plays these dialogs, and gives `info` as /server_info, while the context is open."""
+    """Yield the URL of a server that runs these dialogs, while the context is open.
+
+    Its /server_info returns `info`.
+    """
     plays = [[list(dialog.opening), [_generated(dialog, reply) for reply in dialog.replies]] for dialog in dialogs]
     pages = {"/server_info": dict(info), "/ready": None, "/health_generate": None}
     command = [sys.executable, "-m", "benchmarks.http.answering"]
@@ -51,7 +55,7 @@ def answering(dialogs: Iterable[Dialog], info: Mapping[str, Any]) -> Iterator[st
 
 
 def _generated(dialog: Dialog, reply: Reply) -> dict[str, Any]:
-    """The answer of POST /generate to ids: what SGLang 0.5.23 sends with log-probabilities asked for."""
+    """Return a response of POST /generate to ids: what SGLang 0.5.23 sends if log-probabilities are requested."""
     ids = list(reply.token_ids)
     meta = {
         "id": "0" * 32,
@@ -70,7 +74,7 @@ def _generated(dialog: Dialog, reply: Reply) -> dict[str, Any]:
 
 
 class _Answers:
-    """The ready bytes of every answer."""
+    """The bytes of every response, ready to send."""
 
     def __init__(self, dialogs: Sequence[Any], pages: Mapping[str, Any]) -> None:
         self.pages = {path: _ready(page) for path, page in pages.items()}
@@ -79,7 +83,12 @@ class _Answers:
         self.lengths = sorted({len(opening) for opening in self.dialogs})
 
     def to(self, path: str, body: bytes) -> bytes:
-        """The answer to a request; KeyError where there is none."""
+        """Return the response to a request.
+
+        Raises:
+            KeyError: If there is no page at this path.
+            ValueError: If no dialog opens with the request's ids.
+        """
         if path != "/generate":
             return self.pages[path]
         ids = json.loads(body)["input_ids"]
@@ -89,7 +98,7 @@ class _Answers:
 
 
 class _Connection(asyncio.Protocol):
-    """Answers one request after the other; hangs up on one that it has no answer to."""
+    """A connection that responds to one request after the other, and hangs up if it has no response."""
 
     def __init__(self, answers: _Answers) -> None:
         self.answers, self.held, self.needed = answers, bytearray(), 0
@@ -122,7 +131,7 @@ async def _serve(answers: _Answers) -> None:
         loop.call_soon(spin)
 
     spin()
-    await asyncio.to_thread(sys.stdin.read)  # until whoever asked for the server has ended
+    await asyncio.to_thread(sys.stdin.read)  # until the process that started the server ends
     server.close()
 
 

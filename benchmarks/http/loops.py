@@ -1,9 +1,10 @@
-"""The peers and the floors of `benchmarks.http`: loops that play tool dialogs over HTTP without a kit.
+"""The peers and the floors of `benchmarks.http`: loops that run tool dialogs over HTTP without a kit.
 
-`TokenLoop` is what a competent loop on a client library does in a turn: it posts all ids of the dialog as JSON, decodes
-the answer, keeps ids, log-probabilities and which ids were sampled, decodes the new ids by the tokenizer's own backend,
-reads the call's JSON, makes it, and encodes its answer by the backend. It checks nothing, has no time limits, no
-retries and no messages. `Bare` is the floor of any client: it writes ready-made bytes and finds the answer's length.
+`TokenLoop` is what a competent loop on a client library does in a turn: it posts all ids of the dialog as JSON,
+decodes the response, stores ids, log-probabilities and which ids were sampled, decodes the new ids with the
+tokenizer's own backend, reads the call's JSON, makes the call, and encodes its answer with the backend. It checks
+nothing, and has no time limits, no retries and no messages. `Bare` is the floor of any client: it writes ready-made
+bytes and finds the response by its length.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from benchmarks.http.answering import Dialog
 
 T = TypeVar("T")
 Ask: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
-"""Posts a request to /generate and returns the decoded answer."""
+"""Posts a request to /generate and returns the decoded response."""
 _JSON = {"Content-Type": "application/json"}
 SETTINGS = {
     "temperature": 1.0,
@@ -29,30 +30,33 @@ SETTINGS = {
     "presence_penalty": 0.0,
     "max_new_tokens": 4096,
 }
-"""What a loop asks for: the settings that change what is sampled, as ours names them too."""
+"""Sampling settings that a loop sends: those that change what is sampled, which our engine sends, too."""
 
 
 def request(ids: Sequence[int], number: int) -> dict[str, Any]:
-    """The payload of one turn."""
+    """Return the payload of one turn."""
     sampling = SETTINGS | {"sampling_seed": number}
     return {"input_ids": ids, "return_logprob": True, "rid": f"{number:032x}", "sampling_params": sampling}
 
 
 def shown(text: str) -> str:
-    """A tool's answer as the template writes it, with the opening of the model's next message."""
+    """Return a tool's answer as the template writes it, with the opening of the model's next message."""
     return f"\n<|im_start|>tool\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @dataclass(frozen=True)
 class TokenLoop:
-    """A loop over dialogs whose backend encodes and decodes; with `reads_text` it takes the server's text instead."""
+    """A loop over dialogs whose backend encodes and decodes.
+
+    With `reads_text`, it reads the server's text instead of decoding ids.
+    """
 
     backend: Any
     tool: Tool
     reads_text: bool = False
 
     async def play(self, dialog: Dialog, ask: Ask) -> int:
-        """Play a dialog to its end; how many turns it had."""
+        """Run a dialog to its end, and return its number of turns."""
         ids, logprobs, sampled = list(dialog.opening), [0.0] * len(dialog.opening), [False] * len(dialog.opening)
         turns = 0
         while True:
@@ -77,7 +81,10 @@ class TokenLoop:
 def over_aiohttp(
     session: Any, url: str, loads: Callable[[bytes], Any], dumps: Callable[[Any], bytes] | None = None
 ) -> Ask:
-    """Ask through a session of aiohttp; `dumps` writes the bytes that are posted, None leaves that to the session."""
+    """Return a function that posts requests through an aiohttp session.
+
+    `dumps` encodes the payload; None leaves that to the session.
+    """
 
     def written(payload: dict[str, Any]) -> dict[str, Any]:
         return {"json": payload} if dumps is None else {"data": dumps(payload), "headers": _JSON}
@@ -91,7 +98,7 @@ def over_aiohttp(
 
 
 class _Link(asyncio.Protocol):
-    """A connection that answers are read from by their Content-Length and nothing else."""
+    """A connection that finds the end of a response by its Content-Length and reads nothing else of its head."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -112,18 +119,18 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if hasattr(self, "answer") and not self.answer.done():
-            self.answer.set_exception(exc or ConnectionError("the server hung up"))
+            self.answer.set_exception(exc or ConnectionError("the server closed the connection"))
 
 
 class Bare:
-    """A few connections to a server; each plays one dialog of ready-made requests after another."""
+    """A few connections to a server; each runs one dialog of ready-made requests after another."""
 
     def __init__(self, links: Sequence[_Link], host: str) -> None:
         self.links, self.host = links, host
 
     @classmethod
     async def open(cls, url: str, connections: int) -> Self:
-        """Connect."""
+        """Connect to a server."""
         parts, loop = urlsplit(url), asyncio.get_running_loop()
         links = [
             (await loop.create_connection(_Link, parts.hostname or "", parts.port or 80))[1] for _ in range(connections)
@@ -131,12 +138,16 @@ class Bare:
         return cls(links, parts.netloc)
 
     def ready(self, body: bytes) -> bytes:
-        """The bytes of a request."""
+        """Return the bytes of a request."""
         head = f"POST /generate HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def play(self, dialogs: Iterable[Sequence[bytes]], decode: Callable[[bytes], Any]) -> int:
-        """Send every dialog's requests, each after the answer before it, which is decoded and dropped."""
+        """Send every dialog's requests, each after the response to the one before, which is decoded and dropped.
+
+        Returns:
+            The number of turns.
+        """
         left, loop = iter(dialogs), asyncio.get_running_loop()
 
         async def one(link: _Link) -> int:
@@ -158,7 +169,7 @@ class Bare:
 
 
 async def each_of(dialogs: Iterable[T], concurrency: int, play: Callable[[T], Awaitable[int]]) -> int:
-    """Play dialogs, so many of them at once; the sum of what `play` returns."""
+    """Run dialogs, `concurrency` of them at once, and return the sum of the results of `play`."""
     left = iter(dialogs)
 
     async def worker() -> int:

@@ -1,4 +1,4 @@
-"""What `benchmarks.http` plays: dialogs, what their server answers, and the ready-made requests of the floors."""
+"""What `benchmarks.http` runs: dialogs, the responses of their server, and the ready-made requests of the floors."""
 
 import json
 import random
@@ -32,7 +32,7 @@ class RoomyAdder(Adder):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Dialogs, and how they are played: each by `GROUP` rollouts, so many rollouts at once."""
+    """Dialogs and how they are run: each by `GROUP` rollouts, `concurrency` rollouts at once."""
 
     tasks: Sequence[ag.Task]
     dialogs: Mapping[str, Dialog]
@@ -41,17 +41,17 @@ class Work:
 
     @property
     def calls(self) -> int:
-        """The calls of the tool in all rollouts."""
+        """The number of tool calls in all rollouts."""
         return GROUP * sum(len(dialog.replies) - 1 for dialog in self.dialogs.values())
 
     def bodies(self, tokenizer: HuggingFaceTokenizer) -> list[list[bytes]]:
-        """The requests of each dialog as JSON, with unseen texts where the work has them."""
+        """Return the requests of each dialog as JSON, with unseen texts if the work has them."""
         if self.unseen:
             TOOL.unseen.extend(tracebacks(self.calls // GROUP, 7))
         return [_bodies(dialog, tokenizer) for dialog in self.dialogs.values()]
 
     async def play(self, engine: Engine) -> int:
-        """Play all rollouts by our driver; how many turns they had."""
+        """Run all rollouts with our driver, and return the number of turns."""
         groups = await run_groups(RoomyAdder, self.tasks, engine, n=GROUP, concurrency=self.concurrency)
         collect_put_off()
         assert all(rollout.reward == 1.0 for rollout in groups.rollouts), groups.rollouts[0].error
@@ -69,7 +69,7 @@ def _bodies(dialog: Dialog, tokenizer: HuggingFaceTokenizer) -> list[bytes]:
 
 
 class Ready(Instant):
-    """An engine that has the answers ready; it yields before each, and keeps the ids that each dialog opens with."""
+    """An engine that has the responses ready; it yields before each, and stores the ids that each dialog opens with."""
 
     yields = True
 
@@ -85,7 +85,7 @@ class Ready(Instant):
         return await super().generate(token_ids, session=session, max_tokens=max_tokens, sampling=sampling, seed=seed)
 
     async def dialogs(self, tasks: Sequence[ag.Task]) -> dict[str, Dialog]:
-        """Return the dialogs of these tasks as a server plays them."""
+        """Return the dialogs of these tasks as a server runs them."""
         await run_groups(RoomyAdder, tasks, self, n=1)
         return {each.id: Dialog(self.openings[each.id], self._replies(each.id)) for each in tasks}
 
@@ -95,13 +95,13 @@ class Ready(Instant):
 
 
 def document(seed: int) -> str:
-    """A text of `LONG_IDS` words, which are about as many ids."""
+    """Return a text of `LONG_IDS` words, which are about as many ids."""
     draw = random.Random(seed)
     return " ".join(draw.choice(_WORDS) for _ in range(LONG_IDS))
 
 
 async def all_works(module: ModuleType, seed: int) -> tuple[dict[str, Work], Ready]:
-    """Every work by its name, and the engine that has the answers of all of them."""
+    """Return every work by its name, and the engine that has the responses of all of them."""
     texts = {f"t{n}": replies(module, seed + n) for n in range(DIALOGS)}
     said = [text for each in texts.values() for text in each]
     tokenizer = word_tokenizer([*said, *tracebacks(300, seed + 1), document(seed)])
@@ -123,7 +123,10 @@ def _with_document(name: str, seed: int) -> ag.Task:
 
 
 def served(tokenizer: HuggingFaceTokenizer, folder: Path) -> dict[str, Any]:
-    """What the server says of itself; in `folder` is what an engine with a tokenizer still reads of a model."""
+    """Return what the server says about itself.
+
+    Also write to `folder` the config that an engine with a tokenizer still reads from a model.
+    """
     ends = tokenizer.tokenizer.eos_token_id
     config = {"model_type": "qwen2", "vocab_size": len(tokenizer.tokenizer), "eos_token_id": ends}
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,1 +1,1 @@
-"""The benchmark of step samples in each layout, beside other kits."""
+"""The benchmark of step samples in each layout, compared with other kits."""

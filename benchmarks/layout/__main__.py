@@ -1,12 +1,12 @@
-"""Tokens, CPU seconds and memory of step samples in each layout beside other kits, and a forward and backward of them.
+"""Tokens, CPU seconds and memory of step samples in each layout, compared with other kits.
 
 `python -m benchmarks.layout [--json] [--quick] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
-Three processes take turns at each way: ours from Python lists, ours from the rollouts that a driver hands over, and the
-other kit from Python lists (trl from tensors). Seconds are the least of equally many rounds. A way counts only where
-all have trained the same: `same` is 1 where the trained ids, their positions and log-probabilities are equal in every
-sample, and in blocks the ids and masks of whole rows, too. With `--quick` the shape is a small one, and no forward and
-backward is played.
+For each way three processes take turns: ours from Python lists, ours from the rollouts that a driver hands over, and
+the other kit from Python lists (trl from tensors). Seconds are the least of equally many rounds. `same` is 1 if all
+three trained the same: the trained ids, their positions and log-probabilities are equal in every sample, and in
+blocks also the ids and masks of whole rows. Then a small model runs a forward and backward pass over samples. With
+`--quick` the shape is small, and this pass is left out.
 """
 
 import argparse
@@ -24,7 +24,7 @@ REFERENCE: dict[str, float | str] = {
     "published_memory_ratio": 1.37,
 }
 WAYS = {"padded": "skyrl", "merged": "skyrl", "packed": "skyrl", "tree": "trl"}
-"""The ways, and the kit that does nearest to the same: skyrl's merged block stands beside our packed row."""
+"""The ways, and the kit that does the most similar work: skyrl's merged block is compared with our packed row."""
 AIMS = {
     ("padded", "lists"): 5.0,
     ("padded", "segments"): 10.0,
@@ -33,17 +33,17 @@ AIMS = {
     ("packed", "segments"): 5.0,
     ("tree", "segments"): 30.0,
 }
-"""How many times the other kit's CPU seconds should be ours."""
+"""Goal for the other kit's CPU seconds divided by ours."""
 
 
 def presets(module: Any, *, quick: bool) -> list[str]:
-    """The workload's presets that are measured: the two large ones where it has them."""
+    """Return the workload's presets to measure: the two large ones if it has them, else all."""
     wanted = ("tiny",) if quick else ("skyrl", "agentic")
     return [name for name in wanted if name in module.STEP_PRESETS] or list(module.STEP_PRESETS)
 
 
 def measure(args: argparse.Namespace, preset: str, way: str, rounds: int) -> dict[str, float]:
-    """One way of ours from lists and from segments, and of the other kit where it is installed."""
+    """Measure one way of ours from lists and from segments, and of the other kit if it is installed."""
     choice = load_workloads(args.workloads).STEP_PRESETS[preset]
     work = {"workloads": workloads_path(args), "seed": args.seed, "preset": choice, "way": way}
     ours = "benchmarks.layout.ours"
@@ -70,13 +70,13 @@ def measure(args: argparse.Namespace, preset: str, way: str, rounds: int) -> dic
 
 
 def _same(told: list[dict[str, Any]]) -> bool:
-    """Tell whether all have trained the same, and where rows are told of whether those are equal."""
+    """Return whether all processes trained the same, and had equal rows if they report rows."""
     keys = ("trained", "trained_tokens", "rows")
     return all(len({str(one[key]) for one in told if key in one}) <= 1 for key in keys)
 
 
 def goals(figures: dict[str, float], names: list[str]) -> dict[str, Goal]:
-    """What the figures should be; of several presets the worst counts."""
+    """Return the goals; the worst of several presets counts."""
     f = figures
     found: dict[str, Goal] = {}
     for (way, source), aim in AIMS.items():
@@ -101,7 +101,7 @@ def goals(figures: dict[str, float], names: list[str]) -> dict[str, Goal]:
 
 
 def _over(figures: dict[str, float], one: str, other: str) -> float | None:
-    """One step's CPU seconds over another's; None where no step was played."""
+    """Return one step's CPU seconds divided by another's, or None if no step was measured."""
     return over(figures, f"step_{one}_cpu_s", f"step_{other}_cpu_s")
 
 

@@ -1,4 +1,4 @@
-"""A forward and backward of a small model over step samples, in one of the layouts."""
+"""A forward and backward pass of a small model over step samples, in one of the layouts."""
 
 import tempfile
 import time
@@ -19,9 +19,9 @@ from benchmarks.layout.merging import merge
 from benchmarks.layout.rows import make_samples
 
 WORKLOAD = {"n_traj": 16, "turns": 8, "max_len": 1024, "prompt_median": 128}
-"""Two groups of 8 rollouts of 8 turns: the lengths of the large workload, an eighth of them."""
+"""Two groups of 8 rollouts of 8 turns, with an eighth of the large workload's lengths."""
 VOCAB = 512
-"""The output layer is a tenth of the model's work, as in one of 4 B parameters."""
+"""With it the output layer is a tenth of the model's work, as in a model of 4B parameters."""
 HIDDEN = 128
 MICRO_TOKENS = 16_384
 
@@ -34,14 +34,15 @@ WAYS: tuple[tuple[Layout, str], ...] = (
     ("packed", "whole"),
     ("tree", "turns"),
 )
-"""Layouts, and what is laid out: a sample per turn, the same merged in the time that is measured, or samples that are
-whole trajectories from the start."""
+"""Layouts and their samples: one per turn, those merged within the measured time, or whole trajectories from the
+start.
+"""
 
 
 def forward_backward(workloads: Path | None, seed: int, *, rounds: int = 3) -> dict[str, float]:
-    """Tokens, and the least CPU and wall seconds of planning, collating, forward and backward of all samples.
+    """Return the tokens, and the least CPU and wall seconds, of planning, collation, forward and backward pass.
 
-    The ways take turns, so that a busy machine holds up all of them.
+    All samples are trained on. The ways take turns, so that a busy machine slows all of them down.
     """
     torch.set_num_threads(1)
     policies = {layout: _policy(layout) for layout, _ in WAYS}
@@ -62,7 +63,7 @@ def forward_backward(workloads: Path | None, seed: int, *, rounds: int = 3) -> d
 
 
 def _step(policy: PolicyModel, rows: Sequence[Sample], layout: Layout) -> float:
-    """Gradients of a sum over the trained tokens; the tokens that were computed."""
+    """Compute the gradients of a sum over the trained tokens, and return the number of tokens computed."""
     computed = 0
     (plan,) = plan_step(
         rows, ranks=1, layout=layout, max_tokens_per_microbatch=MICRO_TOKENS, cost=cost_of("flops", HIDDEN)
@@ -82,7 +83,7 @@ def _rows(workloads: Path | None, seed: int) -> list[Sample]:
 
 
 def _policy(layout: Layout) -> PolicyModel:
-    """A random Qwen3 with a LoRA adapter."""
+    """Return a random Qwen3 with a LoRA adapter."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""Samples of single turns joined into samples of segments, for workloads that come without rollouts."""
+"""Joins samples of single turns into samples of segments, for workloads that have no rollouts."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
@@ -17,8 +17,8 @@ def merge(samples: Sequence[Sample]) -> list[Sample]:
         step 1   P  a  a  e  e  a
         merged   P  a  a  e  e  a         mask 1 1 0 0 1, logprob and advantage 0 where mask is 0
 
-    Neighbors are found by rollout, segment and step, in any order of the samples. Where a prompt does not extend what
-    came before it, a new sample begins; no trained token is lost or trained twice.
+    Neighbors are found by rollout, segment and step, whatever the order of the samples. If a prompt doesn't extend
+    what came before it, a new sample starts; no trained token is lost or trained twice.
     """
     segments: dict[tuple[str, int], list[Sample]] = {}
     for sample in samples:
@@ -39,7 +39,7 @@ def _merged(steps: list[Sample]) -> Iterator[Sample]:
 
 
 def _extends(before: Sample, sample: Sample) -> bool:
-    """Tell whether the prompt of `sample` begins with the prompt and response of `before`."""
+    """Return whether the prompt of `sample` begins with the prompt and response of `before`."""
     n = len(before.prompt_ids)
     return (
         len(sample.prompt_ids) >= len(before)
@@ -49,7 +49,7 @@ def _extends(before: Sample, sample: Sample) -> bool:
 
 
 def _joined(run: list[Sample]) -> Sample:
-    """Return one sample of steps that extend each other."""
+    """Return one sample made of steps that extend each other."""
     first, last = run[0], run[-1]
     if len(run) == 1:
         return first

@@ -16,7 +16,7 @@ from benchmarks.layout.rows import make_groups, make_samples
 from benchmarks.peers.serve import digest, serve, work
 
 FORWARD = 16
-"""Rows of one forward."""
+"""Rows per forward pass."""
 WAYS: dict[str, tuple[bool, Layout]] = {
     "padded": (False, "padded"),
     "merged": (True, "padded"),
@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[bool, Layout]] = {
 
 
 def one_batch(rows: Sequence[Sample], layout: Layout, pad_id: int) -> list[Batch]:
-    """All samples in one batch, and under `tree` those of each group, as micro-batches that hold a group are."""
+    """Collate all samples into one batch, or under `tree` each group, as micro-batches that hold one group do."""
     if layout != "tree":
         batch = collate(rows, pad_id=pad_id, layout=layout)
         if isinstance(batch.inputs, PaddedInputs):
@@ -38,14 +38,20 @@ def one_batch(rows: Sequence[Sample], layout: Layout, pad_id: int) -> list[Batch
 
 
 def make_ready(inputs: PaddedInputs) -> None:
-    """Make what the other kit's seconds have and a forward of ours makes: the mask, and ids of eight bytes by turns."""
+    """Make the mask, and the 8-byte ids a few rows at a time, as a forward pass does.
+
+    The other kit's seconds include both.
+    """
     _ = inputs.attention_BT
     for ids in torch.split(inputs.input_ids_BT, FORWARD):
         _ = ids.long()
 
 
 def told(batches: Sequence[Batch]) -> dict[str, Any]:
-    """Tokens that are computed, and digests of what is trained and of the whole rows up to their last trained token."""
+    """Return the number of computed tokens, and digests of the trained tokens and of the rows.
+
+    Rows count up to their last trained token.
+    """
     trained = [part for batch in batches for part in trained_parts(batch)]
     said = {
         "tokens": sum(batch.inputs.input_ids_BT.numel() for batch in batches),
@@ -59,7 +65,7 @@ def told(batches: Sequence[Batch]) -> dict[str, Any]:
 
 
 def trained_parts(batch: Batch) -> list[bytes]:
-    """Of each sample the trained ids, their positions and log-probabilities."""
+    """Return each sample's trained ids with their positions and log-probabilities, as bytes."""
     index = batch.inputs.index_M
     ids = batch.inputs.target_N[index].numpy().astype(np.int64)
     inputs = batch.inputs
@@ -74,7 +80,7 @@ def trained_parts(batch: Batch) -> list[bytes]:
 
 
 def row_parts(batch: Batch) -> list[bytes]:
-    """Of each sample its ids and its mask, up to the last trained token."""
+    """Return each sample's ids and mask up to the last trained token, as bytes."""
     assert isinstance(batch.inputs, PaddedInputs)
     parts = []
     width = batch.loss_mask_BR.shape[1]

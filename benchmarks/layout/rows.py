@@ -14,10 +14,10 @@ from benchmarks.layout.step_lists import Stretch, joined, stretches
 
 
 def make_samples(batch: Any, *, merge: bool = False) -> list[Sample]:
-    """The workload's rows as samples, from Python lists, with `merge` one for each stretch of rows.
+    """Return the workload's rows as samples made from Python lists, with `merge` one sample per stretch of rows.
 
-    The reward stands in for the advantage. Lists are joined first, and each number is converted once: the ids of the
-    samples of a stretch are views of one array.
+    The reward stands in for the advantage. Lists are joined first, and each number is converted once: the ids of a
+    stretch's samples are views of one array.
     """
     trained = np.array([mask.count(1) for mask in batch.loss_masks])
     share = (trained / np.bincount(batch.traj, trained)[batch.traj]).tolist()
@@ -58,12 +58,15 @@ def _sample(stretch: Stretch, row: int, prompt: Any, response: Any, columns: Any
 
 
 def _vector(code: str, numbers: list[Any]) -> Any:
-    """An array of these numbers: `pack` reads a list in two thirds of the time of numpy."""
+    """Return an array of these numbers; `pack` reads a list in two thirds of numpy's time."""
     return np.frombuffer(pack(f"{len(numbers)}{code}", *numbers), code)
 
 
 def make_groups(batch: Any) -> list[Group]:
-    """The workload as groups of rollouts, as a run has them. Rewards differ a little, so that no group is left out."""
+    """Return the workload as groups of rollouts, as a run has them.
+
+    Rewards differ a little, so that no group is left out.
+    """
     rollouts = []
     for number, parts in groupby(stretches(batch), lambda stretch: stretch.rollout):
         mine = list(parts)
@@ -82,7 +85,7 @@ def make_groups(batch: Any) -> list[Group]:
 
 
 def _segment(batch: Any, index: int, stretch: Stretch) -> Segment:
-    """A segment whose turns are the trained ids, which are the first of each row's response."""
+    """Return a segment whose turns are the trained ids, which come first in each row's response."""
     size, prompt = len(stretch.ids), stretch.starts[0]
     sampled, logprobs = np.zeros(size, np.bool_), np.zeros(size, np.float32)
     sampled[prompt:] = joined(batch, stretch, batch.loss_masks)

@@ -1,4 +1,4 @@
-"""Step samples of a workload as Python lists, and those that continue each other: neither needs a training kit."""
+"""Step samples of a workload as Python lists, and joins of those that continue each other; needs no training kit."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Stretch:
-    """Samples of one rollout, of which each prompt begins with the prompt and response of the sample before it."""
+    """Samples of one rollout, in which each prompt begins with the prompt and response of the sample before it."""
 
     group: int
     rollout: int
@@ -16,13 +16,13 @@ class Stretch:
     ids: list[int]
     """The prompt and the response of the last sample."""
     rows: list[int] = field(default_factory=list)
-    """The samples' places in the workload."""
+    """The samples' positions in the workload."""
     starts: list[int] = field(default_factory=list)
     """Number of prompt ids of each sample."""
 
 
 def stretches(batch: Any) -> Iterator[Stretch]:
-    """Yield the samples of a workload in its order, joined while they continue each other."""
+    """Yield the samples of a workload in order, joined while they continue each other."""
     names = zip(batch.group.tolist(), batch.traj.tolist(), batch.segment.tolist(), strict=True)
     last: Stretch | None = None
     for i, ((group, rollout, segment), prompt) in enumerate(zip(names, batch.prompts, strict=True)):
@@ -40,12 +40,12 @@ def stretches(batch: Any) -> Iterator[Stretch]:
 
 
 def _continues(prompt: list[int], ids: list[int]) -> bool:
-    """Tell whether a prompt begins with these ids; one that has no others is compared without a copy."""
+    """Return whether a prompt begins with these ids; a prompt that has no more ids is compared without a copy."""
     return prompt == ids if len(prompt) <= len(ids) else prompt[: len(ids)] == ids
 
 
 def joined(batch: Any, stretch: Stretch, column: list[list[Any]]) -> list[Any]:
-    """A column's numbers for the ids after a stretch's first prompt, 0 for those that are in no response."""
+    """Return a column's numbers for the ids after a stretch's first prompt, with 0 for ids that are in no response."""
     parts, at = [], stretch.starts[0]
     for row, start in zip(stretch.rows, stretch.starts, strict=True):
         if start > at:

@@ -1,8 +1,8 @@
-"""Step samples to the tensors of a batch by skyrl and trl: the peers' side of `benchmarks.layout`.
+"""Step samples to the tensors of a batch by skyrl and trl: the other kits' side of `benchmarks.layout`.
 
-skyrl: what its trainer calls on what its generator returns, `convert_prompts_responses_to_batch_tensors` and before it
-`merge_stepwise_output`. trl: rows of a prefix trie, `TreeRow.add` and `TreeRow.pack` for each group. Its samples are
-tensors made before anything is measured, a sample for each segment.
+skyrl: the functions that its trainer calls on its generator's output, `convert_prompts_responses_to_batch_tensors`
+and before it `merge_stepwise_output`. trl: rows of a prefix trie, `TreeRow.add` and `TreeRow.pack` for each group.
+Its samples are tensors made before the measurement, one sample per segment.
 """
 
 import importlib
@@ -23,8 +23,8 @@ from benchmarks.peers.serve import Ways, digest, serve, work
 
 
 def skyrl(batch: Any, way: str, pad_id: int) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """One left-padded block, of turns or of merged turns."""
-    if sys.version_info < (3, 12):  # Its types are read by pydantic, which takes those of Python 3.12.
+    """Return functions that make a left-padded block of turns or merged turns, and that report on it."""
+    if sys.version_info < (3, 12):  # pydantic reads its types and needs the TypedDict of Python 3.12
         import typing_extensions
 
         typing.TypedDict = typing_extensions.TypedDict
@@ -33,7 +33,7 @@ def skyrl(batch: Any, way: str, pad_id: int) -> tuple[Callable[[], Any], Callabl
     from skyrl.train.generators.base import TrajectoryID
     from skyrl.train.generators.utils import merge_stepwise_output
 
-    importlib.import_module("skyrl.train.utils.trainer_utils")  # Merging imports it at its first call.
+    importlib.import_module("skyrl.train.utils.trainer_utils")  # merging imports it in its first call
     logger.remove()
     given = {
         "prompt_token_ids": batch.prompts,
@@ -58,7 +58,7 @@ def skyrl(batch: Any, way: str, pad_id: int) -> tuple[Callable[[], Any], Callabl
 
 
 def _told_of_block(made: Any) -> dict[str, Any]:
-    """What `ours.told` tells of a block."""
+    """Return what `ours.told` returns, for a block."""
     ids_BT, attention_BT, _, _, mask_BR, logprobs_BR = (tensor.numpy() for tensor in made[:6])
     width = mask_BR.shape[1]
     trained, rows = [], []
@@ -80,7 +80,7 @@ def _told_of_block(made: Any) -> dict[str, Any]:
 
 
 def trl(batch: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """A row of a prefix trie for each group."""
+    """Return functions that make a row of a prefix trie per group, and that report on them."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from trl.experimental.async_grpo.packing import TreeRow
 
@@ -111,7 +111,7 @@ def trl(batch: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
 
 
 def _told_of_rows(packed: Any) -> dict[str, Any]:
-    """What `ours.told` tells of a tree."""
+    """Return what `ours.told` returns, for a tree."""
     trained: list[bytes] = []
     for row in packed:
         index, owner = row["token_index"], row["segment_id"]

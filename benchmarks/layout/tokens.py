@@ -1,4 +1,4 @@
-"""How many tokens a workload of step samples has."""
+"""The number of tokens in a workload of step samples."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from benchmarks.harness import load_workloads
 
 
 def counted(workloads: Path | None, seed: int, preset: str) -> dict[str, float]:
-    """The workload's own count of its tokens."""
+    """Return the workload's own counts of its tokens."""
     module = load_workloads(workloads)
     count = module.token_counts(module.stepwise(seed=seed, **module.STEP_PRESETS[preset]))
     names = {"real": "step", "merged": "merged", "tree": "unique", "padded_two_segment": "two_segment"}

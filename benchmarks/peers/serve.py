@@ -1,4 +1,4 @@
-"""The worker's end of `benchmarks.peers.turns`: it does one piece of work each time that a line asks for it."""
+"""The worker's end of `benchmarks.peers.turns`: it does one piece of work for each line on stdin."""
 
 import gc
 import hashlib
@@ -10,19 +10,19 @@ from typing import Any
 from benchmarks.harness import cost
 
 Ways = Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
-"""What a worker can do: the work that is measured, and what is told of its result, in terms of JSON."""
+"""What a worker can do, by name: the measured work, and a function that reports on its result in JSON's types."""
 
 
 def work() -> Any:
-    """Return what the worker was started with."""
+    """Return the work that the worker was started with."""
     return json.loads(sys.argv[1])
 
 
 def serve(ways: Ways) -> None:
-    """Say which ways there are, then do the one that each line of stdin names, until there is no more.
+    """Print the names of the ways, then run the one that each line of stdin names, until stdin ends.
 
     A line `NAME` is answered with the CPU seconds of one call and how far it raised the resident memory, a line
-    `tell NAME` with what is told of the result of another call.
+    `tell NAME` with the report on the result of another call.
     """
     answers, sys.stdout = sys.stdout, sys.stderr
     print(json.dumps(sorted(ways)), file=answers, flush=True)
@@ -40,5 +40,5 @@ def serve(ways: Ways) -> None:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A digest of these parts, whatever their order."""
+    """Return a digest of these parts that doesn't depend on their order."""
     return hashlib.sha256(b"".join(sorted(hashlib.sha256(part).digest() for part in parts))).hexdigest()

@@ -1,4 +1,4 @@
-"""Pieces of work of several processes, ours and other kits', measured in turns: each has an interpreter of its own."""
+"""Work of several processes, ours and other kits', measured in turns; each process has its own interpreter."""
 
 import json
 import subprocess
@@ -11,28 +11,32 @@ from benchmarks.harness import ROOT, Cost, cost
 
 
 class Worker:
-    """A process that says which ways there are, and then answers each line with one; most end in `peers.serve`."""
+    """A process that prints its ways first, and then answers each line with one; most of them call `peers.serve`."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self.ways: list[str] | None = None
 
     def start(self) -> list[str]:
-        """Wait until the worker has made its workload; returns what it can do."""
+        """Wait until the worker has made its workload, and return its ways."""
         if self.ways is None:
             self.ways = self._read()
         return self.ways
 
     def once(self, way: str) -> Cost:
-        """Do the work once."""
+        """Do the work once, and return its cost."""
         return Cost(**self.ask(way))
 
     def tell(self, way: str) -> Any:
-        """Do the work once more, and return what is told of its result."""
+        """Do the work once more, and return the report on its result."""
         return self.ask(f"tell {way}")
 
     def ask(self, line: str) -> Any:
-        """The answer to a line."""
+        """Return the answer to a line.
+
+        Raises:
+            RuntimeError: If the worker ended.
+        """
         assert self._process.stdin is not None
         print(line, file=self._process.stdin, flush=True)
         return self._read()
@@ -41,13 +45,16 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"a worker ended: {self._process.wait()}; what it said stands above")
+            raise RuntimeError(f"a worker ended with exit code {self._process.wait()}; its output is above")
         return json.loads(line)
 
 
 @contextmanager
 def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator[Worker]:
-    """Start a module that is a `Worker`, and end it with the block; `benchmarks.peers.serve.work` gives it its work."""
+    """Start a module as a `Worker`, and end it with the block.
+
+    The module gets its work from `benchmarks.peers.serve.work`.
+    """
     pipe = subprocess.PIPE
     command = [str(python), "-m", module, json.dumps(work)]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
@@ -58,14 +65,14 @@ def worker(python: Path | str, module: str, work: Mapping[str, Any]) -> Iterator
 
 
 def peers_python(venv: Path | None) -> Path | None:
-    """The interpreter of the environment that `make bench-peers` makes; None where it is not made."""
+    """Return the interpreter of the environment that `make bench-peers` creates, or None if it doesn't exist."""
     python = None if venv is None else venv.absolute() / "bin" / "python"
     return python if python is not None and python.exists() else None
 
 
 @contextmanager
 def in_its_environment(venv: Path | None, module: str, work: Mapping[str, Any]) -> Iterator[Worker | None]:
-    """Start a worker by the interpreter of this environment; None where the environment is not made."""
+    """Yield a worker started by the interpreter of this environment, or None if the environment doesn't exist."""
     python = peers_python(venv)
     if python is None:
         yield None
@@ -75,7 +82,10 @@ def in_its_environment(venv: Path | None, module: str, work: Mapping[str, Any]) 
 
 
 def least_cpu_s(ours: Mapping[str, Callable[[], object]], peers: Worker | None, rounds: int) -> dict[str, float]:
-    """The least CPU seconds of each way over the rounds in which ours, in this process, and the worker's take turns."""
+    """Return the least CPU seconds of each way over rounds in which all ways take turns.
+
+    Ours run in this process, the others in the worker.
+    """
     spent: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, do in ours.items():
@@ -89,9 +99,14 @@ def least_cpu_s(ours: Mapping[str, Callable[[], object]], peers: Worker | None, 
 def in_turns(starts: Mapping[str, tuple[Path | str, str, Mapping[str, Any]]], rounds: int) -> dict[str, Any]:
     """Measure the only way of each worker, one after the other, `rounds` times, and keep the least CPU seconds.
 
-    `starts` has the interpreter, module and work of each worker by its name. Returns `cpu_s`, `peak_mib` and `told` by
-    name; the peak is that of the first round, before any memory was kept for a next one. A worker that has no way, for
-    want of its kit, is not there.
+    Args:
+        starts: The interpreter, module and work of each worker, by its name.
+        rounds: How many times each worker runs.
+
+    Returns:
+        `cpu_s`, `peak_mib` and `told` by name. The peak is that of the first round, before the worker reuses memory.
+        A
+        worker without a way, because its kit is missing, is left out.
     """
     with ExitStack() as stack:
         workers = {name: stack.enter_context(worker(*start)) for name, start in starts.items()}

@@ -1,1 +1,1 @@
-"""The benchmark of the plan of micro-batches, beside other kits' planners."""
+"""The benchmark of the planning of micro-batches, compared with other kits' planners."""

@@ -1,11 +1,11 @@
-"""How even a plan is between ranks, and what it takes to make: 4,096 samples, 8 ranks.
+"""How evenly a plan distributes 4,096 samples over 8 ranks, and how long planning takes.
 
 `python -m benchmarks.planning [--json] [--workloads FILE.py] [--seed N] [--peers VENV]`
 
-Imbalance is the mean over micro-batches of (largest - smallest) / mean of the ranks' sums of L^2; straggler is the sum
-of the slowest ranks' costs over the costs' even share, in FLOPs of a 4B model (of padded rows where they are padded; in
-unique tokens under `tree`). Seconds are CPU seconds, the least of 5 rounds in which all planners, those of other kits
-in a process of their own, take turns.
+Imbalance is the mean over micro-batches of (largest - smallest) / mean of the ranks' sums of L^2. Straggler is the
+sum of the slowest ranks' costs divided by the sum for evenly shared costs, in FLOPs of a 4B model (of padded rows in
+the padded layout; in unique tokens under `tree`). Seconds are CPU seconds, the least of 5 rounds in which all
+planners take turns; those of other kits run in a separate process.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from benchmarks.planning.ours import BUDGET, RANKS, ROWS, Lengths, plans_of_leng
 
 ROUNDS = 5
 TRL_SAMPLES = 512
-"""trl's planner builds a trie of Python objects of every token: it gets the first samples alone."""
+"""Samples for trl's planner: it builds a trie of Python objects for every token, so it gets only the first ones."""
 REFERENCE: dict[str, float | str] = {
     "miles": "is not on PyPI; on other machines first-fit took 51 micro-batches of 51 at 8 us and a straggler of 1.017",
 }
 
 
 def goals(f: dict[str, float], least: int) -> dict[str, Goal]:
-    """What the figures should be. A goal that needs another kit is not measured where that is not installed."""
+    """Return the goals; one that needs another kit is not measured if that is not installed."""
 
     def times(kit: str, ours: str) -> float | None:
         return over(f, f"{kit}_us_a_sample", f"{ours}_us_a_sample")
@@ -55,7 +55,7 @@ def goals(f: dict[str, float], least: int) -> dict[str, Goal]:
 
 
 def measure(of: Lengths, peers: Worker | None, module: Any, seed: int) -> dict[str, float]:
-    """The figures of every planner, ours and the peers'."""
+    """Return the figures of every planner, ours and the other kits'."""
     mixed, lengths = of.mixed(seed), of.whole
     by_length, by_prefix = plans_of_lengths(lengths), plans_of_prefixes(mixed, seed)
     seconds = least_cpu_s(by_length | {f"tree_{key}": make for key, make in by_prefix.items()}, peers, ROUNDS)
@@ -74,7 +74,7 @@ def measure(of: Lengths, peers: Worker | None, module: Any, seed: int) -> dict[s
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What the peers are to plan."""
+    """Return what the other kits should plan."""
     return {
         "workloads": workloads_path(args),
         "seed": args.seed,

@@ -1,4 +1,4 @@
-"""What a plan comes to: how even it is between ranks, what it computes, and what it lost."""
+"""The quality of a plan: how even it is between ranks, what it computes, and which samples it lost."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,20 +11,20 @@ from benchmarks.planning.ours import Lengths
 
 
 def grid(plans: Plan, value: Callable[[list[int]], float]) -> Any:
-    """The value of each micro-batch, of each rank: M x ranks; 0 for padding."""
+    """Return the value of each micro-batch on each rank, as an array of micro-batches x ranks; 0 for padding."""
     return np.array([[value(m) if m else 0.0 for m in plan] for plan in plans]).T
 
 
 def uneven(cost: Any) -> float:
-    """Straggler: what the micro-batches take over what they would take were all ranks equally busy."""
+    """Return the straggler: the micro-batches' cost divided by their cost if all ranks were equally busy."""
     return float(cost.max(1).sum() / cost.sum() * cost.shape[1])
 
 
 def judge(
     name: str, plans: Plan, lengths: Ints, seconds: float, module: Any, *, padded: bool = False
 ) -> dict[str, float]:
-    """The figures of a plan without shared prefixes."""
-    # A padded block is computed under a mask, which leaves out no pair of tokens.
+    """Return the figures of a plan without shared prefixes."""
+    # A padded block is computed with a mask, which skips no pair of tokens.
     flops = np.array([module.flops(n, n * n if padded else n * (n + 1) / 2) for n in lengths.tolist()])
     squares = grid(plans, lambda m: float((lengths[m] ** 2).sum()))
 
@@ -45,13 +45,13 @@ def judge(
 
 
 def padded_tokens(plans: Plan, lengths: Ints) -> float:
-    """Tokens computed under the padded layout over the real ones."""
+    """Return the tokens computed in the padded layout divided by the real ones."""
     padded = grid(plans, lambda m: float(len(m) * lengths[m].max()))
     return float(padded.sum() / lengths.sum())
 
 
 def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[str, float]:
-    """The figures of a plan that knows of prefixes; its load is counted from the lengths and groups."""
+    """Return the figures of a plan by prefix; its load is computed from the lengths and groups."""
 
     def unique(rows: list[int]) -> float:
         _, first = np.unique(of.group[rows], return_index=True)
@@ -73,6 +73,6 @@ def judge_tree(key: Balance, plans: Plan, of: Lengths, seconds: float) -> dict[s
 
 
 def lost_or_twice(plans: Plan, count: int) -> int:
-    """How many of so many samples are not in the plan exactly once."""
+    """Return how many of `count` samples are not in the plan exactly once."""
     placed = np.bincount([row for plan in plans for m in plan for row in m], minlength=count)
     return int((placed != 1).sum())

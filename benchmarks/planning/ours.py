@@ -1,4 +1,4 @@
-"""Our plans of `benchmarks.planning`, each as a function that makes it."""
+"""Our plans for `benchmarks.planning`, each as a function that makes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RANKS, ROWS, BUDGET, HIDDEN = 8, 8, 16_384, 2560
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Ids of each sample's prompt and completion, and its group."""
+    """The number of ids in each sample's prompt and completion, and its group."""
 
     prompt: Ints
     completion: Ints
@@ -24,17 +24,17 @@ class Lengths:
 
     @property
     def whole(self) -> Ints:
-        """Ids of each sample."""
+        """The number of ids of each sample."""
         return self.prompt + self.completion
 
     def mixed(self, seed: int) -> "Lengths":
-        """The same samples in an order that keeps no group together."""
+        """Return the same samples in a random order, which separates groups."""
         order = np.random.default_rng([seed, 7]).permutation(len(self.prompt))
         return Lengths(self.prompt[order], self.completion[order], self.group[order])
 
 
 def plans_of_lengths(lengths: Ints) -> dict[str, Callable[[], Plan]]:
-    """Plans that know of lengths alone: of so many samples, of so many tokens, and of so many padded tokens."""
+    """Return plans from lengths only: for a number of samples, of tokens, and of padded tokens per micro-batch."""
     listed = lengths.tolist()
     found: dict[str, Callable[[], Plan]] = {}
     for key in KEYS:
@@ -47,7 +47,7 @@ def plans_of_lengths(lengths: Ints) -> dict[str, Callable[[], Plan]]:
 
 
 def plans_of_prefixes(of: Lengths, seed: int) -> dict[Balance, Callable[[], Plan]]:
-    """Plans that know of shared prefixes, by what they even out."""
+    """Return plans that use shared prefixes, by the cost that they balance."""
     samples = make_samples(of.prompt, of.completion, of.group, seed)
     return {
         key: partial(
@@ -58,7 +58,7 @@ def plans_of_prefixes(of: Lengths, seed: int) -> dict[Balance, Callable[[], Plan
 
 
 def strided(count: int) -> Plan:
-    """Samples to ranks in their order."""
+    """Return a plan that assigns samples to ranks in order."""
     return [
         [list(range(start + rank, start + RANKS * ROWS, RANKS)) for start in range(0, count, RANKS * ROWS)]
         for rank in range(RANKS)
@@ -66,7 +66,7 @@ def strided(count: int) -> Plan:
 
 
 def make_samples(prompt: Ints, completion: Ints, group: Ints, seed: int) -> list[Sample]:
-    """Samples of random ids whose groups share a prompt, in an order that keeps no group together."""
+    """Return samples of random ids whose groups share a prompt, in the order of the arguments."""
     rng = np.random.default_rng([seed, 6])
     prompts = {g: rng.integers(0, 151_000, n) for g, n in zip(group.tolist(), prompt.tolist(), strict=True)}
     rows = []

@@ -1,8 +1,9 @@
-"""Plans of other kits for `benchmarks.planning`: which samples each rank computes in each micro-batch.
+"""Plans of other kits for `benchmarks.planning`: the samples that each rank computes in each micro-batch.
 
-verl: `get_seqlen_balanced_partitions` on its workloads, for each mini-batch of fixed size, or for all samples and then
-`rearrange_micro_batches` on each rank. skyrl: a contiguous share for each rank, then its balanced token packer. trl:
-`TokenBudgetBatcher`, which counts a shared prefix once; what it has not given out when the samples end is lost.
+verl: `get_seqlen_balanced_partitions` on its workloads, for each mini-batch of fixed size, or for all samples and
+then `rearrange_micro_batches` on each rank. skyrl: a contiguous share for each rank, then its balanced token packer.
+trl: `TokenBudgetBatcher`, which counts a shared prefix once; samples that it hasn't emitted when the input ends are
+lost.
 """
 
 import importlib.util
@@ -20,7 +21,7 @@ Plan = list[list[list[int]]]
 
 
 def verl_fixed(lengths: list[int], ranks: int, rows: int) -> Plan:
-    """`rows` samples a rank: neighbors are shared out over the ranks."""
+    """Plan `rows` samples per rank: neighbors are distributed over the ranks."""
     from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
     plan: Plan = [[] for _ in range(ranks)]
@@ -32,7 +33,7 @@ def verl_fixed(lengths: list[int], ranks: int, rows: int) -> Plan:
 
 
 def verl_budget(lengths: list[int], ranks: int, budget: int) -> Plan:
-    """All samples are shared out over the ranks; each makes as many micro-batches as the one that needs most."""
+    """Distribute all samples over the ranks; each makes as many micro-batches as the one that needs most."""
     from tensordict import TensorDict
     from verl.utils.seqlen_balancing import (
         calculate_workload,
@@ -56,7 +57,7 @@ def verl_budget(lengths: list[int], ranks: int, budget: int) -> Plan:
 
 
 def skyrl_budget(lengths: list[int], ranks: int, budget: int) -> Plan:
-    """Each rank packs its contiguous share; those with fewer micro-batches are filled up with empty ones."""
+    """Let each rank pack its contiguous share; ranks with fewer micro-batches get empty ones."""
     from skyrl.train.dataset.bin_packing import make_seq_packer
 
     packer = make_seq_packer("balanced", bin_capacity=budget)
@@ -70,7 +71,7 @@ def skyrl_budget(lengths: list[int], ranks: int, budget: int) -> Plan:
 
 
 def trl_budget(samples: list[dict[str, Any]], ranks: int, budget: int) -> Plan:
-    """The rows that its planner gives out, with the samples' numbers."""
+    """Return the rows that trl's planner emits, as the samples' numbers."""
     from trl.experimental.async_grpo.async_grpo_trainer import TokenBudgetBatcher
 
     plan: Plan = [[] for _ in range(ranks)]
@@ -82,7 +83,7 @@ def trl_budget(samples: list[dict[str, Any]], ranks: int, budget: int) -> Plan:
 
 
 def trl_samples(module: Any, seed: int, count: int) -> list[dict[str, Any]]:
-    """The first samples in the order of their groups, as its queue gives them."""
+    """Return the first samples in the order of their groups, as trl's queue emits them."""
     prompt, completion, group = module.rl_lengths(seed=seed)
     rng = np.random.default_rng([seed, 6])
     prompts = {g: rng.integers(0, 151_000, n) for g, n in zip(group.tolist(), prompt.tolist(), strict=True)}

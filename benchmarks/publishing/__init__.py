@@ -1,1 +1,1 @@
-"""Runs of the benchmarks, what they found, and the page that shows it."""
+"""Runs the benchmarks, stores their results, and writes the pages about them."""

@@ -1,4 +1,4 @@
-"""The benchmarks that are published, in the order of the page, and how each is run."""
+"""The published benchmarks, in the order of the pages, and how each is run."""
 
 import sys
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ class Plan:
 
     name: str
     full: tuple[str, ...] | None = ()
-    """Arguments of the run that is published; None: it runs only where it is asked for by name, as on a GPU."""
+    """Arguments of the published run. None: it runs only if it is named, as on a GPU."""
     quick: tuple[str, ...] | None = None
-    """Arguments of the run by which continuous integration compares; None where there is none."""
+    """Arguments of the run that continuous integration compares, or None if there is none."""
 
     def command(self, *, quick: bool = False) -> list[str]:
-        """The command, by this Python."""
+        """Return the command that runs it with this Python."""
         arguments = (self.quick if quick else self.full) or ()
         return [sys.executable, "-m", f"benchmarks.{self.name}", "--json", *arguments]
 
     def kept(self, *, quick: bool = False) -> Path:
-        """The file that keeps what the run found."""
+        """Return the file that stores its result."""
         return (KEPT / "quick" if quick else KEPT) / f"{self.name}.json"
 
 

@@ -1,4 +1,4 @@
-"""What a run of a benchmark found, where and when, as it is kept; and how two of them compare."""
+"""The stored result of a benchmark, with where and when it was measured, and the comparison of two of them."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypedDict, get_origin, get_type_hints, is_ty
 from benchmarks.harness import Goal
 
 SHARE = 0.75
-"""A ratio has fallen where it is below this share of the kept one."""
+"""A ratio has fallen if it is below this share of the stored one."""
 TIMED = re.compile(r"(?<![a-z'])(ns|us|ms|s|seconds)(?![a-z])")
 """A goal with a unit of time in its name depends on the machine."""
 
 
 class Report(TypedDict):
-    """What a benchmark prints on its last line."""
+    """The report that a benchmark prints on its last line."""
 
     bench: str
     figures: dict[str, float]
@@ -32,7 +32,7 @@ class Made(TypedDict):
     seconds: float
     processors: str
     load: list[float]
-    """The load of one minute, before and after; empty if it was not read."""
+    """The load average of one minute, before and after the run; empty if it was not read."""
     versions: dict[str, str]
 
 
@@ -52,21 +52,29 @@ class Fall(NamedTuple):
 
 
 def read(path: Path) -> Result:
-    """The kept result; ValueError that names the file where it is none, or was never kept."""
+    """Return the stored result.
+
+    Raises:
+        ValueError: If the file doesn't exist or isn't a result; the message names it.
+    """
     try:
         result: Result = json.loads(path.read_text())
         _require(result, Result)
         _require(result["made"], Made)
         _require(result["report"], Report)
     except FileNotFoundError:
-        raise ValueError(f"{path}: nothing is kept there yet") from None
+        raise ValueError(f"{path}: no result is stored yet") from None
     except ValueError as error:
-        raise ValueError(f"{path}: no result of a benchmark: {error}") from None
+        raise ValueError(f"{path}: not a benchmark result: {error}") from None
     return result
 
 
 def report_of(printed: str) -> Report:
-    """The report on the last line of what a benchmark printed; ValueError where that is none."""
+    """Return the report on the last line of a benchmark's output.
+
+    Raises:
+        ValueError: If that line isn't a report.
+    """
     report: Report = json.loads(printed.rstrip().rpartition("\n")[2])
     _require(report, Report)
     return report
@@ -75,7 +83,7 @@ def report_of(printed: str) -> Report:
 def _require(found: Any, kind: type) -> None:
     fields = get_type_hints(kind)
     if not isinstance(found, dict):
-        raise ValueError(f"must be an object with {', '.join(fields)}")
+        raise ValueError(f"expected an object with {', '.join(fields)}")
     if missing := [name for name in fields if name not in found]:
         raise ValueError(f"{missing[0]}: missing")
     if wrong := [
@@ -84,7 +92,7 @@ def _require(found: Any, kind: type) -> None:
         raise ValueError(f"{wrong[0]}: got {found[wrong[0]]!r:.80}")
     for name, goal in found.get("goals", {}).items():
         if not isinstance(goal, dict) or not goal.keys() >= Goal.__required_keys__:
-            raise ValueError(f"goals: {name!r} must be an object with {', '.join(Goal.__annotations__)}")
+            raise ValueError(f"goals: expected {name!r} to be an object with {', '.join(Goal.__annotations__)}")
 
 
 def _plain(hint: Any) -> Any:
@@ -92,7 +100,7 @@ def _plain(hint: Any) -> Any:
 
 
 def keep(path: Path, result: Result) -> None:
-    """Write a result, whole or not at all."""
+    """Write a result atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
@@ -100,7 +108,7 @@ def keep(path: Path, result: Result) -> None:
 
 
 def comparable(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> Iterator[str]:
-    """Yield the goals that do not depend on the machine and that both runs measured."""
+    """Yield the goals that don't depend on the machine and that both runs measured."""
     for name, goal in kept.items():
         other = found.get(name)
         if not TIMED.search(name) and goal["value"] is not None and other and other["value"] is not None:
@@ -108,10 +116,10 @@ def comparable(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> Iterator[
 
 
 def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
-    """The comparable goals that are worse by more than a quarter.
+    """Return the comparable goals that are worse by more than a quarter.
 
-    A goal does not say whether more is better: it is where its value is above the goal and meets it, or is below it and
-    misses it.
+    A goal doesn't say whether more is better: it is if its value is above the goal and meets it, or below the goal
+    and misses it.
     """
     worse = []
     for name in comparable(kept, found):
@@ -121,13 +129,13 @@ def falls(kept: Mapping[str, Goal], found: Mapping[str, Goal]) -> list[Fall]:
         rises = more_is_better(kept[name]) if before != kept[name]["goal"] else more_is_better(found[name])
         if not (
             (now >= SHARE * before) if rises else (now <= before * (2 - SHARE))
-        ):  # what is no number is none of them
+        ):  # NaN is neither, and counts as fallen
             worse.append(Fall(name, before, now))
     return worse
 
 
 def more_is_better(goal: Goal) -> bool:
-    """Whether a larger value meets the goal; a value that equals the goal tells nothing, and counts as True."""
+    """Return whether a larger value meets the goal; a value equal to the goal says nothing, and counts as True."""
     value = goal["value"]
     assert value is not None
     return value == goal["goal"] or (value > goal["goal"]) == goal["met"]

@@ -1,4 +1,4 @@
-"""One run of a benchmark as a process of its own, and the conditions under which it ran."""
+"""A run of a benchmark as a separate process, and the conditions under which it ran."""
 
 import os
 import platform
@@ -16,9 +16,9 @@ from benchmarks.publishing.results import Made, Result, report_of
 OURS = ("torch", "transformers", "tokenizers", "numpy", "ray", "aiohttp", "orjson")
 THEIRS = ("skyrl", "trl", "verl")
 CODE = ("agentgym", "envs", "recipes", "sandbox", "benchmarks/*.py")
-"""What a benchmark measures: results and texts of the page are not among it."""
+"""The code that benchmarks measure; results and texts of the pages are not part of it."""
 STOP_S = 10
-"""Seconds that a benchmark has for ending by itself where the run is stopped."""
+"""Seconds in which a stopped benchmark can end by itself before it is killed."""
 ASKED = """
 import importlib.metadata, sys
 for name in sys.argv[1:]:
@@ -34,12 +34,15 @@ class BenchmarkFailed(Exception):
 
 
 def run(command: Sequence[str]) -> Result:
-    """Run a benchmark and return what it found; its table goes to stderr.
+    """Run a benchmark and return its result; its table goes to stderr.
 
-    Absolute paths are kept by their last names: where things are on this machine is nobody's business.
-    Raises BenchmarkFailed with its exit status where its last line is no report.
+    Absolute paths are stored as their last component only, so that the result doesn't reveal this machine's folders.
+
+    Raises:
+        BenchmarkFailed: If its exit status isn't 0 or its last line isn't a report.
     """
-    # Before the run: what is measured is the code as it is now, and nothing may fail behind hours of measuring.
+    # Before the run: the code is measured as it is at this moment, and an error must not come after hours of
+    # measuring.
     commit, versions = _commit(), {"python": platform.python_version()} | _versions(sys.executable, OURS)
     versions |= _peers_versions()
     load, began = os.getloadavg()[0], time.monotonic()
@@ -66,7 +69,7 @@ def run(command: Sequence[str]) -> Result:
 
 
 def _printed(command: Sequence[str]) -> tuple[int, str]:
-    """The exit status of a program and what it printed; it ends with this call, however that ends."""
+    """Return the exit status and the output of a program; it is stopped if this call ends early."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
             printed, _ = program.communicate()
@@ -91,14 +94,14 @@ def _versions(python: str, packages: Sequence[str]) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout, with `+` where its code differs from it; "" outside of a checkout."""
+    """Return the commit of the checkout, with `+` if its code differs from it, or "" outside a checkout."""
     commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *CODE], capture_output=True, check=False)
     return commit.stdout.strip() + ("+" if changed.returncode == 1 else "")
 
 
 def _processor() -> str:
-    """The processor's name (Linux), else its architecture."""
+    """Return the processor's name (Linux), else its architecture."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

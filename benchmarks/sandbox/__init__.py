@@ -1,1 +1,1 @@
-"""The benchmark of the code sandbox, beside the same work by other means."""
+"""The benchmark of the code sandbox, compared with other ways to do the same work."""

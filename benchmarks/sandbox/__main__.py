@@ -1,23 +1,23 @@
-"""The code sandbox: calls, episodes, resets, forks, memory, many sandboxes, beside the same work by other means.
+"""The code sandbox: calls, episodes, resets, forks, memory and many sandboxes, compared with other ways.
 
 `python -m benchmarks.sandbox [--json] [--quick] [--kinds docker bubblewrap] [--image NAME] [--sandboxes N]
 [--swe-rex VENV] [--inspect-ai VENV]`
 
-A call is one Python cell (`1 + 1`) in an interpreter that waits, and its answer. An episode is a lease, eight calls,
-and the verified reset that follows. Other means come to the same answers in one run with ours, by turns, with as many
+A call is one Python cell (`1 + 1`) in a waiting interpreter, and its result. An episode is a lease, eight calls,
+and the verified reset that follows. Other ways get the same results in the same run, in turns with ours, with as many
 at once and with the same image:
 
-- `docker_exec`: by the engine's API and not by its command line, a new Python for each call. `true` is the least that
-  a `docker exec` can be.
-- `swerex`, where its environment is named: SWE-ReX's server in the container. A call is a new Python by its `execute`
+- `docker_exec`: Docker's API, not its command line, with a new Python for each call. `true` is the least work that
+  a `docker exec` can do.
+- `swerex`, if its environment is named: SWE-ReX's server in the container. A call is a new Python by its `execute`
   (`program`), or a line for a Python that waits in its shell session (`session`). Its episodes use `program`, which
   has no session to start.
-- `inspect`, where its environment is named: inspect_ai's docker sandbox. A call is a new Python by its `exec`.
+- `inspect`, if its environment is named: inspect_ai's docker sandbox. A call is a new Python by its `exec`.
 
-They have no reset: an episode of theirs is a new container, eight calls and its end. So there are two comparisons. The
-same work: a new Python by our `exec` beside theirs (`programs`), a cell beside a line of SWE-ReX's session
-(`sessions`), a new container, eight new Pythons and its end on both sides (`new containers`). And what a user gains:
-our cells (`calls`) and our episodes with a reset (`episodes`) over the fastest way that they have.
+They have no reset: their episode is a new container, eight calls and the container's end. So there are two
+comparisons. Equal work: a new Python by our `exec` and by theirs (`programs`), a cell and a line of SWE-ReX's session
+(`sessions`), a new container, eight new Pythons and its end on both sides (`new containers`). And a user's gain: our
+cells (`calls`) and our episodes with a reset (`episodes`) over the fastest way that they have.
 
 Calls go into warm containers, one at a time and into eight at once. Processor time is that of the calling process, of
 the commands it starts, of the engine's daemons, and of the container with its shim.
@@ -52,7 +52,7 @@ PROGRAMS = {"swerex": "benchmarks.sandbox.theirs_swerex", "inspect": "benchmarks
 
 
 async def measure(kind: str, spec: SandboxSpec, peers: Mapping[str, Peer], amount: Amount) -> Figures:
-    """Every figure of one kind of sandbox, its name before each, and beside Docker's those of other means."""
+    """Return all figures of one kind of sandbox, prefixed with its name, and for Docker also those of other ways."""
     made = await calls(spec, kind, amount)
     for part in (episodes, leases, forks, many):
         made |= await part(spec, amount)
@@ -66,19 +66,23 @@ async def measure(kind: str, spec: SandboxSpec, peers: Mapping[str, Peer], amoun
 
 
 def named(prefix: str, figures: Figures) -> Figures:
-    """The figures with a name before theirs."""
+    """Return the figures with a prefix before their names."""
     return {f"{prefix}_{name}": value for name, value in figures.items()}
 
 
 @contextlib.contextmanager
 def other_kits(venvs: Mapping[str, Path | None], image: str) -> Iterator[tuple[dict[str, Peer], dict[str, str]]]:
-    """The kits that run here, and about each of them what the report says of it; what is left out says why."""
+    """Start the other kits that can run here.
+
+    Yields:
+        The kits that run, and a note for the report about each kit, which says why one is left out.
+    """
     with contextlib.ExitStack() as stack:
         peers: dict[str, Peer] = {}
         notes: dict[str, str] = {}
         for name, venv in venvs.items():
             if venv is None:
-                notes[NAMES[name]] = "left out: no environment is named"
+                notes[NAMES[name]] = "left out: no environment was given"
                 continue
             peer = Peer(NAMES[name], venv / "bin/python", PROGRAMS[name], image)
             stack.callback(peer.close)
@@ -93,12 +97,12 @@ def other_kits(venvs: Mapping[str, Path | None], image: str) -> Iterator[tuple[d
 
 
 def runnable(kinds: Sequence[str], image: str | None) -> tuple[dict[str, SandboxSpec], dict[str, str]]:
-    """The kinds that run here, and about each of the others why it is left out."""
+    """Return the kinds of sandbox that can run here, and for each of the others why it is left out."""
     known: dict[str, tuple[SandboxSpec, Callable[[], str | None]]] = {
         "docker": (Docker(image=image), lambda: why_no_docker(image)),
         "bubblewrap": (Bubblewrap(), why_no_bubblewrap),
     }
-    why_not = {kind: "it was not asked for" for kind in known if kind not in kinds}
+    why_not = {kind: "not requested" for kind in known if kind not in kinds}
     why_not |= {kind: reason for kind in kinds if (reason := known[kind][1]()) is not None}
     for kind, reason in why_not.items():
         print(f"{kind} is left out: {reason}", file=sys.stderr)
@@ -108,12 +112,12 @@ def runnable(kinds: Sequence[str], image: str | None) -> tuple[dict[str, Sandbox
 
 def main() -> None:
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--quick", action="store_true", help="a smaller run, of about a minute for each kind")
+    parser.add_argument("--quick", action="store_true", help="do a smaller run, of about a minute per kind")
     parser.add_argument("--kinds", nargs="+", choices=["docker", "bubblewrap"], default=["docker", "bubblewrap"])
-    parser.add_argument("--image", default=None, help="of the containers of all sides; by default our own")
-    parser.add_argument("--sandboxes", type=int, default=None, metavar="N", help="how many are open at once")
+    parser.add_argument("--image", default=None, help="image of all sides' containers (default: agentgym's)")
+    parser.add_argument("--sandboxes", type=int, default=None, metavar="N", help="sandboxes that are open at once")
     for flag, kit in (("--swe-rex", "swe-rex and aiohttp"), ("--inspect-ai", "inspect_ai")):
-        parser.add_argument(flag, type=Path, default=None, metavar="VENV", help=f"an environment that has {kit}")
+        parser.add_argument(flag, type=Path, default=None, metavar="VENV", help=f"virtual environment with {kit}")
     args = parser.parse_args()
     amount = QUICK if args.quick else FULL
     amount = replace(amount, sandboxes=args.sandboxes or amount.sandboxes)

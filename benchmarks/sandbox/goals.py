@@ -1,5 +1,4 @@
-"""The goals of `benchmarks.sandbox`: the most that a figure should be, and how many times as fast as other
-means."""
+"""The goals of `benchmarks.sandbox`: upper limits of figures, and ratios to the speed of other ways."""
 
 from benchmarks.harness import Goal, at_least, at_most
 from benchmarks.sandbox.measure import (
@@ -29,7 +28,7 @@ LIMITS: dict[str, dict[str, float]] = {
         "idle_sandbox_pss_mib": 20.0,
     },
 }
-"""The most that a figure of each kind of sandbox should be."""
+"""Upper limits of figures, by kind of sandbox."""
 CALLS_PER_S, EPISODES_PER_S = 3500, 200
 NAMES = {"docker_exec": "docker exec", "swerex": "SWE-ReX", "inspect": "inspect_ai"}
 SAME = {"programs": 1.0, "new containers": 1.0}
@@ -38,7 +37,7 @@ TIMES: dict[str, dict[str, float]] = {
     "swerex": {"calls": 10.0, "sessions": 10.0, "episodes": 10.0, **SAME},
     "inspect": {"calls": 10.0, "episodes": 10.0, **SAME},
 }
-"""How many times as fast as each of them our containers should be, with as many at once on both sides."""
+"""How many times as fast as each other way our containers should be, with as many at once on both sides."""
 COMPARED = {
     "programs": ("ours_program_calls", ("program_calls",)),
     "sessions": ("ours_session_calls", ("session_calls",)),
@@ -46,11 +45,11 @@ COMPARED = {
     "calls": ("ours_session_calls", ("program_calls", "session_calls")),
     "episodes": ("ours_reset_episodes", ("new_episodes",)),
 }
-"""The side of ours in each comparison, and those of other means, of which the fastest counts."""
+"""Our side of each comparison, and the other ways' sides, of which the fastest counts."""
 
 
 def goals(figures: Figures) -> dict[str, Goal]:
-    """All that the sandbox is to reach; what was not measured, because something is missing here, is not met."""
+    """Return all goals; one whose figure was not measured, because something is missing here, has no verdict."""
     made: dict[str, Goal] = {}
     for kind, limits in LIMITS.items():
         for name, limit in limits.items():
@@ -64,7 +63,7 @@ def goals(figures: Figures) -> dict[str, Goal]:
 
 
 def many_goal(figures: Figures, kind: str) -> Goal:
-    """As many sandboxes at once as is the goal, without a failure; a run that asked for fewer has not measured it."""
+    """Return the goal for sandboxes at once without a failure; a run with fewer sandboxes has not measured it."""
     goal = at_least(figures.get(f"{kind}_sandboxes_at_once"), SANDBOXES_AT_ONCE)
     if not goal["met"] and not figures.get(f"{kind}_sandboxes_at_once_failures"):
         goal["met"] = None
@@ -72,7 +71,10 @@ def many_goal(figures: Figures, kind: str) -> Goal:
 
 
 def ratios(figures: Figures) -> dict[str, tuple[float | None, float]]:
-    """Our containers over other means, with as many at once on both sides, and the goal; None where one was not run."""
+    """Return our containers' rates over other ways', with as many at once on both sides, and their goals.
+
+    A ratio is None if one side was not run.
+    """
     made: dict[str, tuple[float | None, float]] = {}
     for means, wanted in TIMES.items():
         for work, goal in wanted.items():

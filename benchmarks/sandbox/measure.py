@@ -1,5 +1,4 @@
-"""The measures of `benchmarks.sandbox` and of the programs it runs beside itself: standard library only, Linux
-only."""
+"""Measuring functions of `benchmarks.sandbox` and of the programs it starts: standard library only, Linux only."""
 
 import asyncio
 import contextlib
@@ -33,7 +32,7 @@ Side = Callable[[float], Awaitable[Rate]]
 
 
 async def milliseconds(action: Action, times: int) -> list[float]:
-    """How long each of them took, in rising order."""
+    """Return the milliseconds of each repetition, in ascending order."""
     taken = []
     for _ in range(times):
         began = time.perf_counter()
@@ -43,12 +42,12 @@ async def milliseconds(action: Action, times: int) -> list[float]:
 
 
 def percentile(rising: list[float], percent: float) -> float:
-    """The nearest rank."""
+    """Return a percentile of ascending values, by nearest rank."""
     return rising[min(int(len(rising) * percent / 100), len(rising) - 1)]
 
 
 async def rate(actions: Sequence[Action], seconds: float) -> Rate:
-    """How often a second, and how often in all, when each is repeated side by side with the others."""
+    """Return how often the actions were done per second and in total, each repeated concurrently with the others."""
     began = time.perf_counter()
     done = 0
 
@@ -65,12 +64,15 @@ async def rate(actions: Sequence[Action], seconds: float) -> Rate:
 
 
 def side(actions: Sequence[Action]) -> Side:
-    """These actions, side by side, as one side of a comparison."""
+    """Return these actions, run concurrently, as one side of a comparison."""
     return partial(rate, actions)
 
 
 async def by_turns(sides: Mapping[str, Side], seconds: float, turns: int) -> dict[str, float]:
-    """Each side's rate a second, in so many turns each: on a busy machine what holds up one holds up the others."""
+    """Return each side's rate per second, measured in `turns` turns each.
+
+    A busy machine that slows one side then slows the others, too.
+    """
     done, took = dict.fromkeys(sides, 0), dict.fromkeys(sides, 0.0)
     for _ in range(turns):
         for name, work in sides.items():
@@ -84,7 +86,7 @@ async def by_turns(sides: Mapping[str, Side], seconds: float, turns: int) -> dic
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and its descendants."""
+    """Yield a process and its descendants."""
     yield pid
     with contextlib.suppress(OSError):
         for children in Path("/proc", str(pid), "task").glob("*/children"):
@@ -93,7 +95,7 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Processor seconds of these processes, and of their children that have ended."""
+    """Return the processor seconds of these processes and of their children that have ended."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -102,7 +104,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def pss_mib(pids: list[int]) -> float:
-    """Memory of these processes; what several share is split between them."""
+    """Return the memory of these processes; pages that several share are split between them."""
     kib = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -112,12 +114,12 @@ def pss_mib(pids: list[int]) -> float:
 
 
 def available_mib() -> float:
-    """Memory that the machine could still give."""
+    """Return the machine's available memory."""
     return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) / 1024
 
 
 def engine_pids() -> list[int]:
-    """The engine's daemons, which work for all containers of the machine."""
+    """Return the engine's daemons, which work for all containers of the machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
@@ -127,6 +129,6 @@ def engine_pids() -> list[int]:
 
 
 def container_pids(first: int) -> list[int]:
-    """Every process in a container whose first one this is, with the shim that holds it up."""
+    """Return every process in the container with this first process, and the container's shim."""
     shim = int(Path("/proc", str(first), "stat").read_text().rpartition(")")[2].split()[1])
     return list(tree(shim))

@@ -1,5 +1,4 @@
-"""The same work by other means in `benchmarks.sandbox`: by the engine and by other kits, side by side with
-ours."""
+"""The same work done in other ways in `benchmarks.sandbox`: by the engine and by other kits, in turns with ours."""
 
 import asyncio
 import contextlib
@@ -34,7 +33,7 @@ LEAST = ["true"]
 
 
 async def container_of_ours(sandboxes: SandboxPool) -> None:
-    """The work of another kit's episode: a new container, a new Python for each call, and the container's end."""
+    """Do the work of another kit's episode: a new container, a new Python for each call, and the container's end."""
     async with sandboxes.lease() as sandbox:
         for _ in range(CALLS_PER_EPISODE):
             await program(sandbox)()
@@ -42,7 +41,7 @@ async def container_of_ours(sandboxes: SandboxPool) -> None:
 
 
 async def docker_exec(spec: Docker, amount: Amount) -> Figures:
-    """The same cells by the engine, in a container of its own: latency and processor time; and a new container."""
+    """Measure the same cells by the engine in a separate container: latency, processor time, and a new container."""
     image = spec.image or default_image()
     with engine_clients(1) as ([client], run), waiting_containers(client, image, 1) as [name]:
         pids = [*engine_pids(), *container_pids(client.inspect_container(name)["State"]["Pid"])]
@@ -61,7 +60,7 @@ async def docker_exec(spec: Docker, amount: Amount) -> Figures:
 
 
 async def new_containers(client: Any, image: str, times: int) -> list[float]:
-    """How long each container that the engine starts takes, in rising order, ms."""
+    """Return the milliseconds that each container takes to start by the engine, in ascending order."""
     made: list[str] = []
 
     async def start() -> None:
@@ -75,7 +74,7 @@ async def new_containers(client: Any, image: str, times: int) -> list[float]:
 
 
 async def peer_alone(peer: Peer, amount: Amount) -> Figures:
-    """What another kit's call takes in each of its ways, and a new container."""
+    """Measure another kit's calls in each of its ways, and a new container."""
     figures: Figures = {}
     for way in peer.hello["ways"]:
         found = await peer.ask("latency", way=way, times=amount.execs)
@@ -85,7 +84,7 @@ async def peer_alone(peer: Peer, amount: Amount) -> Figures:
 
 
 async def side_by_side(spec: Docker, peers: Mapping[str, Peer], amount: Amount) -> Figures:
-    """Rates of calls and episodes of our containers, of the engine and of other kits, all by turns."""
+    """Return the rates of calls and episodes of our containers, of the engine and of other kits, all in turns."""
     figures: Figures = {}
     image = spec.image or default_image()
     for count in AT_ONCE:
@@ -112,13 +111,16 @@ async def side_by_side(spec: Docker, peers: Mapping[str, Peer], amount: Amount) 
 
 
 def per_s(work: str, count: int, rates: Mapping[str, float]) -> Figures:
-    """Each side's rate under the name of its figure."""
+    """Return each side's rate under the name of its figure."""
     return {f"{name}_{work}_per_s_{count}": value for name, value in rates.items()}
 
 
 @contextlib.contextmanager
 def engine_clients(count: int) -> Iterator[tuple[list[Any], Callable[..., Awaitable[None]]]]:
-    """Connections to the engine, and what runs a function in a thread of its own for each."""
+    """Yield connections to the engine, and a function that runs another function in a thread.
+
+    There is a thread per connection.
+    """
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(count) as threads, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(contextlib.closing(connect())) for _ in range(count)]
@@ -126,14 +128,14 @@ def engine_clients(count: int) -> Iterator[tuple[list[Any], Callable[..., Awaita
 
 
 def exec_once(client: Any, container: str, command: Sequence[str]) -> None:
-    """One command and its output, as a kit without a server in the sandbox runs it."""
+    """Run one command and check its output, as a kit without a server in the sandbox does."""
     made = client.exec_create(container, command)
     said = client.exec_start(made["Id"])
     assert said == (b"" if command is LEAST else b"2\n"), said
 
 
 def new_container(client: Any, image: str) -> str:
-    """The id of a container that waits for commands."""
+    """Start a container that waits for commands, and return its id."""
     limits = client.create_host_config(network_mode="none", read_only=True, cap_drop=["ALL"], pids_limit=128)
     made = client.create_container(
         image, ["sleep", "600"], entrypoint=[], host_config=limits, labels={"agentgym.owner": owner()}
@@ -144,7 +146,7 @@ def new_container(client: Any, image: str) -> str:
 
 @contextlib.contextmanager
 def waiting_containers(client: Any, image: str, count: int) -> Iterator[list[str]]:
-    """That many containers of the engine, removed at the end."""
+    """Yield `count` containers of the engine, which are removed at the end."""
     names: list[str] = []
     try:
         names += (new_container(client, image) for _ in range(count))
@@ -155,7 +157,7 @@ def waiting_containers(client: Any, image: str, count: int) -> Iterator[list[str
 
 
 def container_episode(client: Any, image: str) -> None:
-    """A container, one command for each call, and its end."""
+    """Start a container, run one command for each call, and remove it."""
     with waiting_containers(client, image, 1) as [name]:
         for _ in range(CALLS_PER_EPISODE):
             exec_once(client, name, AS_PROGRAM)

@@ -1,5 +1,4 @@
-"""The two ends of the pipe between `benchmarks.sandbox` and another kit's program: one JSON object a line, both
-ways.
+"""The two ends of the pipe between `benchmarks.sandbox` and another kit's program, with one JSON object per line.
 
 The program runs in an environment that has the kit and no agentgym, so this uses the standard library only. Its first
 line is a `Hello`; after that it answers each request with one line, and ends its containers when its input ends.
@@ -36,15 +35,15 @@ B = TypeVar("B")
 
 
 class Hello(TypedDict):
-    """What a program says first."""
+    """The first line of a program."""
 
     version: str
     ways: list[str]
-    """How it can make a call; the first one is the one in its episodes."""
+    """The ways in which it can make a call; its episodes use the first one."""
     note: str
-    """What the reader of its figures should know; may be empty."""
+    """A note for the reader of its figures; may be empty."""
     why_not: str | None
-    """Why it cannot run here."""
+    """Why it can't run here, or None."""
 
 
 class Kit(Protocol[B]):
@@ -55,36 +54,36 @@ class Kit(Protocol[B]):
     ways: tuple[str, ...]
 
     async def open(self) -> None:
-        """Check what it needs, and raise where that is missing."""
+        """Check the requirements, and raise if one is missing."""
 
     async def new(self) -> B:
-        """A container that takes calls."""
+        """Return a container that takes calls."""
 
     async def call(self, sandbox: B, way: str) -> None:
-        """One cell and its answer, checked."""
+        """Run one cell, and check its result."""
 
     async def pid(self, sandbox: B) -> int:
-        """The container's first process, as this machine counts."""
+        """Return the id of the container's first process on this machine."""
 
     async def end(self, sandbox: B) -> None:
-        """The container's end."""
+        """End the container."""
 
     async def close(self) -> None:
-        """What is left of it is removed."""
+        """Remove everything that is left."""
 
 
 # ---------------------------------------------------------------------------------------------------- the program
 
 
 class Answering(Generic[B]):
-    """A kit's answers to the requests; warm containers are kept from one to the next."""
+    """A kit's answers to the requests; warm containers are kept between requests."""
 
     def __init__(self, kit: Kit[B]) -> None:
         self.kit = kit
         self.warm: list[B] = []
 
     async def warmed(self, count: int) -> list[B]:
-        """That many containers, each of which has answered a call of every way."""
+        """Return `count` containers, each of which has answered a call in every way."""
         while len(self.warm) < count:
             sandbox = await self.kit.new()
             self.warm.append(sandbox)
@@ -93,7 +92,7 @@ class Answering(Generic[B]):
         return self.warm[:count]
 
     async def latency(self, way: str, times: int) -> Figures:
-        """One container's calls, and what each costs in processor time: this process, the engine, the container."""
+        """Measure one container's calls, and their processor time in this process, the engine and the container."""
         [sandbox] = await self.warmed(1)
         inside = container_pids(await self.kit.pid(sandbox))
         spent = self._spent(inside)
@@ -102,17 +101,17 @@ class Answering(Generic[B]):
         return {"p50_ms": percentile(taken, 50), "p99_ms": percentile(taken, 99), "cpu_ms_per_call_1": cpu_ms}
 
     async def calls(self, way: str, count: int, seconds: float) -> Rate:
-        """Calls into warm containers."""
+        """Return the rate of calls into warm containers."""
         sandboxes = await self.warmed(count)
         return await rate([partial(self.kit.call, sandbox, way) for sandbox in sandboxes], seconds)
 
     async def episodes(self, way: str, count: int, seconds: float) -> Rate:
-        """Episodes in a new container each."""
+        """Return the rate of episodes, each in a new container."""
         actions: list[Action] = [partial(self._episode, way)] * count
         return await rate(actions, seconds)
 
     async def new_sandboxes(self, times: int) -> list[float]:
-        """How long each new container took, in rising order, ms."""
+        """Return the milliseconds that each new container took, in ascending order."""
         sandboxes: list[B] = []
 
         async def start() -> None:
@@ -125,7 +124,7 @@ class Answering(Generic[B]):
                 await self.kit.end(sandbox)
 
     async def end(self) -> None:
-        """The end of the warm containers and of the kit."""
+        """End the warm containers and the kit."""
         for sandbox in self.warm:
             await self.kit.end(sandbox)
         await self.kit.close()
@@ -144,7 +143,7 @@ class Answering(Generic[B]):
 
 
 async def answer(kit: Kit[B]) -> None:
-    """Say hello, and answer every request until the input ends; what others print goes to stderr."""
+    """Print the hello, and answer every request until the input ends; other output goes to stderr."""
     said = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     hello = Hello(version=kit.version, ways=list(kit.ways), note="", why_not=None)
@@ -169,7 +168,7 @@ async def answer(kit: Kit[B]) -> None:
 
 
 class Peer:
-    """Another kit's program, run by the Python of its own environment, whose turn it is when it is asked."""
+    """Another kit's program, run by the Python of its environment; it works only when it gets a request."""
 
     def __init__(self, name: str, python: Path | str, program: str, image: str) -> None:
         self.name = name
@@ -179,7 +178,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C ends its input, at which it removes its containers.
+            start_new_session=True,  # Ctrl-C closes its input, and then it removes its containers
         )
         try:
             self.hello: Hello = self._answer()
@@ -188,11 +187,15 @@ class Peer:
             raise
 
     async def ask(self, do: str, **request: Any) -> Any:
-        """The program's answer; RuntimeError where it ended instead."""
+        """Return the program's answer.
+
+        Raises:
+            RuntimeError: If the program ended.
+        """
         return await asyncio.to_thread(self._ask, {"do": do} | request)
 
     def side(self, work: str, way: str, count: int) -> Side:
-        """Its calls or episodes, on so many containers, as one side of a comparison."""
+        """Return its calls or episodes, on `count` containers, as one side of a comparison."""
 
         async def turn(seconds: float) -> Rate:
             return Rate(*await self.ask(work, way=way, count=count, seconds=seconds))
@@ -200,7 +203,7 @@ class Peer:
         return turn
 
     def close(self) -> None:
-        """Its containers are removed when this returns."""
+        """Stop the program and wait until it has removed its containers."""
         if self._process.stdin:
             self._process.stdin.close()
         self._process.wait()

@@ -41,20 +41,20 @@ HEAPS_MB = (0, 100)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """How much of everything is done."""
+    """How much is measured."""
 
     calls: int
-    """For latencies."""
+    """Calls for latencies."""
     seconds: float
-    """For each rate."""
+    """Seconds for each rate."""
     turns: int
-    """In which the sides of a comparison alternate."""
+    """Turns of each side of a comparison."""
     repeats: int
-    """Of what takes long: new sandboxes, forks."""
+    """Repetitions of slow operations: new sandboxes and forks."""
     execs: int
-    """Calls by other means, on one container."""
+    """Calls in other ways, on one container."""
     sandboxes: int
-    """Open at once."""
+    """Sandboxes that are open at once."""
 
 
 FULL = Amount(calls=3000, seconds=5.0, turns=4, repeats=15, execs=60, sandboxes=SANDBOXES_AT_ONCE)
@@ -62,7 +62,7 @@ QUICK = Amount(calls=300, seconds=1.0, turns=1, repeats=4, execs=12, sandboxes=1
 
 
 def cell(sandbox: Sandbox) -> Action:
-    """One call of the sandbox, checked."""
+    """Return a function that makes one call of the sandbox and checks its result."""
 
     async def call() -> None:
         assert (await sandbox.python(CELL)).stdout == "2\n"
@@ -71,7 +71,10 @@ def cell(sandbox: Sandbox) -> Action:
 
 
 def program(sandbox: Sandbox) -> Action:
-    """A new Python in the sandbox, checked: what another kit does for each call."""
+    """Return a function that runs a new Python in the sandbox and checks its output.
+
+    Another kit does this for each call.
+    """
 
     async def call() -> None:
         assert (await sandbox.exec(AS_PROGRAM)).stdout == "2\n"
@@ -80,14 +83,14 @@ def program(sandbox: Sandbox) -> Action:
 
 
 async def episode(sandboxes: SandboxPool) -> None:
-    """A lease and its calls; the reset that follows is waited for by the next lease."""
+    """Lease a sandbox and make its calls; the next lease waits for the reset that follows."""
     async with sandboxes.lease() as sandbox:
         for _ in range(CALLS_PER_EPISODE):
             await sandbox.python(CELL)
 
 
 async def fresh_episode(sandboxes: SandboxPool) -> None:
-    """The same in a sandbox that is ended after it, so that the next one must be started."""
+    """Do the same in a sandbox that is ended afterwards, so that the next one must be started."""
     async with sandboxes.lease() as sandbox:
         for _ in range(CALLS_PER_EPISODE):
             await sandbox.python(CELL)
@@ -96,7 +99,7 @@ async def fresh_episode(sandboxes: SandboxPool) -> None:
 
 @contextlib.asynccontextmanager
 async def leased(sandboxes: SandboxPool, count: int) -> AsyncIterator[list[Sandbox]]:
-    """That many sandboxes at once, each of which has answered a call."""
+    """Yield `count` leased sandboxes, each of which has answered a call."""
     async with contextlib.AsyncExitStack() as stack:
         held = [await stack.enter_async_context(sandboxes.lease()) for _ in range(count)]
         for sandbox in held:
@@ -105,14 +108,16 @@ async def leased(sandboxes: SandboxPool, count: int) -> AsyncIterator[list[Sandb
 
 
 def our_containers(client: Any) -> list[str]:
-    """The running containers of this process."""
+    """Return the ids of this process's running containers."""
     found = client.containers(filters={"label": f"agentgym.owner={owner()}"})
     return [container["Id"] for container in found]
 
 
 def sandbox_pids(kind: str) -> list[int]:
-    """Every process inside our sandboxes, and what holds them up: bwrap itself, or the containers' shims and the
-    engine."""
+    """Return every process inside our sandboxes, and those that keep them up.
+
+    The latter are bwrap itself, or the containers' shims and the engine.
+    """
     if kind == "bubblewrap":
         return [pid for pid in tree(os.getpid()) if pid != os.getpid()]
     client = connect()
@@ -124,7 +129,7 @@ def sandbox_pids(kind: str) -> list[int]:
 
 
 async def calls(spec: SandboxSpec, kind: str, amount: Amount) -> Figures:
-    """Latency on one sandbox; rate and processor time on 1, 8 and 32; memory of 32 idle ones."""
+    """Measure latency on one sandbox; rate and processor time on 1, 8 and 32; memory of 32 idle ones."""
     figures: Figures = {}
     for count in SANDBOXES:
         before = available_mib()
@@ -145,7 +150,7 @@ async def calls(spec: SandboxSpec, kind: str, amount: Amount) -> Figures:
 
 
 async def episodes(spec: SandboxSpec, amount: Amount) -> Figures:
-    """Reset, episodes on 1 and on 8 warm sandboxes, and one in a new sandbox each time."""
+    """Measure resets, episodes on 1 and on 8 warm sandboxes, and episodes that each use a new sandbox."""
     figures: Figures = {}
     async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
         resets = []
@@ -165,7 +170,7 @@ async def episodes(spec: SandboxSpec, amount: Amount) -> Figures:
 
 
 async def leases(spec: SandboxSpec, amount: Amount) -> Figures:
-    """A new sandbox, and one from the warm pool."""
+    """Measure leases of a new sandbox and of one from the warm pool."""
     new, warm = [], []
     async with spec.open(amount.repeats) as sandboxes, contextlib.AsyncExitStack() as stack:
 
@@ -175,14 +180,14 @@ async def leases(spec: SandboxSpec, amount: Amount) -> Figures:
         new = await milliseconds(lease, amount.repeats)
         await stack.aclose()
         for _ in range(amount.repeats):
-            await asyncio.sleep(0.1)  # Until the resets in the background have ended.
+            await asyncio.sleep(0.1)  # until the resets in the background have ended
             warm += await milliseconds(lease, 1)
             await stack.aclose()
     return {"new_sandbox_p50_ms": percentile(new, 50), "pool_lease_p50_ms": percentile(sorted(warm), 50)}
 
 
 async def forks(spec: SandboxSpec, amount: Amount) -> Figures:
-    """A branch of a sandbox whose heap holds this much; nothing where sandboxes cannot be forked."""
+    """Measure a fork of a sandbox by the size of its heap; return {} if sandboxes can't be forked."""
     figures: Figures = {}
     for heap_mb in HEAPS_MB:
         async with spec.open(1) as sandboxes, sandboxes.lease() as sandbox:
@@ -201,7 +206,10 @@ async def forks(spec: SandboxSpec, amount: Amount) -> Figures:
 
 
 async def many(spec: SandboxSpec, amount: Amount) -> Figures:
-    """How many sandboxes are open at once and answer, and how long their start takes; a failure is named on stderr."""
+    """Measure how many sandboxes can be open and answer at once, and how long they take to start.
+
+    Failures are printed to stderr.
+    """
     before = available_mib()
     began = time.perf_counter()
     async with spec.open(amount.sandboxes) as sandboxes, contextlib.AsyncExitStack() as stack:
@@ -217,7 +225,7 @@ async def many(spec: SandboxSpec, amount: Amount) -> Figures:
         said = await asyncio.gather(*(cell(sandbox)() for sandbox in held), return_exceptions=True)
         failures = [error for error in (*started, *said) if isinstance(error, BaseException)]
         for error in failures:
-            print(f"a sandbox of {amount.sandboxes} failed: {error!r}", file=sys.stderr)
+            print(f"one of {amount.sandboxes} sandboxes failed: {error!r}", file=sys.stderr)
         return {
             "sandboxes_at_once": float(amount.sandboxes - len(failures)),
             "sandboxes_at_once_failures": float(len(failures)),

@@ -1,10 +1,9 @@
-"""inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment that has inspect_ai and no
-agentgym.
+"""inspect_ai's side of `benchmarks.sandbox`, run by the Python of an environment with inspect_ai and no agentgym.
 
-`python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, which is
-the way that its tools `python` and `bash` take; the containers are those that it starts for samples, with the settings
-of its own default file for `docker compose`. No model and no log is in the figures. It runs as many commands at once as
-it is asked for: its own limits, of one for each processor and of twice as many for `docker compose`, are raised.
+`python -m benchmarks.sandbox.theirs_inspect IMAGE`. A call is a new Python by `exec` of its docker sandbox, as its
+tools `python` and `bash` do. The containers are those that it starts for samples, with the settings of its own
+default file for `docker compose`. The figures include no model and no log. It runs as many commands at once as
+requested: its default limits, one command per processor and twice as many for `docker compose`, are raised.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ class Inspect:
         return str(Path(self.folder.name, "compose.yaml"))
 
     async def open(self) -> None:
-        """Check the engine and `docker compose`; an engine that it calls too old is tried all the same, and noted."""
+        """Check the engine and `docker compose`; an engine that inspect_ai finds too old is tried anyway, and noted."""
         init_max_subprocesses(AT_ONCE)
         os.environ["INSPECT_DOCKER_CLI_CONCURRENCY"] = str(AT_ONCE)
         await validate_docker_compose()
@@ -71,27 +70,27 @@ class Inspect:
         await provider.DockerSandboxEnvironment.task_init(TASK, self.config)
 
     async def new(self) -> Environments:
-        """A container as for a sample."""
+        """Return a container as for a sample."""
         found: Environments = await provider.DockerSandboxEnvironment.sample_init(TASK, self.config, {})
         return found
 
     async def call(self, sandbox: Environments, way: str) -> None:
-        """One cell and its answer."""
+        """Run one cell, and check its result."""
         done = await sandbox["default"].exec(AS_PROGRAM)
         assert done.stdout == "2\n", done
 
     async def pid(self, sandbox: Environments) -> int:
-        """The container's first process."""
+        """Return the id of the container's first process."""
         name = (await sandbox["default"].connection()).container
         found = await asyncio.to_thread(subprocess.check_output, ["docker", "inspect", name])
         return int(json.loads(found)[0]["State"]["Pid"])
 
     async def end(self, sandbox: Environments) -> None:
-        """The container's end."""
+        """End the container."""
         await provider.DockerSandboxEnvironment.sample_cleanup(TASK, self.config, sandbox, False)
 
     async def close(self) -> None:
-        """Its file is removed."""
+        """Remove the file for `docker compose`."""
         self.folder.cleanup()
 
 

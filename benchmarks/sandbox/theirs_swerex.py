@@ -1,8 +1,9 @@
 """SWE-ReX's side of `benchmarks.sandbox`, run by the Python of an environment that has swe-rex and no agentgym.
 
-`python -m benchmarks.sandbox.theirs_swerex IMAGE`, where IMAGE has swe-rex, too. A call is a line for the Python that
-runs in the container's shell session (`session`), or a new Python by `execute` (`program`). The containers are those of
-its DockerDeployment, each started by a thread with a loop of its own: `start` holds up its loop while it waits.
+`python -m benchmarks.sandbox.theirs_swerex IMAGE`, with an IMAGE that has swe-rex, too. A call is a line for the
+Python that runs in the container's shell session (`session`), or a new Python by `execute` (`program`). The
+containers are those of its DockerDeployment. Each is started by a thread with its own event loop, because `start`
+blocks its loop while it waits.
 """
 
 import asyncio
@@ -49,10 +50,10 @@ class SweRex:
         there = ["docker", "run", "--rm", "--entrypoint", "swerex-remote", self.image, "--version"]
         done = await asyncio.to_thread(subprocess.run, there, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"the image {self.image} has no swerex-remote that runs: {done.stderr.strip()}")
+            raise RuntimeError(f"the image {self.image} has no working swerex-remote: {done.stderr.strip()}")
 
     async def new(self) -> Container:
-        """A container whose server is alive."""
+        """Return a container whose server is running."""
         deployment = DockerDeployment(
             image=self.image, pull="never", python_standalone_dir=None, docker_args=["--entrypoint", ""]
         )
@@ -61,7 +62,7 @@ class SweRex:
         return Container(deployment)
 
     async def call(self, sandbox: Container, way: str) -> None:
-        """One cell and its answer."""
+        """Run one cell, and check its result."""
         runtime = sandbox.deployment.runtime
         if way == "program":
             done = await runtime.execute(Command(command=AS_PROGRAM))
@@ -75,26 +76,29 @@ class SweRex:
         assert said.output == "2", said
 
     async def pid(self, sandbox: Container) -> int:
-        """The container's first process."""
+        """Return the id of the container's first process."""
         command = ["docker", "inspect", sandbox.deployment.container_name]
         found = await asyncio.to_thread(subprocess.check_output, command)
         return int(json.loads(found)[0]["State"]["Pid"])
 
     async def end(self, sandbox: Container) -> None:
-        """The container's end."""
+        """End the container."""
         await asyncio.to_thread(asyncio.run, sandbox.deployment.stop())
 
     async def close(self) -> None:
-        """Nothing is left: each container is removed by its end."""
+        """Do nothing: `end` removes each container."""
 
 
 def interactive(command: str) -> Any:
-    """A line for the Python in the session, which answers with its prompt."""
+    """Return a line for the Python in the session, which answers with its prompt."""
     return BashAction(command=command, is_interactive_command=True, expect=[PROMPT])
 
 
 def read_on(process: "subprocess.Popen[bytes]") -> None:
-    """The server logs every request into pipes that SWE-ReX does not read: full ones would hold it up."""
+    """Read the server's output in threads.
+
+    The server logs every request into pipes that SWE-ReX doesn't read; if they were full, it would block.
+    """
     for stream in (process.stdout, process.stderr):
         assert stream
         threading.Thread(target=stream.read, daemon=True).start()

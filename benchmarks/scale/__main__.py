@@ -1,22 +1,22 @@
-"""Rollout workers on Ray: rollouts a second with 1, 2 and 4 of them, what they cost, and where the driver is full.
+"""Rollout workers on Ray: rollouts per second with 1, 2 and 4 of them, their cost, and the driver's limit.
 
 `python -m benchmarks.scale [--json] [--workloads FILE.py] [--at-once N] [--quick] [--seed N]`
 
 It needs `pip install '.[ray]'`.
 
-Cluster, workers, scheduler, samples and store are those of a run. A rollout has 8 turns and about 2,000 sampled tokens,
-whose answers lie ready; for the rest of its time a tool sleeps. Each call sleeps as long as one of the turns that the
-embedded engine samples beforehand, 8 at once; a file of workloads has `turn_seconds(seed)` instead. Nothing is
-trained: an actor answers as a training process does.
+Cluster, workers, scheduler, samples and store are those of a run. A rollout has 8 turns and about 2,000 sampled
+tokens from responses that are ready; for the rest of its time a tool sleeps. Each call sleeps as long as one of the
+turns that the embedded engine samples beforehand, 8 at once; a file of workloads has `turn_seconds(seed)` instead.
+Nothing is trained: an actor responds as a training process does.
 
-The driver's CPU is that of its process with Ray's threads in it. `collect` is asking the workers, unpacking their
-answers and joining them. `step` is all else that a run's driver does with a batch: the samples, their way to the
-training processes and the log-probabilities' way back, the store, the step's figures.
+The driver's CPU time is that of its process, including Ray's threads. `collect` is sending requests to the workers,
+unpacking their results and joining them. `step` is everything else that a run's driver does with a batch: the
+samples, their way to the training processes and the log-probabilities' way back, the store, the step's metrics.
 
-The counts of workers take turns, and batches of twice as many rollouts on 2 workers with them; of each the best batch
-counts. Then `--at-once` rollouts (10,000) are in play at once on 4 workers, for one batch. What many workers with 64
-rollouts each would do is simulated with the costs of that batch and with rollouts `x` times as long: the workers play
-one batch ahead, and the driver does one thing at a time.
+The numbers of workers take turns, and with them batches of twice as many rollouts on 2 workers; the best batch of
+each counts. Then `--at-once` rollouts (10,000) run at once on 4 workers, for one batch. Many workers with 64 rollouts
+each are simulated with the costs of that batch and with rollouts `x` times as long: the workers run one batch ahead,
+and the driver does one thing at a time.
 """
 
 import argparse
@@ -46,14 +46,14 @@ LONGER = (1, 2, 4, 8, 16, 32)
 
 
 def best(batches: Sequence[Batch]) -> tuple[float, Costs]:
-    """The most rollouts a second, and of each cost the least."""
+    """Return the highest rate of rollouts per second, and the least of each cost."""
     costs = [batch.costs for batch in batches]
     least = {name: min(getattr(each, name) for each in costs) for name in ("collect", "step", "workers", "ray")}
     return max(batch.rate for batch in batches), Costs(**least)
 
 
 def of_sizes(found: Mapping[Size, Sequence[Batch]]) -> tuple[dict[str, float], dict[str, Goal]]:
-    """The figures of the sizes, and the goals that they have."""
+    """Return the figures and the goals of the sizes."""
     figures = dict[str, float]()
     rates, costs = dict[Size, float](), dict[Size, Costs]()
     for size, batches in found.items():
@@ -87,7 +87,7 @@ def of_sizes(found: Mapping[Size, Sequence[Batch]]) -> tuple[dict[str, float], d
 
 
 def of_all_at_once(batch: Batch) -> tuple[dict[str, float], dict[str, Goal]]:
-    """The figures of the batch that is in play at once, and of what is simulated with its costs."""
+    """Return the figures and the goals of the batch whose rollouts all run at once."""
     driver = batch.costs.driver
     figures = {
         "at_once": float(batch.rollouts),
@@ -105,7 +105,7 @@ def of_all_at_once(batch: Batch) -> tuple[dict[str, float], dict[str, Goal]]:
 
 
 def of_simulation(played_s: Sequence[float], costs: Costs, at_once: int, seed: int) -> dict[str, float]:
-    """The rollouts a second of many workers and the driver's load, for rollouts that are longer and longer."""
+    """Return the rollouts per second of many workers and the driver's load, for longer and longer rollouts."""
     figures = dict[str, float]()
     for longer in LONGER:
         found = simulated(played_s, costs, at_once=at_once, longer=longer, seed=seed)
@@ -119,15 +119,15 @@ def of_simulation(played_s: Sequence[float], costs: Costs, at_once: int, seed: i
 
 def arguments() -> argparse.Namespace:
     parser = report_parser(__doc__ or "")
-    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="other seconds of turns")
-    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="rollouts in play at once")
-    parser.add_argument("--quick", action="store_true", help="1 and 2 workers, one batch of each: to try it")
+    parser.add_argument("--workloads", type=Path, default=None, metavar="FILE.py", help="use turn_seconds of this file")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, metavar="N", help="rollouts that run at once")
+    parser.add_argument("--quick", action="store_true", help="run only 1 and 2 workers, with one batch each")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 async def measured(args: argparse.Namespace, waits: Sequence[float]) -> tuple[dict[Size, list[Batch]], Batch]:
-    """The batches of each size, and the batch that is in play at once."""
+    """Return the batches of each size, and the batch whose rollouts all run at once."""
     sizes, turns = (SIZES[:2], 1) if args.quick else (SIZES, TURNS)
     found = await by_size(waits, args.seed, sizes=sizes, turns=turns)
     return found, await all_at_once(waits, args.seed, count=args.at_once, workers=max(sizes).workers)

@@ -1,4 +1,4 @@
-"""Rollouts on a Ray cluster of this machine, played and learned from as a run does it, and what they take."""
+"""Rollouts on a Ray cluster of this machine, run and trained on as in a run, and what they cost."""
 
 import asyncio
 import logging
@@ -25,14 +25,14 @@ from benchmarks.engine import load
 from benchmarks.scale.sleeping import Scorer, Waits
 
 SLOTS = 32
-"""Rollouts at once of a worker, where workers are counted."""
+"""Rollouts that a worker runs at once when numbers of workers are compared."""
 GROUP = 8
 TURNS = 3
 """Batches of each size."""
 
 
 class Size(NamedTuple):
-    """A number of workers, and how many rollouts of a batch each of their places plays."""
+    """A number of workers, and how many rollouts of a batch each of their slots runs."""
 
     workers: int
     rounds: int = 3
@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """CPU milliseconds a rollout: of the driver until the batch is there and after that, of the workers, of Ray."""
+    """CPU milliseconds per rollout: of the driver until it has the batch and after that, of the workers, and of Ray."""
 
     collect: float
     step: float
@@ -57,24 +57,24 @@ class Costs:
 
     @property
     def paid(self) -> float:
-        """Driver and workers."""
+        """The cost of driver and workers."""
         return self.driver + self.workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one batch took."""
+    """The measurements of one batch."""
 
     rollouts: int
     seconds: float
-    """From asking for it until it is there."""
+    """From the request for the batch until the driver has it."""
     costs: Costs
     bytes: float
-    """Of a rollout in the object store, on its way from a worker."""
+    """Bytes per rollout in the object store, on its way from a worker."""
     sample_bytes: float
-    """Of its samples there, on their way to the training processes."""
+    """Bytes per rollout of its samples in the object store, on their way to the training processes."""
     pause_s: float
-    """The longest time for which the driver's event loop was held."""
+    """The longest time for which the driver's event loop was blocked."""
     played_s: Sequence[float]
     """Seconds of each rollout."""
 
@@ -84,15 +84,15 @@ class Batch:
 
 
 async def turn_seconds(seed: int, *, count: int = 64, at_once: int = 8) -> list[float]:
-    """Seconds of turns of the embedded engine, 230 tokens in the median and some much longer.
+    """Return the seconds of turns of the embedded engine, with a median of 230 tokens and some much longer.
 
-    They are CPU seconds of this process, which does nothing else meanwhile: what a turn takes on a free core.
+    They are CPU seconds of this process, which does nothing else meanwhile: the time of a turn on a free core.
     """
     drawn = random.Random(seed)
     lengths = [min(1000, int(230 * drawn.lognormvariate(0, 0.4))) for _ in range(count)]
     places = asyncio.Semaphore(at_once)
     config = ag.TransformersConfig(slots=at_once, context_tokens=1024)
-    # Nothing is read or written as text here, and the tokenizer has no part.
+    # The turns use ids only, so the tokenizer is not needed.
     async with ag.TransformersEngine(load(), config, tokenizer=cast("Any", object())) as engine:
 
         async def turn(number: int) -> float:
@@ -108,7 +108,11 @@ async def turn_seconds(seed: int, *, count: int = 64, at_once: int = 8) -> list[
 
 
 class Meter:
-    """CPU seconds since the last reading, of this process, of the rollout workers below it, and of all else there."""
+    """CPU seconds since the last reading, of three groups of processes.
+
+    They are this process, the rollout workers below it, and all other processes below it except the training
+    processes.
+    """
 
     def __init__(self) -> None:
         self.read = self._now()
@@ -129,13 +133,13 @@ class Meter:
             except OSError:  # it has ended
                 continue
             kind = "workers" if title.startswith(b"ray::RolloutWorker") else "ray"
-            if not title.startswith(b"ray::Scorer"):  # the training processes are not the matter here
+            if not title.startswith(b"ray::Scorer"):  # training processes are not measured here
                 seconds[kind] += (int(words[11]) + int(words[12])) / tick
         return seconds
 
 
 def descendants(process: int) -> Iterator[Path]:
-    """The folders in /proc of all processes below that one (Linux)."""
+    """Yield the /proc folders of all processes below `process` (Linux)."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -152,7 +156,7 @@ def descendants(process: int) -> Iterator[Path]:
 
 
 async def watch(pauses: list[float], every_s: float = 0.1) -> None:
-    """Put down how much later than asked this task was woken."""
+    """Record how much later than requested this task was woken."""
     while True:
         asked = time.perf_counter()
         await asyncio.sleep(every_s)
@@ -160,7 +164,7 @@ async def watch(pauses: list[float], every_s: float = 0.1) -> None:
 
 
 def packed_bytes(what: object) -> int:
-    """The bytes of an object as Ray packs it: one stream of pickle and the arrays beside it."""
+    """Return the bytes of an object as Ray packs it: a pickle stream and its out-of-band arrays."""
     beside: list[PickleBuffer] = []
     stream = dumps(what, protocol=5, buffer_callback=beside.append)
     return len(stream) + sum(buffer.raw().nbytes for buffer in beside)
@@ -176,7 +180,7 @@ class Driver:
     steps: int = 0
 
     async def batch(self) -> Batch:
-        """Play one batch and learn from it."""
+        """Run one batch and train on it."""
         meter, pauses = Meter(), [0.0]
         watching = asyncio.create_task(watch(pauses))
         began = time.perf_counter()
@@ -217,7 +221,7 @@ class Driver:
 
 @asynccontextmanager
 async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float], seed: int) -> AsyncIterator[Driver]:
-    """Open a driver over so many workers, each of which plays `slots` rollouts at once."""
+    """Open a driver over so many workers, each of which runs `slots` rollouts at once."""
     import ray
 
     from agentgym.cluster.on_ray import Cluster
@@ -239,7 +243,7 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
     trainer = ClusterTrainer([scorer], run.model, run.train, seed=seed)
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # The fallback model needs no opening, and nobody asks the collector for its trainer.
+        # The fallback model needs no opening, and the collector's trainer is not used.
         opening = Cluster(run).collector(Waits, cast("Any", trainer), lambda said: None, None, None)
         collector = await stack.enter_async_context(opening)
         log = MetricsLogger(folder, steps=TURNS)
@@ -257,7 +261,7 @@ async def opened(workers: int, slots: int, prompts: int, waits: Sequence[float],
 
 
 async def by_size(waits: Sequence[float], seed: int, *, sizes: Sequence[Size], turns: int) -> dict[Size, list[Batch]]:
-    """Batches of each size, which take turns."""
+    """Return the batches of each size; the sizes take turns."""
     found: dict[Size, list[Batch]] = {size: [] for size in sizes}
     async with AsyncExitStack() as stack:
         drivers = {
@@ -271,7 +275,7 @@ async def by_size(waits: Sequence[float], seed: int, *, sizes: Sequence[Size], t
 
 
 async def all_at_once(waits: Sequence[float], seed: int, *, count: int, workers: int) -> Batch:
-    """One batch whose rollouts are in play at once."""
+    """Return one batch whose rollouts all run at once."""
     groups = count // GROUP
     async with opened(workers, -(-groups // workers) * GROUP, groups, waits, seed) as driver:
         return await driver.batch()
@@ -279,13 +283,14 @@ async def all_at_once(waits: Sequence[float], seed: int, *, count: int, workers:
 
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
-    """A Ray cluster of this process alone, in a folder of its own: no other process finds it."""
+    """Start a Ray cluster for this process only, in its own folder, so that no other process finds it."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By itself Ray lets workers wait for whatever else the machine does (a niceness of 15), but not the driver.
+    # By default, Ray gives workers a niceness of 15, but not the driver: they would wait for all other work of the
+    # machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # The sockets are in this folder, and their names may not be long.
+    # The sockets are in this folder, and their paths must not be long.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ray.init(
             "local",

@@ -1,4 +1,4 @@
-"""What many rollout workers would do: a simulation of batches with the costs that were measured."""
+"""A simulation of many rollout workers: batches with the measured costs."""
 
 import heapq
 import random
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from benchmarks.scale.measure import Costs
 
 A_WORKER = 64
-"""Rollouts at once of a worker of the simulation: the default of a run."""
+"""Rollouts that a simulated worker runs at once: the default of a run."""
 BATCHES = 20
 """Batches of a simulated run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What a simulated run came to."""
+    """The result of a simulated run."""
 
     rate: float
-    """Rollouts a second."""
+    """Rollouts per second."""
     busy: float
-    """The part of the time in which the driver computes."""
+    """The share of the time in which the driver computes."""
 
 
 def simulated(
@@ -34,9 +34,9 @@ def simulated(
     longer: float = 1.0,
     seed: int = 0,
 ) -> Simulated:
-    """Play batches of `rounds` rollouts for each place, drawn from what rollouts took, and join them.
+    """Simulate batches of `rounds` rollouts per slot, with durations drawn from `played_s`, and their joining.
 
-    With `ahead` a worker goes on when its share is played, one batch before the driver at most; without, when the
+    With `ahead`, a worker continues when its share is done, at most one batch before the driver; without, when the
     driver is done with the batch.
     """
     drawn, workers = random.Random(seed), max(1, round(at_once / slots))
@@ -44,7 +44,7 @@ def simulated(
     free, worked, ready = 0.0, 0.0, [0.0] * workers
     for _ in range(BATCHES):
         arrived = [at + makespan(drawn.choices(played_s, k=slots * rounds), slots) * longer for at in ready]
-        last = free  # the driver is done with the batch before
+        last = free  # when the driver is done with the previous batch
         for at in sorted(arrived):
             free = max(free, at) + collect_s
         free += step_s
@@ -54,7 +54,7 @@ def simulated(
 
 
 def makespan(seconds: Sequence[float], places: int) -> float:
-    """Seconds until all are played, where the next one takes the place that is free first."""
+    """Return the seconds until all are done, if each next one gets the place that becomes free first."""
     free = [0.0] * places
     for each in seconds:
         heapq.heapreplace(free, free[0] + each)

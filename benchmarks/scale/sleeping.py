@@ -1,4 +1,4 @@
-"""Parts of rollouts that wait and compute little; other processes find them here by name."""
+"""An env, an engine and a scorer that wait and compute little; other processes import them from here by name."""
 
 import asyncio
 import random
@@ -15,14 +15,17 @@ from benchmarks.driver.instant import Instant, replies
 from benchmarks.harness import load_workloads
 
 DIALOGS = 16
-"""Dialogs that answer the tasks in turn."""
+"""Number of dialogs; tasks use them in turn."""
 TASKS = 1_000_000
 WORDS = 48
-"""Words in each of a dialog's 8 turns: about 2,000 sampled tokens a rollout with the tokenizer of "tiny"."""
+"""Words in each of a dialog's 8 turns: about 2,000 sampled tokens per rollout with the tokenizer of "tiny"."""
 
 
 class Waits(ag.ToolEnv[ag.Task]):
-    """One tool, which sleeps as long as one of `waits_s`, drawn by task and arguments; half of the rollouts succeed."""
+    """An env with a tool that sleeps as long as one of `waits_s`, drawn by task and arguments.
+
+    Half of the rollouts succeed.
+    """
 
     waits_s = ag.Parameter("0.25", doc="seconds of a tool call to draw from, with commas between them")
     limits = ag.Limits(seconds=3600, context_tokens=1 << 15)
@@ -33,7 +36,7 @@ class Waits(ag.ToolEnv[ag.Task]):
         return ag.Procedural(lambda number: ag.Task(id=str(number), prompt=asked), range(TASKS))
 
     async def setup(self) -> None:
-        """Begin a sum of nothing."""
+        """Start with a sum of 0."""
         self.total = 0
 
     @ag.tool
@@ -51,7 +54,7 @@ class Waits(ag.ToolEnv[ag.Task]):
 
 
 class Ready(Instant):
-    """An engine that has every answer ready; rollouts of a task play different dialogs."""
+    """An engine that has every response ready; rollouts of a task run different dialogs."""
 
     model_name = "ready"
     dtype = "float32"
@@ -76,7 +79,7 @@ class Ready(Instant):
 
 
 class Scorer:
-    """A training process that trains nothing: it answers with the log-probabilities that the samples came with."""
+    """A training process that trains nothing: it returns the log-probabilities that the samples came with."""
 
     def step_and_logprobs(self, samples: Sequence[Sample]) -> tuple[dict[str, float], dict[Any, Any]]:
         """Return what a trainer's step returns."""

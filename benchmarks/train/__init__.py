@@ -1,1 +1,1 @@
-"""The benchmark of a whole GRPO step, beside TRL's."""
+"""The benchmark of a whole GRPO step, compared with TRL's."""

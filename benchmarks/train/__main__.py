@@ -1,15 +1,15 @@
-"""Samples per CPU second and peak memory of a whole GRPO step, generation included, beside TRL's GRPOTrainer.
+"""Samples per CPU second and peak memory of a whole GRPO step, generation included, compared with TRL's GRPOTrainer.
 
 `python -m benchmarks.train [--json] [--workloads FILE.py] [--seed N] [--peers VENV] [--shapes 64x2 128x4 512x6]`
 
-16 completions of 128 tokens a step, in groups of 8; a Qwen3 with random weights; an adapter of rank 16 on every linear
-layer; one thread. Ours is the loop of a run: rollouts through the embedded engine, samples, the trainer, the adapter
-back into the engine and proved there. TRL trains the same adapter, and in a second run, for comparison, all parameters.
-Each run is a process of its own: peak memory is the process's,
-interpreter included.
-TRL is in an environment of its own, which `make bench-peers` makes; without it the goals are not measured: they are
-against TRL's run with the same model, the same adapter and as many tokens, and against nothing else. A run whose
-trained weights, dtypes, tokens, optimizer steps or threads differ ends the benchmark.
+16 completions of 128 tokens per step, in groups of 8; a Qwen3 with random weights; an adapter of rank 16 on every
+linear layer; one thread. Our side is the loop of a run: rollouts through the embedded engine, samples, the trainer,
+the adapter back into the engine and checked there. TRL trains the same adapter, and in a second run, for comparison,
+all parameters. Each run is a separate process, and peak memory is that of the process, interpreter included.
+
+TRL is in a separate environment, which `make bench-peers` creates. Goals compare with TRL's run with the same model,
+the same adapter and as many tokens, and with nothing else; without TRL they are not measured. If the trained weights,
+dtypes, tokens, optimizer steps or threads of a run differ, the benchmark ends with an error.
 """
 
 import json
@@ -44,7 +44,7 @@ LONG = {"512x6": (1, 5)}
 
 
 def trl(folder: Path, texts: Sequence[str], python: Path, *, lora: bool) -> Ran:
-    """The same work by TRL, in its own environment."""
+    """Do the same work with TRL, in its own environment."""
     work = {
         "batch": BATCH,
         "group": GROUP,
@@ -69,18 +69,22 @@ def trl(folder: Path, texts: Sequence[str], python: Path, *, lora: bool) -> Ran:
 
 
 def require_same(mine: Done, theirs: Done, *, lora: bool) -> None:
-    """Raise RuntimeError that names what differs; without an adapter TRL trains other weights, and nothing else."""
+    """Check that both sides did the same work; without an adapter, only TRL's trained weights may differ.
+
+    Raises:
+        RuntimeError: If anything else differs, or the number of sampled tokens is wrong; the message names it.
+    """
     for field in Done._fields:
         one, other = getattr(mine, field), getattr(theirs, field)
         if one != other and (lora or field != "trained_weights"):
-            raise RuntimeError(f"{field}: ours {one}, TRL's {other}: that is other work, and is not compared")
+            raise RuntimeError(f"{field}: expected equal work, got {one} on our side and {other} on TRL's")
     asked = [BATCH * NEW_TOKENS] * len(mine.sampled_tokens)
     if mine.sampled_tokens != asked:
-        raise RuntimeError(f"sampled_tokens: {mine.sampled_tokens}, asked for {asked}")
+        raise RuntimeError(f"sampled_tokens: expected {asked}, got {mine.sampled_tokens}")
 
 
 def measure(shape: str, texts: Sequence[str], python: Path | None) -> dict[str, float]:
-    """Everybody on one model, in turns."""
+    """Measure all sides on one model, in turns."""
     rounds, taken = LONG.get(shape, (ROUNDS, STEPS))
     texts = texts[: taken * BATCH // GROUP]
     found: dict[str, list[Ran]] = {"ours": [], "trl_lora": [], "trl_full": []}
@@ -102,7 +106,7 @@ def measure(shape: str, texts: Sequence[str], python: Path | None) -> dict[str, 
 
 
 def goals(figures: dict[str, float], shapes: Sequence[str] = tuple(SHAPES)) -> dict[str, Goal]:
-    """Against TRL's run of the same work; not measured where there is none, whatever else was."""
+    """Return the goals, which compare with TRL's run of the same work; without that run they are not measured."""
     met = {}
     for shape in shapes:
         for name, figure in (("samples per CPU s", "samples_per_cpu_s"), ("peak memory", "peak_mib")):
@@ -115,7 +119,13 @@ def goals(figures: dict[str, float], shapes: Sequence[str] = tuple(SHAPES)) -> d
 
 def main() -> None:
     parser = argument_parser(__doc__ or "", peers=True)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="the last takes minutes")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        choices=SHAPES,
+        default=list(SHAPES),
+        help="models by hidden size and layers; the last takes minutes",
+    )
     args = parser.parse_args()
     python = peers_python(args.peers)
     texts = prompts(args.workloads, args.seed)
@@ -125,7 +135,7 @@ def main() -> None:
     report(
         "train",
         figures=figures,
-        reference={"trl": "measured" if python else f"not measured: {args.peers} is no environment"},
+        reference={"trl": "measured" if python else f"not measured: {args.peers} is not a virtual environment"},
         goals=goals(figures, args.shapes),
         as_json=args.json,
     )

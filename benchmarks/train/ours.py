@@ -1,4 +1,4 @@
-"""Steps of a run's real loop on a small model: our side of `benchmarks.train`, and what both sides have in common."""
+"""Steps of a run's real loop on a small model: our side of `benchmarks.train`, and what both sides share."""
 
 import asyncio
 import random
@@ -25,21 +25,21 @@ from benchmarks.harness import ROOT, load_workloads, process_peak_mib
 TOKENIZER = ROOT / "recipes" / "checkpoints" / "chase"
 BATCH, GROUP, NEW_TOKENS, LR = 16, 8, 128, 1e-3
 STEPS, WARM, ROUNDS = 10, 2, 2
-"""Steps of a run, how many of the first are not counted, and runs of each, in turns; the best one counts."""
+"""Steps of a run, how many of the first are not counted, and runs of each side, in turns; the best one counts."""
 SHRINK, ROOM = 4, 96
-"""The workload's prompts are divided by this, and cut to so many ids."""
+"""Divisor of the workload's prompt lengths, and the number of ids they are then cut to."""
 
 
 class Done(NamedTuple):
-    """What a run did: two runs are compared only where all of it is equal."""
+    """What a run did: two runs are compared only if all of it is equal."""
 
     trained_weights: int
     dtypes: list[str]
-    """Of all weights, trained or not."""
+    """Dtypes of all weights, trained or not."""
     sampled_tokens: list[int]
-    """Of each step."""
+    """Sampled tokens of each step."""
     tokens: int
-    """Of all steps, prompts included, once for each of their completions: the order of the prompts may differ."""
+    """Tokens of all steps; a prompt counts once for each of its completions. The order of the prompts may differ."""
     optimizer_steps: int
     threads: int
 
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
 
 
 def make_model(folder: Path, hidden: int, layers: int) -> None:
-    """A random Qwen3 that ends no turn by itself, and the bundled tokenizer."""
+    """Write a random Qwen3 that never ends a turn by itself, and the bundled tokenizer."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -77,7 +77,7 @@ def make_model(folder: Path, hidden: int, layers: int) -> None:
 
 
 def prompts(workloads: Path | None, seed: int) -> list[str]:
-    """One text for each group, a quarter as long as the workload's prompts are, or as there is room for."""
+    """Return one text per group, with a quarter of the workload's prompt length, or as long as there is room for."""
     lengths, _, _ = load_workloads(workloads).rl_lengths(seed=seed, n=STEPS * BATCH, group=GROUP)
     dice = random.Random(seed)
     return [  # two digits and a space are three ids of the tokenizer
@@ -87,7 +87,7 @@ def prompts(workloads: Path | None, seed: int) -> list[str]:
 
 
 class Chatter(ag.Env[ag.Task]):
-    """One turn, worth a random number: what is measured is the work."""
+    """An env of one turn with a random reward, because only the work is measured."""
 
     limits = ag.Limits(turns=1, turn_tokens=NEW_TOKENS, context_tokens=512)
     texts: Sequence[str] = ()
@@ -102,7 +102,7 @@ class Chatter(ag.Env[ag.Task]):
 
 
 async def steps(folder: Path) -> tuple[list[float], Done]:
-    """CPU seconds of each step of the real loop, and what it did."""
+    """Return the CPU seconds of each step of the real loop, and what it did."""
     spent, sampled, tokens = [], [], 0
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder, eos_token=None))  # no turn ends early
@@ -140,7 +140,7 @@ async def steps(folder: Path) -> tuple[list[float], Done]:
 
 
 def ours(folder: Path, texts: Sequence[str]) -> Ran:
-    """In a process of its own."""
+    """Run the steps; called in a separate process."""
     torch.set_num_threads(1)
     Chatter.texts = texts
     spent, done = asyncio.run(steps(folder))

@@ -1,7 +1,7 @@
 """TRL's side of `benchmarks.train`, run by the interpreter of an environment that has trl and no agentgym.
 
 `python -m benchmarks.train.theirs MODEL_FOLDER WORK.json`; the last line on stdout is JSON: CPU seconds of each step,
-peak MiB, and what was done, by which `benchmarks.train` tells whether it is the work of the other side.
+peak MiB, and what was done, by which `benchmarks.train` checks that both sides did the same work.
 """
 
 import json
@@ -39,7 +39,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
 
 
 def reward(completions: list[Any], **_: Any) -> list[float]:
-    """A random number: what is measured is the work."""
+    """Return random rewards, because only the work is measured."""
     return [DICE.random() for _ in completions]
 
 
@@ -71,7 +71,7 @@ def config(folder: str) -> GRPOConfig:
 
 
 def done(trainer: GRPOTrainer) -> dict[str, Any]:
-    """What `benchmarks.train.ours.Done` says of a run."""
+    """Return the fields of `benchmarks.train.ours.Done` for a run."""
     trained = [weight for weight in trainer.model.parameters() if weight.requires_grad]
     rows = [row for row in trainer.state.log_history if "completions/mean_length" in row]
     return {

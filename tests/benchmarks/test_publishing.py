@@ -1,11 +1,13 @@
-"""What benchmarks find is kept with how it was found, compared by ratios, and shown on a page of its own."""
+"""The results of benchmarks are stored with how they were measured, compared by ratios, and shown on pages."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 from benchmarks.harness import Goal, at_least, at_most
 from benchmarks.publishing.__main__ import main
-from benchmarks.publishing.page import MISSING, PAGE, conditions, goal_of, page, shown
+from benchmarks.publishing.page import MISSING, OVERVIEW, conditions, goal_of, pages, shown, verdict_of
 from benchmarks.publishing.plans import FOLDER, PLANS, Plan
 from benchmarks.publishing.results import Result, comparable, falls, keep, read
 from benchmarks.publishing.running import BenchmarkFailed, run
@@ -25,18 +27,40 @@ def names(kept: dict[str, Goal], found: dict[str, Goal]) -> list[str]:
     return [fall.goal for fall in falls(kept, found)]
 
 
-def test_the_page_is_the_one_that_the_kept_results_give() -> None:
-    assert PAGE.read_text() == page(), "python -m benchmarks.publishing --page"
+STORED = [plan for plan in PLANS if plan.kept().exists()]
 
 
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan.kept().exists()], ids=lambda plan: plan.name)
-def test_every_figure_of_a_kept_run_is_one_that_it_measured(plan: Plan) -> None:
-    assert MISSING not in page([plan])
+@cache
+def page_of(plan: Plan) -> str:
+    return pages()[OVERVIEW.with_suffix("") / f"{plan.name}.md"]
 
 
-def test_every_published_benchmark_has_a_program_and_a_part_of_the_page() -> None:
-    parts = {path.stem for path in (FOLDER / "pages").glob("*.md")}
-    assert parts == {plan.name for plan in PLANS} | {"head"}
+def test_the_pages_are_those_that_the_stored_results_give() -> None:
+    written = pages()
+    assert {path: path.read_text() for path in written} == written, "python -m benchmarks.publishing --page"
+    assert {*OVERVIEW.with_suffix("").iterdir(), OVERVIEW} == set(written)
+
+
+@pytest.mark.parametrize("plan", STORED, ids=lambda plan: plan.name)
+def test_every_figure_of_a_stored_run_is_one_that_it_measured(plan: Plan) -> None:
+    assert MISSING not in page_of(plan)
+
+
+@pytest.mark.parametrize("plan", STORED, ids=lambda plan: plan.name)
+def test_a_page_has_every_goal_of_its_benchmark(plan: Plan) -> None:
+    result, text = read(plan.kept()), page_of(plan)
+    assert [name for name in result["report"]["goals"] if goal_of(result, name) not in text] == []
+
+
+def test_the_overview_has_a_row_with_figures_for_every_benchmark() -> None:
+    text = pages()[OVERVIEW]
+    assert MISSING not in text
+    assert re.findall(r"^\| \[[^]]*\]\(benchmarks/(\w+)\.md\)", text, re.MULTILINE) == [plan.name for plan in PLANS]
+
+
+def test_every_published_benchmark_has_a_program_and_a_page() -> None:
+    texts = {path.stem for path in (FOLDER / "pages").glob("*.md")}
+    assert texts == {plan.name for plan in PLANS} | {"overview"}
     for plan in PLANS:
         program = FOLDER.parent / plan.name
         assert program.with_suffix(".py").exists() or (program / "__main__.py").exists()
@@ -91,7 +115,7 @@ def test_a_run_says_with_what_it_was_made() -> None:
     assert made["command"].endswith(" mine")
     assert made["versions"]["python"] == sys.version.split()[0]
     assert made["command"].startswith("python -c")
-    for word in (made["commit"], made["date"], made["processors"], "a load of"):
+    for word in (made["commit"], made["date"], made["processors"], "a load average of"):
         assert word in conditions(made)
     made["load"] = []
     assert "load" not in conditions(made)
@@ -114,8 +138,8 @@ GOOD = {"value": 1.0, "goal": 2.0, "met": False}
         ({}, "bench: missing"),
         (EMPTY | {"goals": None}, "goals: got None"),
         (EMPTY | {"bench": 3}, "bench: got 3"),
-        (EMPTY | {"goals": {"fast": 1}}, "goals: 'fast'"),
-        (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: 'fast'"),
+        (EMPTY | {"goals": {"fast": 1}}, "goals: expected 'fast'"),
+        (EMPTY | {"goals": {"good": GOOD, "fast": {"value": 1}}}, "goals: expected 'fast'"),
     ],
 )
 def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
@@ -125,7 +149,7 @@ def test_a_report_without_a_field_is_none(report: Any, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "nothing is kept"), ("", "no result"), ('{"made":', "no result"), ("{}", "made: missing")],
+    [(None, "no result is stored"), ("", "not a benchmark"), ('{"made":', "not a benchmark"), ("{}", "made: missing")],
 )
 def test_a_result_that_is_broken_or_not_there_is_named_by_its_file(text: str | None, why: str, tmp_path: Path) -> None:
     if text is not None:
@@ -141,10 +165,10 @@ def test_a_figure_that_is_no_number_has_fallen() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["layuot"], "layuot: not a benchmark"),
+        (["layuot"], "layuot: not a published benchmark"),
         (["layout", "--quick"], "--quick: layout has no quick form"),
         (["--page", "--compare"], "--page: "),
-        (["layout", "http", "--", "-x"], "name it"),
+        (["layout", "http", "--", "-x"], "name exactly one"),
     ],
 )
 def test_what_would_do_nothing_or_something_else_is_refused(
@@ -171,7 +195,7 @@ class Slow(Plan):
         return Path("/nowhere/slow.json")
 
 publishing.PLANS = (Slow(name="slow"),)
-publishing.PAGE = Path("/nowhere/page.md")
+publishing.pages = None
 publishing.main()
 """
 
@@ -220,6 +244,12 @@ def test_a_result_is_read_as_it_was_kept(tmp_path: Path) -> None:
 )
 def test_numbers_have_three_significant_digits(value: float | None, text: str) -> None:
     assert shown(value) == text
+
+
+def test_a_summary_counts_goals_by_whether_they_were_met() -> None:
+    assert verdict_of([]) == "no goals"
+    assert verdict_of([at_least(3, 2), at_least(3, 2)]) == "2 met"
+    assert verdict_of([at_least(3, 2), at_most(3, 2), at_most(None, 2)]) == "1 met, 1 missed, 1 not measured"
 
 
 def test_a_goal_is_shown_with_whether_it_was_missed() -> None:

@@ -95,7 +95,7 @@ def test_the_table_says_what_was_not_measured(capsys: pytest.CaptureFixture[str]
 def test_a_kind_that_is_left_out_is_in_the_report_with_its_reason() -> None:
     ran, left_out = runnable([], None)
     assert ran == {}
-    assert left_out == dict.fromkeys(("docker", "bubblewrap"), "left out: it was not asked for")
+    assert left_out == dict.fromkeys(("docker", "bubblewrap"), "left out: not requested")
 
 
 async def test_sides_take_turns_and_each_has_the_rate_of_its_own_time() -> None:
@@ -181,8 +181,8 @@ def test_without_an_environment_a_kit_is_left_out_and_the_report_says_so() -> No
     with other_kits({"swerex": None, "inspect": None}, "image") as (peers, notes):
         assert peers == {}
         assert notes == {
-            "SWE-ReX": "left out: no environment is named",
-            "inspect_ai": "left out: no environment is named",
+            "SWE-ReX": "left out: no environment was given",
+            "inspect_ai": "left out: no environment was given",
         }
 
 
