@@ -97,8 +97,7 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
     If each has its own place, the next supervisor already exists while an episode runs. It creates its place when it
-    hears
-    that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
+    hears that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
     """
     ended = Pipe()
     ended.say(FIRST)

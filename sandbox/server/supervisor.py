@@ -313,8 +313,7 @@ def wait_for_close(fd: int) -> None:
     """Wait until the other end of a pipe is closed, which means that the child has become the program or ended.
 
     A signal before that would be lost, because the child ignores all signals. Code that stops the child can delay it,
-    but
-    not us.
+    but not us.
     """
     try:
         wait(fd, select.POLLIN, time.monotonic() + FORK_S)
