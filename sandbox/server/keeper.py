@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .arena import Arena
 
     Supervise = Callable[["Pipe", "Pipe", "Pipe"], NoReturn]
-    """Takes three pipes: when it may answer the host, that it is in its place, and that an episode ends."""
+    """Takes three pipes: it hears on the first when it may answer the host, says on the second whether it is in its
+    place, and says on the third that its episode ends."""
 
 WORD = struct.Struct("q")
 """The number of the call that an episode starts with: the reset before it, or FIRST."""
