@@ -252,7 +252,7 @@ class RunConfig:
     def check_files(self) -> None:
         """Raise ValueError, naming the field, if a model or engine class that the run needs can't be found.
 
-        A run calls this before it creates or loads anything.
+        A run makes this check when it starts, before it loads a model.
         """
         for name in ("model", "teacher"):
             if getattr(self, name) is not None:
