@@ -99,7 +99,7 @@ def settings_of(recipe: RunConfig, given: Given, *, prog: str | None = None, abo
     """Return the recipe with the command line's settings; if it requests help, print that and exit with 0.
 
     `--env.NAME VALUE` sets a parameter of the env, in addition to those that the recipe sets; `--env.MEMBER.NAME
-    VALUE` sets one of a mixture's member, and `--env.MEMBER VALUE` a member's weight. A resumed run without
+    VALUE` sets one of a mixture's members, and `--env.MEMBER VALUE` a member's weight. A resumed run without
     `--max-steps` keeps the number of steps that it was started with. Settings that `--eval-sampling` leaves out are
     as in training, and `--resume` without `--output-dir` continues in the folder that it names.
 

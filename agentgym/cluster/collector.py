@@ -114,7 +114,8 @@ class WorkerEngines:
         """Return the engines' log-probabilities.
 
         Raises:
-            EngineError: If a worker's differ from those of worker 0, so that it has another policy.
+            EngineError: If a worker's differ from those of worker 0, so that it has another policy; the message names
+                the worker.
         """
         if self._servers is not None:
             scores: Floats = await self._servers.score(token_ids, sampling=sampling)

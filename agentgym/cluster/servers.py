@@ -44,7 +44,7 @@ class ServerActor:
 
 @dataclass(slots=True, eq=False)
 class Servers:
-    """The servers of a run, by URL. Lost servers are started again wherever the cluster has room.
+    """The servers of a run, by URL. A server whose process or node is lost is started again where there is room.
 
     `moved` is called with the URL of the lost server and the URL of its replacement.
     """

@@ -146,7 +146,7 @@ class RolloutWorker:
             engine.move(old, new)
 
     async def hold(self) -> None:
-        """Pause requests until `pull`, because a push changes the policy that the servers sample from."""
+        """Send no requests until `pull`, if a push changes the weights that the servers' requests are sampled from."""
         await self._shared.hold()
 
     async def pull(self, pushed: Any) -> None:

@@ -91,7 +91,9 @@ def same_fields(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def task_of(kind: type[TaskT], fields: Mapping[str, Any]) -> TaskT:
-    """Return the task with these stored fields in JSON types; fields are matched by name or alias.
+    """Return the task with these fields in JSON types.
+
+    A store has the fields by their names, not by their aliases; aliases are accepted, too.
 
     Raises:
         ValidationError: If the task type rejects the fields.

@@ -145,7 +145,7 @@ class ToolEnv(Env[TaskT]):
             yield beside
 
     async def score(self) -> dict[str, float]:
-        """Return each reward method's value by name, without its weight; raise EnvError if one has no value.
+        """Return each reward method's value by name, without its weight; raise EnvError, naming it, if one has none.
 
         The weighted sums of each role's methods are added to `self.role_rewards`.
         """

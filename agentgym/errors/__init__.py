@@ -34,7 +34,7 @@ class SandboxError(AgentGymError):
 class SandboxKilledError(SandboxError):
     """A sandbox ended because of the code in it. This is a result of the episode: it is scored, and never retried.
 
-    In a tool it becomes the text that the model reads; a reward method that raises it returns 0.0.
+    In a tool it becomes the text that the model reads; a reward method that raises it counts as 0.0.
     """
 
     told = "[sandbox terminated by your code]"

@@ -59,7 +59,10 @@ def sweep(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step (Linux's renameat2), and return whether the file system supports that."""
+    """Exchange two folders in one step (Linux's renameat2) and return True.
+
+    Return False, with nothing changed, if the system or the file system doesn't support that.
+    """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

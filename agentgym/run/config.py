@@ -250,7 +250,10 @@ class RunConfig:
             raise ValueError(f"output_dir: a resumed run continues in its own folder, {self.resume}; set only resume")
 
     def check_files(self) -> None:
-        """Raise ValueError, naming the field, if a model or engine class that the run needs can't be found."""
+        """Raise ValueError, naming the field, if a model or engine class that the run needs can't be found.
+
+        A run makes this check when it starts, before it loads a model.
+        """
         for name in ("model", "teacher"):
             if getattr(self, name) is not None:
                 with needs_extra():

@@ -30,7 +30,8 @@ class Pool:
     """At most `size` sandboxes, each started when first needed; implements `SandboxPool`.
 
     A returned sandbox goes through a verified reset in the background, so a lease ends at once, also on cancellation.
-    A sandbox that is broken, old or slow to clean is closed, and the next lease starts a new one in its place.
+    A sandbox that is broken, old, worn by many leases or slow to clean is closed, and the next lease starts a new one
+    in its place.
 
     Args:
         start: Starts a sandbox.

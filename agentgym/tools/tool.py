@@ -132,7 +132,11 @@ class Tool:
 
 
 def bound_arguments(model: type[BaseModel], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments, validated by a model of `arguments_of`; raise WrongArguments if they don't fit."""
+    """Return the keyword arguments, validated by a model of `arguments_of`.
+
+    Raises:
+        WrongArguments: If they don't fit; the message names each wrong field.
+    """
     try:
         checked = model.__pydantic_validator__.validate_python(arguments)  # model_validate without its wrapper
     except ValidationError as error:

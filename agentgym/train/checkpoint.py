@@ -134,7 +134,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def check_step(path: Path) -> None:
-    """Raise ValueError if a file in one step's folder is unreadable or has changed since it was written."""
+    """Raise ValueError, which says what is wrong, if a file of a step is unreadable or changed since it was written."""
     try:
         manifest = read_json(path / _MANIFEST, within=path)
         sums = {str(name): (int(said["bytes"]), str(said["sha256"])) for name, said in manifest["files"].items()}

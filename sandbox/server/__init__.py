@@ -17,31 +17,23 @@
              {"process": n, ...}                                        at any time, about a program from `start`:
              "of": stream + bytes, "closed": stream, "took": input bytes, "exit": code
 
-Session 0 is the trunk. `fork` creates another session that continues from the state of a session, with its own
-process
-and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and
-lost
+Session 0 is the trunk. `fork` creates another session that continues from the state of a session, with its own process
+and its own copy of the working folder. Only the supervisor reports what happened: limits, signals, cut output and lost
 state are facts that it observed.
 
 If the kernel lets the keeper create namespaces, each episode has its own supervisor and its own place (`arena`: a set
-of
-namespaces and folders), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor
-can
-be seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
-episode
-finds anything from an earlier one in its memory. Bodies (code, commands, files, output, questions and answers) pass
-through buffers that are zeroed after use: the supervisor is also the zygote, so a worker that it forks later must
-find
-nothing from earlier calls in its memory.
+of namespaces and folders), and the code runs in a process namespace (`space`) from which neither keeper nor supervisor
+can be seen. Otherwise one supervisor resets the sandbox in place and continues as a new program. In both cases, no
+episode finds anything from an earlier one in its memory. Bodies (code, commands, files, output, questions and answers)
+pass through buffers that are zeroed after use: the supervisor is also the zygote, so a worker that it forks later must
+find nothing from earlier calls in its memory.
 
-    limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree,
-    program
+    limits < kernel < frames, imports, session_fork, network, bounds < space < children, worker < process_tree, program
     < background < call < shell;  files < transfer, folder_copy, packing < archive
     process_tree < stillness;  call, counters, files, stillness < sessions < snapshots, arena < fresh
     < supervisor, keeper < start
 
 If a sandbox gets `bytecode` instead of the sources, `__main__` imports the modules from that one file. Each module
-imports only modules to its left; `__main__` imports `start`. The server uses only the standard library and needs
-Linux
+imports only modules to its left; `__main__` imports `start`. The server uses only the standard library and needs Linux
 5.3 and Python 3.9 or newer; the host imports nothing from here.
 """

@@ -215,8 +215,7 @@ def become(
 ) -> NoReturn:
     """Turn the forked process into a child: give up everything that it may not have, and `run`.
 
-    `before` runs while the process still has everything that we have. It gets the process's stderr, and returns
-    further
+    `before` runs while the process still has everything that we have. It gets the process's stderr, and returns further
     descriptors to keep.
     """
     try:

@@ -100,8 +100,7 @@ class Fresh(Snapshots):
         """Return a worker that first copies the folder `source`, in its own place.
 
         If it `hides`, the worker gets a descriptor of a folder that is read-only without it; it closes the descriptor
-        before it
-        starts any process.
+        before it starts any process.
         """
         private = os.path.join(self.branches, "fresh")
         arena = self.arena

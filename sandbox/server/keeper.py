@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .arena import Arena
 
     Supervise = Callable[["Pipe", "Pipe", "Pipe"], NoReturn]
-    """Takes three pipes: when it may answer the host, that it is in its place, and that an episode ends."""
+    """Takes three pipes: it hears on the first when it may answer the host, says on the second whether it is in its
+    place, and says on the third that its episode ends."""
 
 WORD = struct.Struct("q")
 """The number of the call that an episode starts with: the reset before it, or FIRST."""
@@ -97,8 +98,7 @@ def keep(arena: Arena | None, supervise: Supervise) -> NoReturn:
     """Run one supervisor after the other; exit as soon as one ends for a reason other than the host's request.
 
     If each has its own place, the next supervisor already exists while an episode runs. It creates its place when it
-    hears
-    that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
+    hears that the previous episode has ended, and answers the host when that episode's supervisor has ended, too.
     """
     ended = Pipe()
     ended.say(FIRST)

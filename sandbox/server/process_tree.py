@@ -59,8 +59,7 @@ def descendants(root: int) -> dict[int, int]:
     """Return every process below `root` with its parent, parents first.
 
     As a subreaper we adopt orphans, so none can hide. The first process of a space adopts the orphans there; it is
-    ours, and
-    is not included.
+    ours, and is not included.
     """
     tree: dict[int, int] = {}
     snapshot = None if LISTS_CHILDREN else parents()

@@ -85,7 +85,7 @@ class Shell:
             discard(fd)
 
     def ready(self) -> bool:
-        """Return whether it waits for a command and wrote nothing unexpected; its output is dropped."""
+        """Return whether it waits for a command and reported no status out of turn; drop output since the last one."""
         heard = {fd for fd, _ in self.child.all.poll(0)}
         if self.status in heard or self.child.ended():
             return False

@@ -25,8 +25,7 @@ class Stillness:
     """A record of every process of the sandbox at the time it stopped.
 
     Each time a thread runs, the kernel counts that it gave up the processor afterward. If the code has no namespace,
-    nothing
-    is checked: gVisor's kernel keeps no such count.
+    nothing is checked: gVisor's kernel keeps no such count.
     """
 
     def __init__(self) -> None:

@@ -310,11 +310,10 @@ def kind_of(error: Refused) -> dict[str, bool]:
 
 
 def wait_for_close(fd: int) -> None:
-    """Wait until the other end of a pipe is closed, which means that the child has become the program or ended.
+    """Close our end of a pipe once the other end is closed: the child has then become the program, or ended.
 
     A signal before that would be lost, because the child ignores all signals. Code that stops the child can delay it,
-    but
-    not us.
+    but not us.
     """
     try:
         wait(fd, select.POLLIN, time.monotonic() + FORK_S)

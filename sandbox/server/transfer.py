@@ -35,8 +35,7 @@ class Incoming:
     """A file that the host writes, under a name that no code can guess until it is complete.
 
     Then it replaces the existing file; holders of descriptors or hard links of the old file do not see the new one.
-    Files
-    that Python compiled from a module of that name are removed, too.
+    Files that Python compiled from a module of that name are removed, too.
     """
 
     def __init__(self, work: str, path: str, *, executable: bool) -> None:

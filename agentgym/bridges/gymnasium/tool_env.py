@@ -20,7 +20,8 @@ from agentgym.types.task import Task
 class GymnasiumTask(Task):
     """One start of a Gymnasium env: `gymnasium.make(env_id, **kwargs)`, reset with `seed`.
 
-    If `seed` is None, the rollout's seed is used, so each attempt of an evaluation has a different start.
+    If `seed` is None, the rollout's seed is used, so each attempt of an evaluation has a different start and
+    different chance events.
     """
 
     env_id: str

@@ -50,9 +50,8 @@ class FakeSandbox(Networked, Branch):
     It provides no isolation: only run a test's own code in it.
 
     Args:
-        shell: The results of shell commands: a mapping keyed by the command line, or a function that takes it. A
-            string is
-            the stdout of a command that succeeds. None means that any shell command raises AssertionError.
+        shell: The results of shell commands: a mapping keyed by the command line, or a function that takes it. A string
+            is the stdout of a command that succeeds. None means that any shell command raises AssertionError.
         files: The initial files, keyed by path; `reset` restores them. None means no files.
     """
 

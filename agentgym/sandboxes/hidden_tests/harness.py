@@ -39,8 +39,7 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
     """Run the cases of the orders within `seconds`, and report the outcome and output of each.
 
     If `copied`, the current folder is already a copy, in a place where nothing else runs, and the cases run in it.
-    Otherwise
-    they run in a copy of it.
+    Otherwise they run in a copy of it.
     """
     deadline = time.monotonic() + orders["seconds"]
     if orders.get("words", [])[:2] == ["-m", "pytest"] and not has_module("pytest"):
@@ -71,8 +70,7 @@ def verify(orders: dict[str, Any], hidden: Callable[[int], str], report: Callabl
 def has_module(name: str) -> bool:
     """Return whether a module is installed; files that the episode wrote neither count nor get in the way.
 
-    This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and
-    the
+    This is checked before any code under test runs. Otherwise that code could claim that the module is missing, and the
     episode would get no reward.
     """
     look = f"import sys\nfrom importlib.machinery import PathFinder\nis_there = PathFinder.find_spec({name!r})\n"

@@ -165,8 +165,7 @@ def after_python(words: list[str]) -> list[str] | None:
 
     Raises:
         ValueError: If Python gets something else to run. In a shell, such tests would be open to anything that the
-            episode
-            left in the sandbox.
+            episode left in the sandbox.
     """
     if not words or not PYTHON.fullmatch(PurePosixPath(words[0]).name):
         return None

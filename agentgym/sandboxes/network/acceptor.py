@@ -74,8 +74,7 @@ class Acceptor:
 def forget_waiting(listener: socket.socket) -> int:
     """Reset the connections that wait to be accepted, restart listening, and return how many there were.
 
-    Connections with unfinished handshakes are dropped, too, but can't be counted: the kernel of a client that has
-    ended
+    Connections with unfinished handshakes are dropped, too, but can't be counted: the kernel of a client that has ended
     keeps sending the client's data, and would be let in later. Nobody may be able to reach the port meanwhile.
     """
     waiting = 0

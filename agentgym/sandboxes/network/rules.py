@@ -49,13 +49,11 @@ class Allow:
     """The only hosts that code in a sandbox may reach, through the logging proxy: `Allow("pypi.org")`.
 
     https and other tunnels lead to port 443, or to the port given for the host. A name that resolves to a private,
-    local or
-    metadata address is refused, unless that address is listed, too.
+    local or metadata address is refused, unless that address is listed, too.
 
     Args:
         *hosts: The hosts, each a name, `*.` and a name for all names below it, or an address. `:port` after a host
-            replaces
-            the default ports 80 and 443.
+            replaces the default ports 80 and 443.
         mb: Maximum number of MB that one episode sends and receives in total.
         requests: Maximum number of requests in one episode.
 

@@ -46,8 +46,7 @@ class SandboxNetwork:
     """A client's access to a sandbox's network; without sockets, there is none.
 
     `sockets` are those that the sandbox's server created; if `allow` is given, the proxy's listener comes first. This
-    object
-    owns them.
+    object owns them.
     """
 
     def __init__(self, sockets: Sequence[socket.socket] = (), allow: Allow | None = None) -> None:

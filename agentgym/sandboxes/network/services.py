@@ -39,11 +39,9 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}", re.ASCII)
 class Service:
     """A container next to a sandbox: an application or database that the sandbox's code reaches by the service's name.
 
-    The names of all services resolve to the one loopback that they share with the sandbox: two services can't listen
-    on the
-    same port, and nothing leads out of it. A service's root is read-only. It writes to the folders in `writable`,
-    which are
-    in memory; root in the container can also write to its /dev, 64 MB that are new in each episode.
+    The names of all services resolve to the one loopback that they share with the sandbox: two services can't listen on
+    the same port, and nothing leads out of it. A service's root is read-only. It writes to the folders in `writable`,
+    which are in memory; root in the container can also write to its /dev, 64 MB that are new in each episode.
     """
 
     image: Word

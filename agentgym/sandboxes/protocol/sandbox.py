@@ -225,9 +225,10 @@ class Sandbox(ABC):
         Args:
             code: Python code with test functions, or for the expressions of `expect`.
             command: A command that runs tests, as text or as a list of words.
-            files: Hidden files by path, written anew for each case. They replace anything at their paths. In `code`
-                and plain Python commands, tests find no module, fixture or configuration of the episode next to them,
-                and no library finds one of its modules there.
+            files: Hidden files by path, written anew for each case. They replace anything at their paths, or that could
+                shadow them, such as a package of the same name. In `code` and plain Python commands, tests find no
+                module, fixture or configuration of the episode next to them, and no library finds one of its modules
+                there.
             expect: The right value, or a function on the host that judges a value, for each expression or input.
             timeout_s: Time limit in seconds for all cases together.
 
@@ -235,7 +236,7 @@ class Sandbox(ABC):
             The verdict, with each case's name and the reason if it failed.
 
         Raises:
-            ValueError: If an argument makes no sense; raised before the sandbox is contacted.
+            ValueError: If an argument makes no sense; the message names it. Raised before the sandbox is contacted.
         """
         self._begin(timeout_s)
         return await self._verify(HiddenTests(code=code, command=command, files=files, expect=expect), timeout_s)

@@ -91,8 +91,7 @@ class Link:
         """Make one call and return its answer.
 
         A cancelled call is ended inside the sandbox, too. `carry` gets each part of a stream and returns the bytes of
-        the
-        reply; the sandbox sends the next part only after the reply.
+        the reply; the sandbox sends the next part only after the reply.
 
         Raises:
             SandboxError: If the sandbox gives no answer.
@@ -207,8 +206,7 @@ class Link:
     async def _next(self, call: int, deadline: float) -> Frame:
         """Return the call's next frame.
 
-        An answer that has arrived by the time of the check counts even after the deadline, since the loop may have
-        been
+        An answer that has arrived by the time of the check counts even after the deadline, since the loop may have been
         blocked.
 
         Raises:
