@@ -15,27 +15,42 @@ from agentgym.sandboxes.local.local import why_no_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-RUN = (
-    *(
-        "agents.md",
-        "bridges.md",
-        "contexts.md",
-        "data.md",
-        "docker.md",
-        "environments.md",
-        "engines.md",
-        "evaluation.md",
-    ),
-    *(
-        "games.md",
-        "models.md",
-        "own-engine.md",
-        "own-loss.md",
-        "own-sandbox.md",
-        "sandboxes.md",
-        "sglang.md",
-        "tools.md",
-    ),
+RUN = tuple(
+    f"{name}.md"
+    for name in (
+        "agents",
+        "bridges",
+        "comparing",
+        "contexts",
+        "data",
+        "docker",
+        "endpoints",
+        "engines",
+        "environments",
+        "evaluation",
+        "games",
+        "hidden-tests",
+        "instance-tools",
+        "kits",
+        "limits",
+        "mcp-server",
+        "models",
+        "names",
+        "networks",
+        "own-engine",
+        "own-loss",
+        "own-sandbox",
+        "resources",
+        "rewards",
+        "sandbox-images",
+        "sandbox-settings",
+        "sandboxes",
+        "self-play",
+        "sglang",
+        "testing",
+        "tools",
+        "vision",
+    )
 )
 """The guides whose blocks run, one after the other, each guide in a namespace of its own."""
 PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools.md": ("jsonschema", "mcp")}
