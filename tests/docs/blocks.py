@@ -53,7 +53,12 @@ RUN = tuple(
     )
 )
 """The guides whose blocks run, one after the other, each guide in a namespace of its own."""
-PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools.md": ("jsonschema", "mcp")}
+PACKAGES = {
+    "bridges.md": ("gymnasium", "pettingzoo"),
+    "instance-tools.md": ("jsonschema", "mcp"),
+    "kits.md": ("datasets",),
+    "mcp-server.md": ("mcp",),
+}
 """Optional packages that the blocks of a guide need."""
 NOT_RUN = {
     "rows = datasets.load_dataset(": "needs the package `datasets` and the network",
