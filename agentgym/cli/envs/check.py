@@ -36,7 +36,7 @@ def check(
     """Check the contract of an environment; each finding says what to change, and the exit code is then 1.
 
     The env's `oracle(task)`, a function in its file or a method of the class, gives replies that solve a task: they are
-    played twice, and then a no-op, a malformed call and cancellations. docs/environments.md lists all findings.
+    played twice, and then a no-op, a malformed call and cancellations. docs/testing.md lists all findings.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:

@@ -34,7 +34,7 @@ def serve(
     The server speaks over standard input and output, or over HTTP with --port, until its client hangs up, or until
     Ctrl-C. Over HTTP it prints its address, and refuses requests without the token in it. The tool `answer` gives the
     answer that a model would write without a call. The resource agentgym://task holds the task's messages, and
-    agentgym://outcome the rewards, which are also printed on stderr at the end. docs/bridges.md has more.
+    agentgym://outcome the rewards, which are also printed on stderr at the end. docs/mcp-server.md has more.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:
