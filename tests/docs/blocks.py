@@ -15,34 +15,54 @@ from agentgym.sandboxes.local.local import why_no_bubblewrap
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-RUN = (
-    *(
-        "agents.md",
-        "bridges.md",
-        "contexts.md",
-        "data.md",
-        "docker.md",
-        "environments.md",
-        "engines.md",
-        "evaluation.md",
-    ),
-    *(
-        "games.md",
-        "models.md",
-        "own-engine.md",
-        "own-loss.md",
-        "own-sandbox.md",
-        "sandboxes.md",
-        "sglang.md",
-        "tools.md",
-    ),
+RUN = tuple(
+    f"{name}.md"
+    for name in (
+        "agents",
+        "bridges",
+        "comparing",
+        "contexts",
+        "data",
+        "docker",
+        "endpoints",
+        "engines",
+        "environments",
+        "evaluation",
+        "games",
+        "hidden-tests",
+        "instance-tools",
+        "kits",
+        "limits",
+        "mcp-server",
+        "models",
+        "names",
+        "networks",
+        "own-engine",
+        "own-loss",
+        "own-sandbox",
+        "resources",
+        "rewards",
+        "sandbox-images",
+        "sandbox-settings",
+        "sandboxes",
+        "self-play",
+        "sglang",
+        "testing",
+        "tools",
+        "vision",
+    )
 )
 """The guides whose blocks run in order, each guide in a separate namespace."""
 TRAINING = ("training.md", "runs.md", "tasks.md", "credit.md", "losses.md", "trainer.md", "async.md")
 """The pages on training, whose blocks run in this order in one namespace (tests/docs/test_training_docs.py)."""
 FILES = ("tutorial.md", "walkthrough.md")
 """The pages whose blocks are files or parts of files, which other tests run."""
-PACKAGES = {"bridges.md": ("gymnasium", "pettingzoo", "mcp", "datasets"), "tools.md": ("jsonschema", "mcp")}
+PACKAGES = {
+    "bridges.md": ("gymnasium", "pettingzoo"),
+    "instance-tools.md": ("jsonschema", "mcp"),
+    "kits.md": ("datasets",),
+    "mcp-server.md": ("mcp",),
+}
 """Optional packages that the blocks of a guide need."""
 NOT_RUN = {
     "rows = datasets.load_dataset(": "needs the package `datasets` and the network",

@@ -37,7 +37,7 @@ def check(
 
     The exit code is 1 if there are findings. The env's `oracle(task)`, a function in its file or a method of its class,
     returns replies that solve a task. They are played twice, followed by a no-op, a malformed call and cancellations.
-    docs/environments.md lists all findings.
+    docs/testing.md lists all findings.
     --env.NAME VALUE sets a parameter of the environment.
 
     For example:

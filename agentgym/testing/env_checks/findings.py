@@ -9,7 +9,7 @@ class Finding:
     """One mistake in an env."""
 
     kind: str
-    """The check that found it, as listed in docs/environments.md."""
+    """The check that found it, as listed in docs/testing.md."""
     wrong: str
     """What is wrong."""
     change: str
