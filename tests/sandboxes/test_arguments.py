@@ -1,4 +1,4 @@
-"""Arguments that make no sense: each is named by a ValueError, before anything reaches the sandbox."""
+"""Invalid arguments: each raises a ValueError that names it before anything reaches the sandbox."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -110,7 +110,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], Awaitable[object]]]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-async def test_an_argument_that_makes_no_sense_is_named_and_costs_no_sandbox(pool: SandboxPool, what: str) -> None:
+async def test_an_invalid_argument_is_named_and_costs_no_sandbox(pool: SandboxPool, what: str) -> None:
     said, call = WRONG[what]
     fake = FakeSandbox(shell=lambda _: "")
     async with pool.lease() as sandbox:
@@ -122,7 +122,7 @@ async def test_an_argument_that_makes_no_sense_is_named_and_costs_no_sandbox(poo
 
 
 @pytest.mark.parametrize("path", ["../f", "a/../../f", "/etc/f"])
-async def test_a_path_that_leads_out_is_refused_by_a_fake_sandbox_too(path: str) -> None:
+async def test_a_path_outside_the_working_folder_is_refused_by_a_fake_sandbox_too(path: str) -> None:
     sandbox = FakeSandbox()
     for call in (sandbox.write({path: "x"}), sandbox.read(path), sandbox.list(path)):
         with pytest.raises(ValueError, match="is outside the working folder"):

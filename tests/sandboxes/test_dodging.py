@@ -1,4 +1,4 @@
-"""Episodes whose code tries to end its sandbox, its server or its machine, in the hope of no reward: each is scored."""
+"""Episodes whose code tries to end its sandbox, its server or its machine to avoid a reward: each is scored."""
 
 import asyncio
 import random
@@ -104,7 +104,7 @@ PATHS = ["\ud800", "a\0b", "n" * 5000, "d/" * 3000 + "f", "..", "/", "", "\x7f\n
 
 
 class Dodges(ag.ToolEnv[ag.Task]):
-    """An env whose tools hand on to the sandbox whatever the model says."""
+    """An env whose tools pass everything that the model sends to the sandbox."""
 
     sandbox_spec = ag.AnySandbox()
     limits = ag.Limits(turns=6, seconds=300, context_tokens=65_536)
@@ -132,7 +132,7 @@ class Dodges(ag.ToolEnv[ag.Task]):
 
     @ag.reward
     async def solved(self) -> float:
-        """Whether a verifier still runs."""
+        """Return 1.0 if a verifier still runs."""
         return float((await self.sandbox.python("6 * 7", fresh=True, timeout_s=30.0)).stdout == "42\n")
 
 
@@ -166,7 +166,7 @@ def draw_path(rng: random.Random) -> tuple[str, ag.Message]:
 
 
 async def attempt(kind: str, sandboxes: SandboxPool, number: int) -> tuple[list[str], ag.Rollout]:
-    """An episode of some attempts, which its number alone determines."""
+    """Run an episode of several attempts, determined by its number alone."""
     rng = random.Random(number)
     drawn = [rng.choice([draw_code, draw_code, draw_command, draw_path, payload_of(kind)])(rng) for _ in range(3)]
     task = ag.Task(id=str(number), prompt="End your sandbox.")

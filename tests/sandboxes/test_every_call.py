@@ -1,4 +1,4 @@
-"""Whatever state code leaves its sandbox in, every call ends in a status or an exception that is documented."""
+"""Every call ends in a documented status or exception, whatever state code leaves its sandbox in."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ from agentgym.sandboxes.remote.sandbox import RemoteSandbox
 from tests.sandboxes.conftest import make
 
 DOCUMENTED = (FileNotFoundError, ValueError, TimeoutError, SandboxKilledError)
-"""Of the calls that have no status."""
+"""The documented errors of calls that have no status."""
 DAEMON = """
 import os
 if os.fork() == 0:
@@ -120,7 +120,7 @@ def calls(sandbox: Sandbox, folder: Path) -> list[Callable[[], Awaitable[object]
 @pytest.mark.slow
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("kind", ["bubblewrap", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.proof])])
-async def test_every_call_ends_as_it_is_documented_in_whatever_state_the_sandbox_is(
+async def test_every_call_ends_as_documented_whatever_state_the_sandbox_is_in(
     kind: str, state: str, tmp_path: Path
 ) -> None:
     async with make(kind).open(1) as sandboxes, sandboxes.lease() as sandbox:
