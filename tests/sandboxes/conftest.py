@@ -1,6 +1,4 @@
-"""Fixtures that run the same tests on every kind of sandbox this machine supports; other kinds are skipped with a
-reason.
-"""
+"""Fixtures that run the same tests on every kind of sandbox that this machine supports; others are skipped."""
 
 import functools
 import os
@@ -96,8 +94,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandboxes(spec: SandboxSpec) -> AsyncIterator[SandboxPool]:
-    """Yield a one-sandbox pool of each kind, shared by a module's tests: each test starts from the state the last one
-    left.
+    """Yield a one-sandbox pool of each kind, shared by a module's tests.
+
+    Each test starts from the state that the previous one left.
     """
     async with spec.open(1) as pool:
         yield pool

@@ -63,8 +63,9 @@ class Engine:
         threading.Thread(target=_drain, args=(self.process.stderr,), daemon=True).start()
 
     def kill(self) -> None:
-        """Kill the engine with SIGKILL, so that it can't clean up. Its containerd dies too; its containers' shims
-        stay.
+        """Kill the engine with SIGKILL, so that it can't clean up.
+
+        Its containerd dies too; its containers' shims stay.
         """
         assert self.process is not None
         containerd = self.folder / "exec/containerd/containerd.pid"
@@ -83,8 +84,9 @@ class Engine:
             self.process.wait()
 
     def shims(self) -> list[int]:
-        """Return the processes that the engine runs next to each container. A shim that was just starting when the
-        engine died stays forever.
+        """Return the engine's shim processes, one next to each container.
+
+        A shim that was just starting when the engine died stays forever.
         """
         return [pid for pid, words in _command_lines() if b"containerd-shim" in words and bytes(self.folder) in words]
 

@@ -1,6 +1,4 @@
-"""Calls that meet unusable content: each raises SandboxContentError immediately, whatever code in the sandbox left
-there.
-"""
+"""Calls that meet unusable content raise SandboxContentError immediately, whatever code in the sandbox left there."""
 
 import tarfile
 from pathlib import Path

@@ -92,9 +92,7 @@ async def test_a_gigabyte_is_streamed_out_and_in_with_little_spare_memory(
 
 
 async def a_file_goes_in_and_out(sandbox: Sandbox, source: Source, back: Path) -> None:
-    """Check that the file arrives whole in both directions while this process holds only a few pieces of it at a
-    time.
-    """
+    """Check that the file arrives whole both ways while this process holds only a few pieces of it at a time."""
     await sandbox.write({"small": bytes(17 * MB)})  # Load everything that a transfer needs first.
     await sandbox.exec("rm small")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

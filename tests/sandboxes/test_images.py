@@ -75,8 +75,9 @@ COPY busybox /bin/sh
 
 @pytest.fixture
 def images(engine: Any, tmp_path: Path) -> Iterator[Callable[[str, str], str]]:
-    """Yield a function that builds an image from a Dockerfile; the image is removed at the end with all images built on
-    it.
+    """Yield a function that builds an image from a Dockerfile.
+
+    The image and all images built on it are removed at the end.
     """
     made: list[str] = []
 

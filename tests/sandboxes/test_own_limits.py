@@ -1,6 +1,4 @@
-"""Limits of the server's process, which code can change if it sees that process: in an unsafe sandbox, or under
-gVisor.
-"""
+"""Server process limits that code can change if it sees that process: in an unsafe sandbox or under gVisor."""
 
 import pytest
 
