@@ -179,7 +179,7 @@ def test_rows_are_swapped_until_the_ranks_are_balanced(budget: int | None) -> No
 
 
 def test_no_swap_breaks_the_budget() -> None:
-    """The sums of squares are 82 and 61; moving the 1 would bring them closer but exceed the budget of 11 with 12 tokens."""
+    """Sums of squares are 82 and 61; swapping the 1 would bring them closer, but 12 tokens exceed the budget of 11."""
     plans = plan_lengths([9, 6, 5, 1], ranks=2, max_tokens_per_microbatch=11, layout="packed", cost=SQUARE)
     assert bins_of(plans) == [[{0, 3}], [{1, 2}]]
 
