@@ -242,8 +242,9 @@ class Research(Boss):
 
 
 def held_at_the_door(seconds: float) -> Groups:
-    """Run a carried rollout whose tool's sub-agent waits at the gate while the trainer works; each turn takes
-    `seconds`.
+    """Run a carried rollout whose tool's sub-agent waits at the gate while the trainer works.
+
+    Each turn takes `seconds`.
     """
 
     class Slow(Scripted):
