@@ -133,13 +133,13 @@ def test_a_malformed_call_keeps_its_text(form: str) -> None:
 
 
 TANGLED = {
-    "parameters without an end": ("qwen_coder", "<tool_call><function=look>" + "<parameter=a>" * 4000),
-    "keys without an end": ("glm", "<tool_call>look" + "<arg_key>" * 4000),
+    "unclosed parameters": ("qwen_coder", "<tool_call><function=look>" + "<parameter=a>" * 4000),
+    "unclosed keys": ("glm", "<tool_call>look" + "<arg_key>" * 4000),
     "keys without values": ("glm", "<tool_call>look" + "<arg_key>a</arg_key>" * 4000),
-    "values without an end": ("glm", "<tool_call>look" + "<arg_key>a</arg_key><arg_value>" * 4000),
+    "unclosed values": ("glm", "<tool_call>look" + "<arg_key>a</arg_key><arg_value>" * 4000),
     "values before keys": ("glm", "<tool_call>look" + "<arg_value></arg_value>" * 2000 + "<arg_key></arg_key>" * 2000),
     "blanks": ("glm", "<tool_call>look<arg_key>" + " " * 40_000),
-    "blanks behind a key": ("glm", "<tool_call>look<arg_key>a" + " " * 40_000 + "</arg_key> x"),
+    "spaces after a key": ("glm", "<tool_call>look<arg_key>a" + " " * 40_000 + "</arg_key> x"),
 }
 
 

@@ -96,9 +96,9 @@ def test_the_words_of_a_long_text_have_the_ids_of_the_whole_text() -> None:
 
 
 UNKNOWN = {
-    "a space put before": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "a prepended space": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "two splits": trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(), *[split(QWEN)]])),
-    "a pattern that is thrown away": trained(split(r"\s+", behavior="removed")),
+    "a discarded pattern": trained(split(r"\s+", behavior="removed")),
     "lower case": trained(split(QWEN), normalizers.Lowercase()),
     "no bytes": trained(pre_tokenizers.Whitespace()),
     "nothing": Tokenizer(models.BPE()),

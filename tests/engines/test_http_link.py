@@ -281,7 +281,7 @@ async def test_large_requests_and_large_answers_arrive_whole() -> None:
         client.close()
 
 
-@pytest.mark.parametrize("stage", ["not begun", "connecting", "asked", "answering"])
+@pytest.mark.parametrize("stage", ["not started", "connecting", "asked", "answering"])
 async def test_a_cancelled_call_closes_its_connection_and_leaves_none_in_use(stage: str) -> None:
     asked, hung_up = asyncio.Event(), asyncio.Event()
 
@@ -297,7 +297,7 @@ async def test_a_cancelled_call_closes_its_connection_and_leaves_none_in_use(sta
     async with served(slow) as url:
         client = JsonClient(url)
         asking = asyncio.create_task(client.post("/x", {}))
-        if stage != "not begun":
+        if stage != "not started":
             await asyncio.sleep(0)
         if stage in ("asked", "answering"):
             await asked.wait()

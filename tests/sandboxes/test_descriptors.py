@@ -50,9 +50,9 @@ def alone(code: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kernel", ["has close_range", "has none"])
+@pytest.mark.parametrize("kernel", ["has close_range", "has no close_range"])
 def test_descriptors_above_the_limit_of_open_files_are_closed_too(kernel: str) -> None:
-    without = "children.SYS_CLOSE_RANGE = -1\n" if kernel == "has none" else ""
+    without = "children.SYS_CLOSE_RANGE = -1\n" if kernel == "has no close_range" else ""
     done = alone(f"{without}children.keep_only({{0, 1, 2}})\nprint(children.open_descriptors())")
     assert (done.stderr, done.stdout) == ("", "[0, 1, 2]\n")
 

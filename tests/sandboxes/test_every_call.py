@@ -23,8 +23,8 @@ if os.fork() == 0:
         try: os.{does}
         except OSError: pass"""
 STATES = {
-    "all that begins is stopped": DAEMON.format(does="kill(-1, 19)"),
-    "all that begins is killed": DAEMON.format(does="kill(-1, 9)"),
+    "stops every new process": DAEMON.format(does="kill(-1, 19)"),
+    "kills every new process": DAEMON.format(does="kill(-1, 9)"),
     "a fork bomb": DAEMON.format(does="fork()"),
     "full of threads": """
 import threading, time
@@ -39,7 +39,7 @@ for folder in ('/tmp', '/branches', '/dev/shm'):
     except OSError: pass
     try: open(folder + '/full', 'wb').write(bytes(300 << 20))
     except OSError: pass""",
-    "closed folders": """
+    "locked folders": """
 import os
 os.makedirs('a/b', exist_ok=True)
 for path in ('a', '.', '/branches'):
@@ -52,7 +52,7 @@ try:
     for n in range(3000): os.mkdir('d' * 100); os.chdir('d' * 100)
 except OSError: pass
 os.chdir(here)""",
-    "names that are no text": r"for n in (b'\xff', b'a\nb', b'\xed\xa0\x80', b'-rf'): open(n, 'w').close()",
+    "names that are not text": r"for n in (b'\xff', b'a\nb', b'\xed\xa0\x80', b'-rf'): open(n, 'w').close()",
     "no limits left": """
 import resource
 for what in range(16):

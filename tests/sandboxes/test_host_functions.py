@@ -62,17 +62,20 @@ FAILURES: dict[str, tuple[Callable[..., Any], str]] = {
     "an error": (raises(KeyError(SECRET)), "the host function 'f' raised KeyError"),
     "an error of an async function": (later(OSError(SECRET)), "the host function 'f' raised OSError"),
     "an error whose text raises": (raises(Mute()), "the host function 'f' raised Mute"),
-    "an async one whose text raises": (later(Mute()), "the host function 'f' raised Mute"),
-    "a refusal": (raises(ToolError("no such article")), "no such article"),
-    "a refusal whose text raises": (raises(MuteRefusal()), "MuteRefusal"),
+    "an async error whose text raises": (later(Mute()), "the host function 'f' raised Mute"),
+    "a tool error": (raises(ToolError("no such article")), "no such article"),
+    "a tool error whose text raises": (raises(MuteRefusal()), "MuteRefusal"),
     "a group of errors": (
         raises(ExceptionGroup(SECRET, [ValueError(SECRET)])),
         "the host function 'f' raised ExceptionGroup",
     ),
-    "a type error of its own": (raises(TypeError(SECRET)), "the host function 'f' raised TypeError"),
-    "a cancellation of its own": (later(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
-    "one that does not wait": (raises(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
-    "an answer that is no JSON": (lambda: Unspeakable(), "the host function 'f' returned a value that is not JSON"),
+    "its own type error": (raises(TypeError(SECRET)), "the host function 'f' raised TypeError"),
+    "its own cancellation": (later(asyncio.CancelledError(SECRET)), "the host function 'f' raised CancelledError"),
+    "a cancellation in a plain function": (
+        raises(asyncio.CancelledError(SECRET)),
+        "the host function 'f' raised CancelledError",
+    ),
+    "an answer that is not JSON": (lambda: Unspeakable(), "the host function 'f' returned a value that is not JSON"),
     "an endless answer": (lambda: ENDLESS, "is not JSON"),
     "a missing argument": (lambda key: key, "f: missing a required argument: 'key'"),
 }
@@ -137,7 +140,7 @@ QUESTIONS = {
     "keys": "{" + ",".join(f'"{n}":{n}' for n in range(60_000)) + "}",
     "commas in a text": json.dumps("[{:,}]" * 150_000),
     "quotes in a text": json.dumps('"' * 500_000),
-    "a text without an end": '"' + '\\"' * 500_000,
+    "an unterminated string": '"' + '\\"' * 500_000,
     "digits": f"[{filled('9' * 4000)}]",
 }
 

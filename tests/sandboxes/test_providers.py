@@ -232,7 +232,12 @@ def empties_first(call: Call) -> Call:
 
 
 SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
-    "every command is well": ("exec", "exec", always_ok, "a command that fails: status: 'error' is promised, got 'ok'"),
+    "every command succeeds": (
+        "exec",
+        "exec",
+        always_ok,
+        "a command that fails: status: 'error' is promised, got 'ok'",
+    ),
     "the folder is ignored": ("exec", "exec", without("cwd"), "cwd, env and stdin: stdout: "),
     "the variables are ignored": ("exec", "exec", without("env"), "cwd, env and stdin: stdout: "),
     "the input is ignored": ("exec", "exec", without("stdin"), "cwd, env and stdin: stdout: "),
@@ -255,14 +260,14 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     ),
     "a missing file is empty": ("read", "read", missing_is_empty, "read of a missing file: FileNotFoundError is promi"),
     "a file has no limit": ("read", "read", without("limit"), "read over the limit: ValueError is promised"),
-    "content is an error of its own": (
+    "content errors have another type": (
         "read",
         "read",
         plain_errors,
         "a missing file: a SandboxContentError is promised, got",
     ),
     "get has no limit": ("get", "get", without("limit"), "get over the limit: ValueError is promised, got the answer"),
-    "what is left out is not said": (
+    "omitted files are not reported": (
         "get",
         "get",
         keeps_nothing_out,
@@ -270,7 +275,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
     ),
     "an archive has no limit": ("archive", "archive", without("limit"), "archive over the limit: ValueError is prom"),
     "a snapshot has no limit": ("snapshot", "snapshot", without("limit"), "snapshot over the limit: ValueError is pro"),
-    "what is no snapshot empties the folder": (
+    "an invalid snapshot empties the folder": (
         "restore",
         "restore",
         empties_first,
@@ -283,7 +288,7 @@ SPOILED: dict[str, tuple[str, str, Callable[[Call], Call], str]] = {
         "a file beside a branch: b'before' is promised, got b'br",
     ),
     "a branch has zeros": ("fork", "fork", blanks_branches, "a large file that a branch has from before: b'\\x00\\x01"),
-    "any port is lent": ("port", "port", always_open, "a LocalAddress is promised, got None"),
+    "any port is forwarded": ("port", "port", always_open, "a LocalAddress is promised, got None"),
 }
 
 

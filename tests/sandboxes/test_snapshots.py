@@ -129,11 +129,11 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     "a device": lambda: tar_of(entry("wicked", tarfile.CHRTYPE)),
     "a pipe": lambda: tar_of(entry("wicked", tarfile.FIFOTYPE)),
-    "a file that is cut off, with an end": lambda: (
+    "a truncated file with an end marker": lambda: (
         tar_of(entry("good"), entry("wicked", size=5000))[:2048] + bytes(1024)
     ),
-    "a folder of many levels": lambda: tar_of(entry("/".join(["d"] * 300), tarfile.DIRTYPE)),
-    "more than fits": lambda: tar_of(*[entry(f"f{number}", size=40 << 20) for number in range(4)]),
+    "a deeply nested folder": lambda: tar_of(entry("/".join(["d"] * 300), tarfile.DIRTYPE)),
+    "too much data": lambda: tar_of(*[entry(f"f{number}", size=40 << 20) for number in range(4)]),
 }
 
 

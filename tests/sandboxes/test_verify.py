@@ -64,9 +64,9 @@ for number in itertools.count():
 """
 CHEATS = {
     "leaves": "import os\nos._exit(0)",
-    "leaves politely": "raise SystemExit(0)",
-    "leaves by signal": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
-    "leaves in the call": "import os\ndef add(a, b):\n    os._exit(0)",
+    "exits normally": "raise SystemExit(0)",
+    "exits by signal": "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+    "exits in the call": "import os\ndef add(a, b):\n    os._exit(0)",
     "becomes another program": "import os\nos.execv('/bin/true', ['true'])",
     "kills its parent": "import os\nos.kill(os.getppid(), 9)\nos._exit(0)",
     "writes to every descriptor": textwrap.dedent("""
@@ -78,8 +78,8 @@ CHEATS = {
                 pass
         os._exit(0)
     """),
-    "leaves by code without a file": "exec('def add(a, b): raise SystemExit(0)')",
-    "leaves by code of another name": textwrap.dedent("""
+    "exits in code without a file": "exec('def add(a, b): raise SystemExit(0)')",
+    "exits in code with another name": textwrap.dedent("""
         for name in ("hidden_tests.py", "<frozen runpy>", "/usr/lib/os-release"):
             exec(compile("def add(a, b): raise SystemExit(0)", name, "exec"))
     """),
@@ -87,7 +87,7 @@ CHEATS = {
     "skips the import": "import unittest\nraise unittest.SkipTest('hard')",
     "interrupts": "def add(a, b):\n    raise KeyboardInterrupt",
     "does nothing": "",
-    "is no Python": "def add(",
+    "is not Python": "def add(",
 }
 
 PYTEST = """
@@ -111,16 +111,16 @@ def pytest_runtest_makereport(item, call):
 PYTEST_CHEATS: dict[str, dict[str, str | bytes]] = {
     "skips": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.skip('hard')"},
     "expects to fail": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.xfail('hard')"},
-    "leaves the run": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.exit('well', 0)"},
+    "exits the run": {"solution.py": "import pytest\ndef add(a, b):\n    pytest.exit('well', 0)"},
     "interrupts the run": {"solution.py": "def add(a, b):\n    raise KeyboardInterrupt"},
-    "has tests of its own": {"test_mine.py": "def test_one(): pass\ndef test_two(): pass\n"},
+    "has its own tests": {"test_mine.py": "def test_one(): pass\ndef test_two(): pass\n"},
     "is a plugin": {
         "cheat.py": PLUGIN,
         "cheat-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: cheat\nVersion: 1.0\n",
         "cheat-1.0.dist-info/entry_points.txt": "[pytest11]\ncheat = cheat\n",
     },
     "configures it": {"cheat.py": PLUGIN, "pytest.ini": "[pytest]\naddopts = -p cheat\n", "conftest.py": PLUGIN},
-    "stands in for a module": {
+    "shadows a module": {
         "decimal.py": "import subprocess\nclass Ended:\n    stdout = '5\\n'\nsubprocess.run = lambda *a, **k: Ended\n"
     },
 }
@@ -254,7 +254,7 @@ async def test_tests_that_the_episode_left_do_not_count(sandbox: Sandbox) -> Non
     assert (await sandbox.verify(command="python3 -m unittest")).ok  # Without hidden tests, these are run.
 
 
-@pytest.mark.parametrize("cheat", others_slow(PYTEST_CHEATS, "skips", "is a plugin", "leaves the run"))
+@pytest.mark.parametrize("cheat", others_slow(PYTEST_CHEATS, "skips", "is a plugin", "exits the run"))
 async def test_pytest_counts_finished_hidden_tests_and_none_of_the_episodes_own(cheat: str) -> None:
     sandbox = FakeSandbox(files={"solution.py": WRONG} | PYTEST_CHEATS[cheat])
     verdict = await sandbox.verify(command="python3 -m pytest -q", files={"test_hidden.py": PYTEST}, timeout_s=60)

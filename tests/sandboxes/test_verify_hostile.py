@@ -92,7 +92,7 @@ os.symlink("mine", "tests")
 os.symlink("elsewhere", "mine/__pycache__")
 os.symlink("../solution.py", "mine/test_hidden.py")
 """
-LEFT = {"forged byte code": FORGE_BYTE_CODE, "links": LINKS}
+LEFT = {"forged bytecode": FORGE_BYTE_CODE, "links": LINKS}
 """Cells that leave files that no host could write, by kind."""
 COMMANDS = ["python3 -m unittest tests.test_hidden", "python3 -m unittest discover -s tests"]
 
@@ -166,16 +166,16 @@ def add(a, b):
         frame = frame.f_back
 """
 LIES = {
-    "finds its orders and writes its own report": REPORTS,
+    "finds its task and writes its own report": REPORTS,
     "equals everything": "class Any(int):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any(0)",
-    "is a text that equals everything": "class Any(str):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any('0')",
+    "is a str that equals everything": "class Any(str):\n    __eq__ = lambda *_: True\ndef add(a, b): return Any('0')",
     "is not a number": "def add(a, b): return float('nan')",
     "is true": "def add(a, b): return True",
     "writes values itself": "import json\njson.dumps = lambda *_, **__: '[5, -5]'\ndef add(a, b): return 5j",
     "nests": "def add(a, b):\n    value = []\n    for _ in range(900): value = [value]\n    return value",
     "is endless": "def add(a, b): return 'x' * (1 << 21)",
-    "leaves at its exit": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
-    "leaves in a thread": textwrap.dedent("""
+    "exits in an exit handler": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b): return None",
+    "exits in a thread": textwrap.dedent("""
         import os, threading
         def add(a, b):
             threading.Thread(target=os._exit, args=(0,)).start()

@@ -49,15 +49,15 @@ SPOILT: dict[str, tuple[Callable[[Sample], Sample], str]] = {
         lambda row: replace(row, logprobs=np.where(row.loss_mask, 0.5, 0)),
         "log-probability 0.5, which is above 0",
     ),
-    "a log-probability that is no number": (
+    "a log-probability that is not a number": (
         lambda sample: replace(sample, logprobs=np.where(sample.loss_mask, np.nan, 0)),
         "a log-probability that is not finite",
     ),
-    "an advantage that is no number": (
+    "an advantage that is not a number": (
         lambda sample: replace(sample, advantages=np.where(sample.loss_mask, np.nan, 0)),
         "an advantage that is not finite",
     ),
-    "an advantage without bound": (
+    "an infinite advantage": (
         lambda sample: replace(sample, advantages=np.where(sample.loss_mask, -np.inf, 0)),
         "an advantage that is not finite",
     ),

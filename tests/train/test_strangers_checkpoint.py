@@ -132,13 +132,18 @@ def test_an_invalid_size_is_named(tmp_path: Path, size: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("state", ["a list", "no zip", "a pickle", "a cut zip"])
+@pytest.mark.parametrize("state", ["a list", "not a zip", "a pickle", "a truncated zip"])
 def test_a_foreign_state_is_not_used_and_runs_no_code(tmp_path: Path, state: str) -> None:
     folder, marked = tmp_path / "step-000001", tmp_path / "marked"
     folder.mkdir()
     torch.save([1, 2], folder / "state.pt")
     whole = (folder / "state.pt").read_bytes()
-    content = {"a list": whole, "no zip": b"x" * 99, "a pickle": pickle.dumps(Evil(marked)), "a cut zip": whole[:-50]}
+    content = {
+        "a list": whole,
+        "not a zip": b"x" * 99,
+        "a pickle": pickle.dumps(Evil(marked)),
+        "a truncated zip": whole[:-50],
+    }
     (folder / "state.pt").write_bytes(content[state])
     written(folder)
     with pytest.warns(UserWarning, match=r"its state\.pt "), pytest.raises(ValueError, match="no complete checkpoint"):
