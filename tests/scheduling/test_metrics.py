@@ -127,7 +127,7 @@ def test_concurrent_waits_at_the_gate_count_once_and_not_as_running_time() -> No
     run_in_virtual_time(play())
 
 
-async def test_a_rollouts_seconds_exclude_waiting() -> None:
+async def test_a_rollouts_seconds_exclude_waiting_at_the_gate() -> None:
     engine = Scripted([call("look"), say("1")])
     gate = gate_of(engine)
     current_usage.set(RolloutUsage())

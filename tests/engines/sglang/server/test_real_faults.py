@@ -92,7 +92,7 @@ class Unlucky(ChaseCompaction):
 
 @asynccontextmanager
 async def over(relay: Relay) -> AsyncIterator[tuple[SGLangEngine, list[Peer]]]:
-    """Yield an engine with two connections to one server, and the two relays."""
+    """Yield an engine with two paths to one server, and the two peers."""
     async with relay.peer() as one, relay.peer() as two:
         async with SGLangEngine.attach(one.url, two.url, config=SGLangConfig(slots=16)) as engine:
             yield engine, [one, two]
