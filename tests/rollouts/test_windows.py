@@ -285,7 +285,7 @@ def test_an_error_inside_a_library_keeps_the_librarys_frames() -> None:
     except EngineError as error:
         failure = Failure.of(error)
     assert failure.where == "generate"
-    assert "in test_an_error_below_a_library" in failure.traceback
+    assert "in test_an_error_inside_a_library" in failure.traceback
     assert "in raw_decode" in failure.traceback
 
 
